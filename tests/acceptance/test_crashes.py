@@ -225,7 +225,7 @@ def test_a_child_that_outlives_its_killed_worker_keeps_no_lock(shop: Shop, forks
             (child,) = shop.wait_said("child-a")
             first.kill()
             assert psutil.pid_exists(child)
-            wait_until(lambda: shop.execute(NOBODY_SPEAKS)[0][0], 10)
+            wait_until(lambda: shop.execute(NOBODY_SPEAKS)[0][0])
             with shop.work() as second:
                 (job,) = shop.wait_for(job_id)
             assert psutil.pid_exists(child)

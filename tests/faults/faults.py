@@ -360,7 +360,7 @@ def trap(scene: Scene, about: About, kind: Trap) -> Generator[int]:
     """Wait for a COMMIT of this kind; the port of the client whose it is."""
     waiting = scene.proxy.set_trap(about, kind)
     try:
-        assert waiting.sprung.wait(20), f"no client commits a {about}"
+        assert waiting.sprung.wait(30), f"no client commits a {about}"
         yield waiting.client_port
     finally:
         scene.proxy.open(waiting)

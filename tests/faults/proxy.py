@@ -6,7 +6,7 @@ lose the answer to a COMMIT, or hold the COMMIT itself.
     with Proxy(server.port) as proxy:
         worker_url = server.url("shop", port=proxy.port)
         trap = proxy.set_trap(About.CLAIM, Trap.LOSE)
-        trap.sprung.wait(10)
+        trap.sprung.wait(30)
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ def test_a_worker_whose_service_connection_is_half_open_claims_again_soon(databa
         proxy.go_silent(only=lambda link: link.claims, newcomers=False)
         add(engine, "held", queue="default")
         stack.callback(proxy.cut, reset=True)  # so that leaving need not wait for it
-        wait_until(lambda: held.ended == 2, timeout=20)
+        wait_until(lambda: held.ended == 2)
     engine.dispose()
 
 

@@ -175,8 +175,8 @@ def test_a_worker_runs_its_jobs_and_leaves_the_packages_alone(engine: Engine, ur
 def test_two_workers_in_one_process_do_not_meet(engine: Engine, url: str) -> None:
     """One of each table, with the same tasks; each runs its own jobs, and is woken by them."""
     with (
-        working(url, registry, poll=30.0),
-        working(url, registry, job=sa_jobqueue.Job, poll=30.0),
+        working(url, registry, poll=60.0),
+        working(url, registry, job=sa_jobqueue.Job, poll=60.0),
         Session(engine) as session,
     ):
         session.add_all([enqueue(write_note, "mine"), sa_jobqueue.enqueue(write_note, "the package's")])

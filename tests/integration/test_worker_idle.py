@@ -113,7 +113,7 @@ def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
         wait_until(lambda: looks["default"].at)  # it has found nothing, and would look again in a minute
         ready.append(worker)
         services_of(worker).claimer.notify("default")
-        assert started.wait(20)
+        assert started.wait(30)
 
 
 def test_a_worker_that_has_left_leaves_no_thread_behind(engine: Engine, url: str, registry: Registry) -> None:

@@ -151,7 +151,7 @@ def test_a_permit_that_is_free_again_is_used_at_once(
             wait_until(lambda n=n: len(gate.begun) == n + 1, AT_ONCE if n else 10)  # type: ignore[misc]
             time.sleep(REST)
             gate.let_go(gate.begun[-1])
-        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED}, 10)
+        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED})
     assert gate.begun == list(range(3))
     assert gate.most["a"] == 1
 
@@ -164,7 +164,7 @@ def test_a_raised_limit_a_resumed_queue_and_one_without_limits_start_what_waits(
     set_limit(engine, running=1)
     with two(url, registry):
         fill(engine, range(4))
-        wait_until(lambda: len(gate.begun) == 1, 10)
+        wait_until(lambda: len(gate.begun) == 1)
         time.sleep(REST)
         set_limit(engine, running=3)
         wait_until(lambda: len(gate.begun) == 3, AT_ONCE)
@@ -184,7 +184,7 @@ def test_a_raised_limit_a_resumed_queue_and_one_without_limits_start_what_waits(
             no_limit(connection)
         wait_until(lambda: len(gate.begun) == 16, 10)  # two workers of eight slots
         gate.all_open.set()
-        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED}, 10)
+        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED})
 
 
 def test_a_resumed_key_starts_at_once(engine: Engine, url: str, registry: Registry, gate: Gate) -> None:
@@ -196,11 +196,11 @@ def test_a_resumed_key_starts_at_once(engine: Engine, url: str, registry: Regist
     with two(url, registry):
         fill(engine, range(2), "a")
         fill(engine, range(2, 4), "b")
-        wait_until(lambda: len(gate.begun) == 2, 10)
+        wait_until(lambda: len(gate.begun) == 2)
         time.sleep(0.2)
         with engine.begin() as connection:
             key(connection, "a", paused_at=None)
-        wait_until(lambda: sorted(gate.begun) == [0, 1, 2, 3], 10)
+        wait_until(lambda: sorted(gate.begun) == [0, 1, 2, 3])
 
 
 @pytest.mark.parametrize("locked", ["wait", "skip"])
@@ -215,7 +215,7 @@ def test_a_permit_of_a_job_that_an_operator_releases_is_used_at_once(
     gate.all_open.set()
     with working(url, registry, poll=LONG, queues={"default": 2}) as worker:
         fill(engine, range(1))
-        wait_until(lambda: limit_gate_is_open(url) and rests(worker), 10)
+        wait_until(lambda: limit_gate_is_open(url) and rests(worker))
         with engine.begin() as connection:
             released = connection.execute(release_jobs(Job.id == held, delay=3_600, locked=locked))
             assert [row[0] for row in released] == [held]
@@ -245,7 +245,7 @@ def test_a_worker_that_leaves_tells_of_each_permit_that_it_frees(
     options: dict[str, Any] = {"poll": LONG, "queues": {"default": 2}, "grace": 30.0}
     with working(url, registry, **options) as first:
         fill(engine, range(2))
-        wait_until(lambda: len(gate.begun) == 2, 10)
+        wait_until(lambda: len(gate.begun) == 2)
         with working(url, registry, **options):
             fill(engine, range(2, 4))
             time.sleep(0.3)
@@ -255,7 +255,7 @@ def test_a_worker_that_leaves_tells_of_each_permit_that_it_frees(
             gate.let_go(0)
             wait_until(lambda: len(gate.begun) == 3, AT_ONCE)
             gate.all_open.set()
-            wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED}, 10)
+            wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED})
 
 
 def test_what_a_rate_keeps_waiting_starts_when_it_may(engine: Engine, url: str, registry: Registry, gate: Gate) -> None:
@@ -264,7 +264,7 @@ def test_what_a_rate_keeps_waiting_starts_when_it_may(engine: Engine, url: str, 
     gate.all_open.set()
     with working(url, registry, poll=LONG):
         fill(engine, range(6))
-        wait_until(lambda: len(gate.begun) == 6, 5)
+        wait_until(lambda: len(gate.begun) == 6)
     with engine.connect() as connection:
         at = connection.scalars(select(func.date_part("epoch", TABLE.c.claimed_at)).order_by(TABLE.c.claimed_at)).all()
     assert all(later - earlier > 0.0999 for earlier, later in pairwise(at))
@@ -293,8 +293,8 @@ def test_a_job_of_a_key_for_later_starts_when_it_is_due(
             )  # fmt: skip
             assert later is not None
         connection.commit()
-        wait_until(lambda: runs == {"retry": 2, "snooze": 2, "later": 1}, 10)
-        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED}, 10)
+        wait_until(lambda: runs == {"retry": 2, "snooze": 2, "later": 1})
+        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED})
 
 
 # ---- to the end
@@ -332,13 +332,13 @@ def test_a_limited_queue_and_a_plain_one_share_a_worker(
     with working(url, registry, poll=LONG, queues={"default": 4, "other": 4}):
         fill(engine, range(3), "a")
         fill(engine, range(10, 14), queue="other")
-        wait_until(lambda: len(gate.begun) == 5, 10)
+        wait_until(lambda: len(gate.begun) == 5)
         for n in range(10, 14):
             gate.let_go(n)
         fill(engine, range(14, 18), queue="other")
-        wait_until(lambda: len(gate.begun) == 9, 10)
+        wait_until(lambda: len(gate.begun) == 9)
         gate.all_open.set()
-        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED}, 10)
+        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED})
     assert gate.most["a"] == 1
 
 
@@ -355,7 +355,7 @@ def test_limits_that_change_all_the_time_do_not_disturb_a_worker(
                     no_limit(connection, "other")
                 else:
                     limit(connection, "other", running=n % 4 + 1)
-        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED}, 20)
+        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED})
     assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
 
 
@@ -389,7 +389,7 @@ def test_a_job_that_is_refused_holds_up_no_others_of_a_limited_queue(
     set_limit(engine, running=2)
     mend = refuse(engine, f"new.id <= {bad[-1]}")
     with working(url, registry, queues={"default": 8}):
-        wait_until(lambda: len(gate.begun) == 37, 20)
+        wait_until(lambda: len(gate.begun) == 37)
         gate.all_open.clear()
         fill(engine, range(40, 44), "a")
         wait_until(lambda: len(gate.begun) == 39)
@@ -397,7 +397,7 @@ def test_a_job_that_is_refused_holds_up_no_others_of_a_limited_queue(
         time.sleep(1.5)
         assert gate.running[""] == 2
         gate.all_open.set()
-        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED}, 20)
+        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED})
     assert gate.most[""] <= 2
 
 
@@ -414,7 +414,7 @@ def test_limits_may_change_while_a_job_is_refused(
             fill(engine, range(100 * n, 100 * n + 5), "a")
             set_limit(engine, running=n % 3 + 1)
             time.sleep(0.05)
-        wait_until(lambda: len(statuses(engine, TABLE.c.status == "completed")) == 100, 20)
+        wait_until(lambda: len(statuses(engine, TABLE.c.status == "completed")) == 100)
     assert {
         record.getMessage()
         for record in caplog.records
@@ -458,7 +458,7 @@ def test_handlers_with_sessions_free_their_permits(engine: Engine, url: str, reg
             job.concurrency_key = name
             jobs.append(job)
         add(engine, *jobs)
-        wait_until(lambda: statuses(engine) == [JobStatus.COMPLETED] * 12, 20)
+        wait_until(lambda: statuses(engine) == [JobStatus.COMPLETED] * 12)
         assert_nothing_leaked(engine, worker)
     assert set(most.values()) == {1}
     with engine.connect() as connection:
@@ -521,6 +521,6 @@ def test_jobs_of_a_dead_worker_keep_their_permits_until_they_are_rescued(
     with working(url, registry, lease=2.0):
         time.sleep(0.5)
         assert gate.begun == []
-        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED}, 20)
+        wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED})
     assert job_of(engine, dead).rescues == 1
     assert gate.most["a"] == 1

@@ -89,7 +89,7 @@ def test_a_statement_that_outlives_its_connection_does_not_take_effect_unnoticed
 
     (first,) = add(engine, enqueue("waits"))
     with working(url, registry, queues={"default": 1}, buffer=0, lease=60) as worker:
-        assert begun.wait(10)
+        assert begun.wait(30)
         with engine.begin() as connection:
             connection.execute(text("CREATE TABLE slow (yes bool)"))
             connection.execute(text("INSERT INTO slow VALUES (true)"))
@@ -138,7 +138,7 @@ def test_a_job_given_back_and_claimed_again_in_a_lost_commit_is_not_forgotten(
     (id,) = add(engine, enqueue("runs"))
     # One slot: it is claimed for in the transaction that writes what became of its last job, or right after it.
     with working(url, registry, queues={"default": 1}, buffer=0, lease=60) as worker:
-        wait_until(lambda: finished(engine, id), 10)
+        wait_until(lambda: finished(engine, id))
         assert_nothing_leaked(engine, worker)
     assert lost.done.is_set()
     job = job_of(engine, id)
@@ -156,13 +156,13 @@ def test_what_was_claimed_as_the_worker_leaves_goes_back_though_the_connection_b
 
     def fetch(connection: Connection, *_: Any, **__: Any) -> None:
         fetching.set()
-        assert leaving.wait(10)
+        assert leaving.wait(30)
         connection.execute(text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
     monkeypatch.setattr(default_store, "fetch_args", fetch)
     (id,) = add(engine, enqueue("large", text="a" * 100_000))
     with working(url, registry, lease=60) as worker:
-        assert fetching.wait(10)
+        assert fetching.wait(30)
         services = services_of(worker)
         worker.stop()
         wait_until(lambda: services.claimer._ending)
@@ -185,7 +185,7 @@ def test_leaving_does_not_fail_for_want_of_a_connection(engine: Engine, url: str
     (id,) = add(engine, enqueue("holds"))
     try:
         with working(small, registry, grace=0, listen=False):
-            assert entered.wait(10)
+            assert entered.wait(30)
         assert job_of(engine, id).status == "queued"
     finally:
         gate.set()
@@ -220,7 +220,7 @@ def test_a_lost_connection_is_replaced_by_a_new_one_not_by_an_old_one_of_the_poo
     monkeypatch.setattr(own.dialect, "do_ping", ping)
     with working(own, registry, listen=False, lease=60) as worker:
         ids = add(engine, enqueue("holds"))
-        assert held.wait(10)
+        assert held.wait(30)
         ids += add(engine, enqueue("quick"))
         wait_until(lambda: finished(engine, ids[1]) and own.pool.checkedin())  # type: ignore[attr-defined]
         asked.clear()

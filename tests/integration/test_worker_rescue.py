@@ -103,7 +103,7 @@ def test_after_an_outage_longer_than_a_lease_nothing_that_lives_is_rescued(
     held, lease = Held(registry), 1.0
     id = add_one(engine, enqueue(held.task))
     with working(url, registry, lease=lease) as holder, working(url, Registry(), lease=lease) as idle:
-        assert held.started.wait(10)
+        assert held.started.wait(30)
         before = looks(idle)
         wait_until(lambda: before(6))  # for more than a lease
         engine.dispose()
@@ -141,7 +141,7 @@ def test_a_step_of_the_servers_clock_rescues_nothing_that_lives(engine: Engine, 
     held, lease = Held(registry), 2.0
     id = add_one(engine, enqueue(held.task))
     with working(url, registry, lease=lease), working(url, Registry(), lease=lease) as idle:
-        assert held.started.wait(10)
+        assert held.started.wait(30)
         seen = looks(idle)
         wait_until(lambda: seen(6))  # for more than a lease
         step_clock(engine, 300)

@@ -201,8 +201,8 @@ def test_a_session_that_outlives_its_job_or_is_shared_leaves_no_transaction_open
     left_behind: list[asyncio.Task[None]] = []
     (id,) = add(engine, enqueue(kind))
     with working(url, registry) as worker:
-        assert ended.wait(10)
-        wait_until(lambda: finished(engine, id), 10)
+        assert ended.wait(30)
+        wait_until(lambda: finished(engine, id))
         assert_nothing_leaked(engine, worker)
         assert refused
         asynchronous = worker._spec.engines.asynchronous
@@ -348,8 +348,8 @@ def test_triggers_that_refuse_single_rows_stop_nothing_else(
         )
     with working(url, registry, lease=0.5, prune_every=0.1) as worker:
         (other,) = add(engine, enqueue("runs"))
-        wait_until(lambda: finished(engine, stays), 10)
-        wait_until(lambda: not statuses(engine, Job.id.in_([other, lost])), 10)
+        wait_until(lambda: finished(engine, stays))
+        wait_until(lambda: not statuses(engine, Job.id.in_([other, lost])))
         assert_nothing_leaked(engine, worker)
 
 
@@ -392,7 +392,7 @@ def test_the_databases_settings_do_not_matter(
         connection.execute(sql.SQL("ALTER DATABASE {} SET ").format(name) + sql.SQL(setting))  # type: ignore[arg-type]
     engine.dispose()
     with working(url, registry) as worker:
-        wait_until(lambda: statuses(engine) == ["completed"] * 2, 10)
+        wait_until(lambda: statuses(engine) == ["completed"] * 2)
         assert_nothing_leaked(engine, worker)
     assert runs == [ids[0]] * 2
 
@@ -467,7 +467,7 @@ def test_a_schema_that_is_dropped_and_created_again_is_waited_for(
         wait_until(lambda: services.claimer._connection.failures)
         upgrade_database(url)
         wait_until(lambda: not services.claimer._connection.failures)
-        wait_until(lambda: add(engine, enqueue("runs")) and "default" in heard, 10)
+        wait_until(lambda: add(engine, enqueue("runs")) and "default" in heard)
         wait_until(lambda: set(statuses(engine)) == {"completed"})
 
 

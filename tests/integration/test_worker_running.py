@@ -80,7 +80,7 @@ def test_a_queue_never_has_more_running_than_slots_whatever_the_kinds(
     @task(registry=registry, name="sync")
     def sync_handler(ctx: JobContext) -> None:
         enter(ctx.queue)
-        gate.wait(10)
+        gate.wait(30)
         leave(ctx.queue)
 
     @task(registry=registry, name="async")
@@ -386,7 +386,7 @@ def test_a_job_that_completes_in_spite_of_a_cancel_is_completed(engine: Engine, 
 
     @task(registry=registry, name="handler", retry=RetryPolicy(base=0))
     def handler(way: str) -> None:
-        gates[way].wait(20)
+        gates[way].wait(30)
         if way == "fail":
             raise RuntimeError
 
@@ -551,7 +551,7 @@ def test_a_sync_handler_that_times_out_is_given_up_and_fenced(engine: Engine, ur
     @task(registry=registry, name="late", timeout=0.2, max_attempts=1)
     def late(ctx: JobContext) -> None:
         ctx.session.execute(text("INSERT INTO note VALUES ('late')"))
-        gate.wait(20)
+        gate.wait(30)
         ended.set()
 
     running = threading.Semaphore(0)
@@ -559,7 +559,7 @@ def test_a_sync_handler_that_times_out_is_given_up_and_fenced(engine: Engine, ur
     @task(registry=registry, name="next")
     def following() -> None:
         running.release()
-        gate.wait(20)
+        gate.wait(30)
 
     first, *others = add(engine, enqueue(late.options(priority=9)), enqueue(following), enqueue(following))
     with working(url, registry, queues={"default": 2}):
@@ -878,11 +878,11 @@ def test_an_idle_worker_is_woken_and_a_deaf_one_polls(engine: Engine, url: str, 
     with working(url, registry, poll=60):
         wait_until(lambda: gate_is_open(url))
         add(engine, enqueue(handler))
-        assert started.wait(20)
+        assert started.wait(30)
     started.clear()
     with working(url, registry, poll=0.2, listen=False):
         add(engine, enqueue(handler))
-        assert started.wait(20)
+        assert started.wait(30)
 
 
 def test_a_busy_worker_is_not_notified(engine: Engine, url: str) -> None:

@@ -95,12 +95,12 @@ def test_a_job_that_is_cancelled_as_it_fails_counts_as_cancelled(engine: Engine,
     @task(registry=registry, name="fails")
     def fails() -> None:
         begun.set()
-        go_on.wait(20)
+        go_on.wait(30)
         raise ValueError("no")
 
     (id,) = add(engine, enqueue(fails))
     with working(engine, registry, lease=60.0) as worker:
-        begun.wait(20)
+        begun.wait(30)
         # Not through a statement of ours, which would tell the worker, so that the run would know of it.
         with engine.begin() as connection:
             connection.execute(text("UPDATE sa_jobqueue.job SET cancel_requested_at = now()"))
@@ -305,7 +305,7 @@ def test_a_worker_that_leaves_waits_for_another_that_adds_to_the_same_rows(engin
             released.set()
 
         threading.Thread(target=release, daemon=True).start()
-    assert released.wait(10)
+    assert released.wait(30)
     holder.close()
     assert stat(engine)["quick"].completed == 2
 

@@ -255,7 +255,7 @@ def test_more_jobs_than_can_be_skipped_hold_up_no_other_queue(
         wait_until(lambda: claimer.skipped.full)
         connection = claimer._connection.current
         fill(engine, range(35, 435), queue="other")
-        wait_until(lambda: sum(n >= 35 for n in ran) == 400, 10)
+        wait_until(lambda: sum(n >= 35 for n in ran) == 400)
         assert claimer._connection.current is connection
         mend()
         wait_until(lambda: len(ran) == 435)
@@ -273,7 +273,7 @@ def test_the_jobs_of_one_queue_use_up_no_other_queues_share(
         claimer = services_of(worker).claimer
         wait_until(lambda: claimer.skipped.full)
         fill(engine, range(30, 333), queue="other")
-        wait_until(lambda: sorted(ran) == list(range(33, 333)), 10)
+        wait_until(lambda: sorted(ran) == list(range(33, 333)))
         mend()
         wait_until(lambda: len(ran) == 333)
 

@@ -331,7 +331,7 @@ def test_a_release_wakes_workers_of_other_queues(
     with working(url, registry, queues={"two": 1}, poll=60.0) as second, working(url, registry, queues={"one": 1}):
         wait_until(lambda: second.state().listening)
         id = begin(engine, w)
-        wait_until(lambda: state(engine, id)[1], timeout=10)
+        wait_until(lambda: state(engine, id)[1])
 
 
 def test_a_member_that_limits_drop_is_told(engine: Engine, url: str, registry: Registry, tasks: dict[str, Any]) -> None:

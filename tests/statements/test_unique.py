@@ -132,7 +132,7 @@ def enqueued_late(late: Connection) -> Iterator[None]:
     thread = threading.Thread(target=enqueue_late, daemon=True)
     thread.start()
     yield
-    assert ended.wait(10)
+    assert ended.wait(30)
     thread.join()
 
 
@@ -489,7 +489,7 @@ def test_a_job_that_is_enqueued_while_another_is_being_started_is_kept(
         if level == "REPEATABLE READ":
             default_store.free_started_keys(connection, started_keys([claimed]))
             connection.commit()
-        assert ended.wait(10)
+        assert ended.wait(30)
         thread.join()
         assert states(producer) == [(JobStatus.RUNNING, None), (QUEUED, None)]
         assert keys(producer)["q"] != claimed.id
@@ -516,7 +516,7 @@ def test_a_duplicate_does_not_wait_for_a_job_that_is_locked_for_long(connection:
     connection.execute(insert(TABLE).values(task="a", uniqueness=rule))
     assert not ended.is_set()
     connection.commit()
-    assert ended.wait(10)
+    assert ended.wait(30)
     thread.join()
     other.rollback()
     assert states(connection)[2:] == [(CANCELLED, second), (CANCELLED, first)]
@@ -594,7 +594,7 @@ def test_a_key_left_behind_is_not_taken_from_a_job_that_is_brought_back(
     thread.start()
     wait_until(lambda: any_waits(connection))
     connection.commit()
-    assert ended.wait(10)
+    assert ended.wait(30)
     thread.join()
     assert states(other) == [(QUEUED, None), (CANCELLED, holder)]
 

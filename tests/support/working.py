@@ -27,11 +27,11 @@ from tests.support.waiting import wait_until
 def worker_for(
     database: str | Engine, registry: Registry, *, queues: Mapping[str, int] | None = None, **options: Any
 ) -> Worker:
-    """A worker with a short lease; options of `WorkerSettings` and of `Worker` alike."""
+    """A worker that polls often; options of `WorkerSettings` and of `Worker` alike."""
     url = database if isinstance(database, str) else database.url.render_as_string(hide_password=False)
     options = {**pooler.worker_options(url), **options}
     own = {name: options.pop(name) for name in list(options) if name in WorkerSettings.__dataclass_fields__}
-    settings = WorkerSettings(**{"lease": 2.0, "poll": 0.1, "grace": 5.0, "unknown_delay": 60.0, **own})
+    settings = WorkerSettings(**{"lease": 60.0, "poll": 0.1, "grace": 5.0, "unknown_delay": 60.0, **own})
     return Worker(database, queues or {"default": 4}, registry=registry, settings=settings, **options)
 
 

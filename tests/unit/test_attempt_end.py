@@ -81,7 +81,7 @@ def test_an_end_that_begins_to_be_told_while_the_worker_leaves_is_waited_for(mon
     def slowly(thread: threading.Thread) -> None:
         if thread.name.endswith("end of an attempt"):
             starts.set()
-            assert goes_on.wait(10)
+            assert goes_on.wait(30)
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", slowly)
@@ -89,7 +89,7 @@ def test_an_end_that_begins_to_be_told_while_the_worker_leaves_is_waited_for(mon
     end.add(lambda outcome, error: told.set())
     giving_up = threading.Thread(target=telling.tell, args=(end, "lost", None))
     giving_up.start()
-    assert starts.wait(10)
+    assert starts.wait(30)
     threading.Timer(0.05, goes_on.set).start()
     telling.finish(10)
     assert told.is_set()
@@ -107,12 +107,12 @@ def test_a_worker_that_leaves_waits_for_an_end_that_is_told_where_it_came(
     def slowly(*ended: Any) -> None:
         report(*ended)
         reported.set()
-        assert goes_on.wait(10)
+        assert goes_on.wait(30)
 
     monkeypatch.setattr(executor, "_report", slowly)
     running = threading.Thread(target=executor.run, args=(run(nothing),))
     running.start()
-    assert reported.wait(10)
+    assert reported.wait(30)
     threading.Timer(0.05, goes_on.set).start()
     executor.telling.finish(10)
     assert middleware.told == [("completed", "NoneType")]
