@@ -19,6 +19,7 @@ from sa_jobqueue.lifecycle import FINISHED, Event, JobStatus, sources
 from sa_jobqueue.models import Job, status_in, status_literal
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, retry_jobs
 from sa_jobqueue.statements.archive import is_not_archived
+from sa_jobqueue.statements.archived import archived_ends
 from sa_jobqueue.statements.unique import key_holders
 
 from .config import Config
@@ -177,7 +178,10 @@ def _act(config: Config, targets: Targets, criteria: Criteria, action: Action, l
     with transaction(config, engine) as connection:
         asked = connection.scalar(select(func.count()).where(*running)) or 0
         rows = connection.execute(select(Job.id, Job.status).where(targets.named))
-        found = {row.id: row.status for row in rows}
+        found = {row.id: str(row.status) for row in rows}
+        if missing := [one for one in targets.ids or [] if one not in found]:
+            archived = connection.execute(archived_ends(missing))
+            found |= {row.id: f"{row.status}, in the archive" for row in archived}
         touched = set(connection.scalars(select(Job.id).where(*possible))) if targets.dry_run else set[int]()
     left: dict[int, str] = {}
     if not targets.dry_run:
@@ -186,7 +190,7 @@ def _act(config: Config, targets: Targets, criteria: Criteria, action: Action, l
         left = {one: _LOCKED for one, changed in answers.items() if not changed}
     for one in targets.ids or []:
         if one not in touched:
-            left.setdefault(one, str(found.get(one, "no such job")))
+            left.setdefault(one, found.get(one, "no such job"))
     if left and action is RETRY:
         with engine.begin() as connection:
             for one, holder in connection.execute(key_holders(list(left))):

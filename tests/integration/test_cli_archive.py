@@ -104,6 +104,13 @@ def test_a_job_that_is_nowhere_is_said(engine: Engine, url: str) -> None:
     assert as_json("show", str(id), url=url)["archived_at"] is None
 
 
+def test_what_is_in_the_archive_cannot_be_retried_and_that_is_said(url: str, archive: Archive) -> None:
+    id = archive("failed", errors=[ERROR])
+    ended = invoke("retry", str(id), str(id + 1_000), url=url)
+    assert ended.exit_code == 1
+    assert f"not touched: {id} (failed, in the archive), {id + 1_000} (no such job)" in ended.output
+
+
 def test_prune_deletes_what_it_is_told_and_leaves_the_archive(engine: Engine, url: str, archive: Archive) -> None:
     """`--expired` leaves what the workers will move."""
     kept = archive()
