@@ -220,7 +220,7 @@ def test_an_old_server_and_a_wrong_clock_are_problems(monkeypatch: pytest.Monkey
     assert findings["database"].detail.endswith("99 or newer is needed")
     assert "ahead of this machine" in findings["clock"].detail
     assert findings["clock"].advice.startswith("set the clocks")
-    assert 9 < findings["clock"].numbers["seconds"] < 12
+    assert 9 < findings["clock"].numbers["seconds"] < 60
 
 
 def test_a_read_only_database_is_a_problem(database_url: str) -> None:

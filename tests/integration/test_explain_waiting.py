@@ -164,7 +164,7 @@ def test_a_claim_that_the_database_refuses(engine: Engine, url: str, registry: R
             found = why(engine, job)
             another = add_one(engine, enqueue(quick))
             wait_until(
-                lambda: whats(engine, another)[0] == "refused", timeout=10
+                lambda: whats(engine, another)[0] == "refused", timeout=15
             )  # otherwise the row is written every 20 s
             with engine.begin() as connection:
                 connection.exec_driver_sql("DROP TRIGGER odd ON sa_jobqueue.job")

@@ -62,7 +62,7 @@ from tests.support.cli import as_json, invoke, output, refused
 from tests.support.databases import connect, driver_url
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
-from tests.support.working import add, drain, gate_is_open, job_of, services_of, working
+from tests.support.working import add, drain, gate_is_open, job_of, long_healthy, renew_now, services_of, working
 
 NAMES = ["web", 'we"b', "it's; DROP ROLE postgres --", "%s :x {schema} \\"]
 
@@ -338,7 +338,7 @@ def test_a_worker_can_do_all_its_work(make_role: MakeRole, engine: Engine, caplo
     """Claim, complete with and without a result, keep or delete at once, fail, retry, snooze, renew, rescue, prune,
     write itself down and strike itself off.
     """
-    registry, slow = Registry(), threading.Event()
+    registry, slow, slow_begun = Registry(), threading.Event(), threading.Event()
 
     @task(registry=registry, name="plain", record=True)
     def plain(n: int) -> int:
@@ -363,6 +363,7 @@ def test_a_worker_can_do_all_its_work(make_role: MakeRole, engine: Engine, caplo
 
     @task(registry=registry, name="slow")
     def slow_handler() -> None:
+        slow_begun.set()
         slow.wait(60)
 
     with Session(engine) as session:
@@ -378,9 +379,12 @@ def test_a_worker_can_do_all_its_work(make_role: MakeRole, engine: Engine, caplo
     def lease_of_the_slow_one() -> Any:
         return job_of(engine, renewed).lease_expires_at
 
-    with working(make_role("work"), registry, lease=2.0, prune_every=0.1):
+    long_healthy(engine)
+    with working(make_role("work"), registry, prune_every=0.1) as worker:
         lease.append(wait_until(lease_of_the_slow_one))
-        wait_until(lambda: lease_of_the_slow_one() > lease[0] + timedelta(seconds=1), message="a renewal")
+        wait_until(slow_begun.is_set)
+        renew_now(worker)
+        wait_until(lambda: lease_of_the_slow_one() > lease[0], message="a renewal")
         wait_until(lambda: job_of(engine, lost).is_finished, message="the rescued job to end")
         wait_until(lambda: not exists(engine, Job.id == old), message="pruning")
         wait_until(lambda: not exists(engine, Job.task == "gone"), message="a completed job to leave")

@@ -24,7 +24,7 @@ from tests.support import pooler
 from tests.support.cli import output
 from tests.support.databases import connect
 from tests.support.waiting import wait_until
-from tests.support.working import drain, job_of, working
+from tests.support.working import drain, job_of, long_healthy, working
 
 #: Each holds `hostile`, so that it is found wherever it is spliced in.
 HOSTILE = [
@@ -238,7 +238,8 @@ def test_no_row_makes_the_worker_import_or_evaluate_anything(engine: Engine, url
         unknown = [insert_row(connection, task=one, args={"value": OBJECTS[1]}) for one in TASKS]
         dead = insert_row(connection, task="take", args={"value": 2}, worker="booby_trap:Trap", status="running")
     before = set(sys.modules)
-    with working(url, registry, lease=1.0):
+    long_healthy(engine)
+    with working(url, registry):
         wait_until(lambda: all(job_of(engine, id).is_finished for id in [*known, dead]))
         wait_until(lambda: all(job_of(engine, id).errors for id in wrong))
         wait_until(lambda: all(is_put_off(job_of(engine, id)) for id in unknown))

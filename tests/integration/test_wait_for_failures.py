@@ -24,7 +24,7 @@ from tests.support.commands import CLI, environment
 from tests.support.databases import connect
 from tests.support.factory import completed
 from tests.support.waiting import wait_until
-from tests.support.working import add_one, working
+from tests.support.working import add_one, lapse, long_healthy, working
 
 pytestmark = pytest.mark.usefixtures("soon_closed")
 
@@ -115,7 +115,7 @@ def test_the_result_of_a_job_whose_worker_was_killed_arrives(
     id = add_one(engine, enqueue("slow"))
     waits = threads.submit(wait_for, engine, id, timeout=2 * PATIENCE)
     process = subprocess.Popen(
-        [*CLI, "work", "--app", "killed", "--queue", "default=1", "--lease", "2"],
+        [*CLI, "work", "--app", "killed", "--queue", "default=1"],
         cwd=tmp_path, env=environment(database_url), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
@@ -129,6 +129,8 @@ def test_the_result_of_a_job_whose_worker_was_killed_arrives(
     def quick() -> int:
         return 2
 
+    lapse(engine, id)
+    long_healthy(engine)
     with working(database_url, registry):
         assert quick.result(waits.result()) == 2
 

@@ -23,7 +23,7 @@ from sa_jobqueue.worker.children import child as child_module
 from sa_jobqueue.worker.children.pool import Children
 from tests.support import heavy
 from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, cancel, drain, job_of, services_of, working
+from tests.support.working import add, add_one, cancel, drain, job_of, renew_now, services_of, working
 
 REGISTRY = heavy.registry
 
@@ -400,7 +400,7 @@ def test_a_commit_after_the_lease_was_lost_is_refused(engine: Engine, url: str, 
 
 def test_a_handler_whose_lease_is_lost_is_stopped(engine: Engine, url: str, effects: Effects) -> None:
     """It is asked, and then killed; the job is left alone."""
-    with working(url, REGISTRY, queues={"default": 1}, lease=1.0, child_grace=0.1) as worker:
+    with working(url, REGISTRY, queues={"default": 1}, child_grace=0.1) as worker:
         id = add_one(engine, enqueue(heavy.held, "a"))
         (pid,) = effects.wait_said("started-a")
         with engine.begin() as connection:
@@ -409,6 +409,7 @@ def test_a_handler_whose_lease_is_lost_is_stopped(engine: Engine, url: str, effe
                 .where(Job.id == id)
                 .values(claim_token=Job.claim_token + 1, lease_expires_at=text("now() + interval '1 hour'"))
             )
+        renew_now(worker)
         wait_until(lambda: is_gone(pid))
         wait_until(lambda: not worker.state().queues["default"].running)
         assert worker.counts == {"lost": 1}

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, task
 from sa_jobqueue.store import default_store
 from tests.support.waiting import wait_until
-from tests.support.working import drain, job_of, services_of, worker_for, working
+from tests.support.working import drain, job_of, long_healthy, services_of, worker_for, working
 
 
 async def test_draining_ends_when_one_of_several_queues_was_busy_for_longer(
@@ -30,7 +30,7 @@ async def test_draining_ends_when_one_of_several_queues_was_busy_for_longer(
         session.commit()
     worker = worker_for(url, registry, queues={"a": 4, "b": 4, "c": 4}, poll=1.0)
 
-    await asyncio.wait_for(worker.serve(until_idle=True), timeout=10)
+    await asyncio.wait_for(worker.serve(until_idle=True), timeout=30)
 
     assert worker.counts["completed"] == 1
 
@@ -59,7 +59,10 @@ def test_draining_stays_until_what_a_dead_worker_held_is_rescued_and_done(engine
     async def runs() -> None: ...
 
     id = lose(engine, enqueue(runs))
-    drain(engine, registry, lease=1.0, listen=False)
+    long_healthy(
+        engine, 10.0, seconds=9.0
+    )  # else the test would take a lease, or a busy machine would have none that is healthy
+    drain(engine, registry, lease=10.0, listen=False)
     job = job_of(engine, id)
     assert (job.status, job.rescues) == (JobStatus.COMPLETED, 1)
 
@@ -78,7 +81,7 @@ def test_draining_does_not_wait_for_what_is_not_rescued_soon(
     queue = "other" if lost == "in another queue" else "default"
     id = lose(engine, enqueue(runs.options(queue=queue)), lease="-1 hour" if lost == "not yet" else "1 hour")
     drained = asyncio.wait_for(
-        worker_for(engine, registry, lease=3600, listen=False).serve(until_idle=True), timeout=20
+        worker_for(engine, registry, lease=3600, listen=False).serve(until_idle=True), timeout=30
     )
     asyncio.run(drained)
     assert job_of(engine, id).status == JobStatus.RUNNING

@@ -19,7 +19,7 @@ from sa_jobqueue.models import LogPart
 from sa_jobqueue.statements import job_logs
 from sa_jobqueue.worker.running.kept_log import MAX_LINE, MAX_LOG
 from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, drain, job_of, services_of, working
+from tests.support.working import add, add_one, drain, job_of, long_healthy, services_of, working
 
 
 def lines(engine: Engine, id: int, attempt: int | None = None) -> list[tuple[int, str, str]]:
@@ -267,6 +267,7 @@ def test_the_lines_of_a_process_that_was_killed_are_there(engine: Engine, url: s
     assert job_of(engine, id).status == JobStatus.RUNNING
     with engine.begin() as connection:
         connection.execute(text("UPDATE sa_jobqueue.job SET lease_expires_at = now() - interval '1 hour'"))
+    long_healthy(engine)
     with working(url, registry):
         wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
         wait_until(lambda: lines(engine, id) == [(1, "INFO", "written before the kill"), (1, "INFO", "again")])

@@ -31,7 +31,7 @@ from sa_jobqueue import (
 from sa_jobqueue.models import WorkerRow
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, drain, job_of, working
+from tests.support.working import add, add_one, drain, job_of, long_healthy, working
 
 HOSTILE = "no order\n12:00:00 INFO    all is well\x1b[2J"
 
@@ -278,7 +278,8 @@ def test_a_rescue_says_who_held_the_job_since_when_and_for_how_long_past_its_lea
             claimed_at=timedelta(minutes=-3), lease_expires_at=timedelta(minutes=-2.5),
         )  # fmt: skip
         claimed = connection.scalar(select(func.to_char(func.timezone("UTC", Job.claimed_at), "YYYY-MM-DD HH24:MI:SS")))
-    with working(url, registry, lease=1.0):
+    long_healthy(engine)
+    with working(url, registry):
         wait_until(lambda: job_of(engine, id).is_finished)
     held = f"worker web-1:4711, which claimed it at {claimed} UTC"
     (record,) = (one for one in caplog.records if "rescued from" in one.msg)

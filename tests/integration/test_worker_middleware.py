@@ -38,7 +38,17 @@ from sa_jobqueue.middleware import installed
 from sa_jobqueue.tasks import AnyTask
 from tests.support import surrounded
 from tests.support.waiting import PATIENCE, wait_until
-from tests.support.working import add, add_one, assert_nothing_leaked, cancel, drain, finished, job_of, working
+from tests.support.working import (
+    add,
+    add_one,
+    assert_nothing_leaked,
+    cancel,
+    drain,
+    finished,
+    job_of,
+    time_out,
+    working,
+)
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 LATER = RetryPolicy(base=3600, jitter=0)
@@ -497,7 +507,7 @@ def test_an_attempt_that_is_given_up_is_told_while_its_handler_still_runs(
     engine: Engine, url: str, registry: Registry
 ) -> None:
     """On a thread of its own, so that a callback which hangs does not keep leases from being renewed."""
-    release, told = threading.Event(), threading.Event()
+    begun, release, told = threading.Event(), threading.Event(), threading.Event()
     threads: list[str] = []
 
     def around(attempt: Attempt) -> Generator[None]:
@@ -510,8 +520,9 @@ def test_an_attempt_that_is_given_up_is_told_while_its_handler_still_runs(
         yield
         attempt.at_end(lambda outcome, error: threads.append(f"late: {outcome} {type(error).__name__}"))
 
-    @task(registry=registry, name="handler", timeout=0.1, retry=NEVER)
+    @task(registry=registry, name="handler", timeout=60, retry=NEVER)
     def handler() -> None:
+        begun.set()
         release.wait(PATIENCE)
 
     @task(registry=registry, name="other")
@@ -521,6 +532,8 @@ def test_an_attempt_that_is_given_up_is_told_while_its_handler_still_runs(
     install(Around(around))
     with working(url, registry, lease=0.5) as worker:
         id = add_one(engine, enqueue("handler"))
+        assert begun.wait(PATIENCE)
+        time_out(worker)
         assert told.wait(PATIENCE)
         again = add_one(engine, enqueue("other"))
         wait_until(lambda: job_of(engine, again).status == "completed")

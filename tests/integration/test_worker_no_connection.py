@@ -86,7 +86,7 @@ def test_a_session_that_cannot_be_opened_is_no_attempt_of_its_job(
     @task(registry=registry, name="other")
     async def other_handler() -> None: ...
 
-    with Held() as held, working(few, registry, queues={"default": 3, "other": 2}) as worker:
+    with Held() as held, working(few, registry, queues={"default": 3, "other": 2}, hoard=2.0) as worker:
         wait_until(lambda: services_of(worker).maintenance._connection is not None)
         listener = services_of(worker).listener
         wait_until(lambda: listener is not None and listener.listening)

@@ -16,7 +16,7 @@ from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, R
 from sa_jobqueue.errors import OptionError
 from sa_jobqueue.models import Progress
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import add, add_one, drain, job_of, services_of, working
+from tests.support.working import add, add_one, drain, job_of, renew_now, services_of, working
 
 
 def said(engine: Engine, id: int) -> tuple[float | None, str | None]:
@@ -121,7 +121,7 @@ def test_a_run_that_is_stale_writes_nothing(engine: Engine, url: str, registry: 
         ended.set()
 
     id = add_one(engine, enqueue(export))
-    with working(url, registry, lease=2.0) as worker:
+    with working(url, registry) as worker:
         assert started.wait(30)
         wait_until(lambda: said(engine, id) == (0.1, "stale"))
         with engine.begin() as connection:
@@ -136,6 +136,8 @@ def test_a_run_that_is_stale_writes_nothing(engine: Engine, url: str, registry: 
             )
         notes = services_of(worker).runs.notes
         go_on.set()
+        if outcome == "is lost":
+            renew_now(worker)
         assert ended.wait(30)
         wait_until(lambda: not notes.any)
     assert said(engine, id) == (0.5, "of the other")
@@ -143,10 +145,11 @@ def test_a_run_that_is_stale_writes_nothing(engine: Engine, url: str, registry: 
 
 def test_the_jobs_of_a_worker_are_written_in_one_statement(engine: Engine, url: str, registry: Registry) -> None:
     """20 jobs say 50 things each: one row a job, and a few statements in all."""
-    go_on = threading.Event()
+    all_run, go_on = threading.Barrier(20), threading.Event()
 
     @task(registry=registry)
     def export(ctx: JobContext) -> None:
+        all_run.wait(30)
         for page in range(50):
             ctx.progress(page / 50, f"page {page}")
         assert go_on.wait(30)

@@ -7,20 +7,31 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, func, insert, select, text, update
+from sqlalchemy import Engine, func, insert, select, text
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, KeyLimits, RateLimited, Registry, enqueue, task
 from sa_jobqueue.models import LimitRow, LimitState
 from sa_jobqueue.statements import set_limit
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from tests.support import heavy
-from tests.support.factory import TABLE, make_job
+from tests.support.factory import make_job
 from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, drain, finished, job_of, services_of, statuses, working
+from tests.support.working import (
+    add,
+    add_one,
+    drain,
+    finished,
+    job_of,
+    lapse,
+    long_healthy,
+    services_of,
+    statuses,
+    working,
+)
 
 STATE, LIMIT = LimitState.__table__, LimitRow.__table__
 #: Seconds between two polls of a worker that is not to find anything by itself.
-RARELY = 30.0
+RARELY = 3_600.0
 
 
 def states(engine: Engine) -> dict[tuple[str, str], timedelta]:
@@ -156,7 +167,7 @@ def test_a_queue_without_limits_waits_as_a_whole_and_goes_on_at_once(
     engine: Engine, url: str, registry: Registry
 ) -> None:
     """No worker starts a job of it before, whichever has heard of it; no job is lost, and none waits for a poll."""
-    wait = 1.5
+    wait = 1.5  # and no poll comes before this test gives up
     partner = Partner(registry, wait)
     with (
         working(url, registry, queues={"default": 1}, buffer=0, poll=RARELY),
@@ -169,12 +180,11 @@ def test_a_queue_without_limits_waits_as_a_whole_and_goes_on_at_once(
     (_, began), *later = partner.calls
     assert sorted(number for number, _ in later) == list(range(7))
     assert began + wait <= min(at for _, at in later)
-    assert max(at for _, at in later) < began + wait + 1.0
 
 
 def test_a_key_waits_and_the_others_go_on(engine: Engine, url: str, registry: Registry) -> None:
     """In a queue that has no limits."""
-    wait = 1.5
+    wait = 1.5  # and no poll comes before this test gives up
     partner = Partner(registry, wait)
     with working(url, registry, queues={"default": 1}, poll=RARELY):
         ours = [add_one(engine, enqueue(partner.task.options(key="42"), 0))]
@@ -187,7 +197,6 @@ def test_a_key_waits_and_the_others_go_on(engine: Engine, url: str, registry: Re
     (_, began), *later = partner.calls
     assert [number for number, _ in later[:2]] == [2, 3]
     assert began + wait <= min(at for number, at in later if number < 2)
-    assert max(at for _, at in later) < began + wait + 1.0
 
 
 def test_no_claim_is_in_its_transaction(
@@ -271,10 +280,10 @@ def test_a_rescue_wakes_the_worker_that_waits(
         notify = services_of(waiting).claimer.limits_changed
         services_of(waiting).claimer.limits_changed = lambda: (told.append(monotonic()), notify())[1]  # type: ignore[method-assign]
         assert starts == []
-        with working(url, Registry(), queues={"elsewhere": 1}, lease=2.0):
-            with engine.begin() as connection:
-                connection.execute(update(TABLE).where(TABLE.c.id == lost).values(lease_expires_at=func.now()))
+        lapse(engine, lost)
+        long_healthy(engine)
+        with working(url, Registry(), queues={"elsewhere": 1}):
             wait_until(lambda: finished(engine, lost, waits))
     assert told
-    assert starts[0][1] - told[0] < 0.5
+    assert told[0] < starts[0][1]
     assert [id for id, _ in starts] == ([waits, lost] if rescue else [waits])  # in the order of their times

@@ -19,7 +19,7 @@ from sa_jobqueue.store import Fault, default_store, fault_of
 from tests.support import pooler
 from tests.support.factory import TABLE, make_job, make_jobs
 from tests.support.waiting import PATIENCE, wait_until
-from tests.support.working import services_of, working
+from tests.support.working import long_healthy, services_of, working
 
 
 def count(engine: Engine, status: JobStatus, task: str) -> int:
@@ -289,7 +289,8 @@ def test_a_job_that_cannot_be_pruned_in_time_does_not_keep_others_from_being_res
         over = timedelta(hours=-1)
         stays, *_ = make_jobs(connection, 30, JobStatus.COMPLETED, task="kept", finished_at=over, purge_at=over)
         make_job(connection, JobStatus.RUNNING, task="runs", worker="gone", claims=1, attempt=1, lease_expires_at=over)
-    with locked_reference(engine, stays), working(url, registry, lease=1.0, prune_every=0.1):
+    long_healthy(engine, 4.0)
+    with locked_reference(engine, stays), working(url, registry, lease=4.0, prune_every=0.1):
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 1)
         wait_until(lambda: count(engine, JobStatus.COMPLETED, "kept") == 1)
         wait_until(lambda: f"job {stays} cannot be deleted" in caplog.text)
@@ -316,9 +317,9 @@ def test_many_jobs_that_cannot_be_deleted_do_not_keep_others_from_being_rescued(
             "CREATE TRIGGER is_needed BEFORE DELETE ON sa_jobqueue.job FOR EACH ROW WHEN (old.task = 'needed')"
             " EXECUTE FUNCTION is_needed()"
         )
-    with working(url, registry, prune_every=0.1):
-        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 1)
-        wait_until(lambda: count(engine, JobStatus.COMPLETED, "kept") == 0)
+    with working(url, registry, lease=2.0, prune_every=0.1):
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 1, 2 * PATIENCE)
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "kept") == 0, 2 * PATIENCE)
     assert count(engine, JobStatus.COMPLETED, "needed") == len(needed)
     assert [caplog.text.count(f"job {one} cannot be deleted") for one in needed] == [1] * len(needed)
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, enqueue, task
 from sa_jobqueue.worker.running.run import Stop
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import add_one, job_of, services_of, working
+from tests.support.working import add_one, job_of, renew_now, services_of, working
 
 _NOTE = text("INSERT INTO note VALUES (:said)")
 
@@ -104,17 +104,18 @@ def test_a_run_that_was_told_that_its_claim_is_lost_writes_nothing(
         if raised is not None:
             raise raised
 
-    with working(url, registry, lease=1.0) as worker:
+    with working(url, registry) as worker:
         services = services_of(worker)
         id = add_one(engine, enqueue("lost"))
         wait_until(began.is_set)
         (run,) = services.runs.all()
         with engine.begin() as connection:
             connection.execute(text("UPDATE sa_jobqueue.job SET claim_token = 0"))
+        renew_now(worker)
         wait_until(told.is_set)
         with engine.begin() as connection:
-            back = "claim_token = :token, lease_expires_at = now() + interval '1 day'"  # so that no rescue comes
-            connection.execute(text(f"UPDATE sa_jobqueue.job SET {back}"), {"token": run.job.claim_token})
+            back = text("UPDATE sa_jobqueue.job SET claim_token = :token")
+            connection.execute(back, {"token": run.job.claim_token})
         restored.set()
         wait_until(lambda: not services.runs.all())
         assert job_of(engine, id).status == JobStatus.RUNNING

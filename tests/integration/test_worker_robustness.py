@@ -31,7 +31,16 @@ from sa_jobqueue.worker.connections.service import Connector
 from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.waiting import wait_until, wait_until_async
-from tests.support.working import add, assert_nothing_leaked, finished, job_of, services_of, statuses, working
+from tests.support.working import (
+    add,
+    assert_nothing_leaked,
+    finished,
+    job_of,
+    long_healthy,
+    services_of,
+    statuses,
+    working,
+)
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 
@@ -316,7 +325,8 @@ def test_an_odd_row_is_rescued(engine: Engine, url: str, registry: Registry, odd
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE sa_jobqueue.job SET status = 'running', claims = 1, attempt = 1")
         connection.exec_driver_sql(f"UPDATE sa_jobqueue.job SET {setting} WHERE id = {ids[0]}")
-    with working(url, registry, lease=0.5) as worker:
+    long_healthy(engine)
+    with working(url, registry) as worker:
         wait_until(lambda: all(status in FINISHED for status in statuses(engine)))
         assert_nothing_leaked(engine, worker)
 
@@ -346,7 +356,8 @@ def test_triggers_that_refuse_single_rows_stop_nothing_else(
             "CREATE TRIGGER refuse BEFORE DELETE ON sa_jobqueue.job"
             f" FOR EACH ROW WHEN (old.id IN ({kept}, {stays})) EXECUTE FUNCTION refuse()"
         )
-    with working(url, registry, lease=0.5, prune_every=0.1) as worker:
+    long_healthy(engine)
+    with working(url, registry, prune_every=0.1) as worker:
         (other,) = add(engine, enqueue("runs"))
         wait_until(lambda: finished(engine, stays))
         wait_until(lambda: not statuses(engine, Job.id.in_([other, lost])))

@@ -46,6 +46,7 @@ from tests.support.working import (
     finished,
     gate_is_open,
     job_of,
+    renew_now,
     services_of,
     worker_for,
     working,
@@ -470,6 +471,7 @@ def test_a_lost_lease_is_said_also_where_the_handler_ends_at_once(
         wait_until(reached.is_set)
         claimer.stop_claiming()
         take_away(engine, id)
+        renew_now(worker)
         wait_until(lambda: not runs.all())
         worker.stop()
     assert f"job {id}: its lease is lost; it is stopped, and nothing it writes is kept" in caplog.messages
@@ -507,6 +509,7 @@ def test_a_lost_run_keeps_its_slot_and_is_waited_for(
             services.claimer.stop_claiming()
         for id in ids:
             take_away(engine, id)
+        renew_now(worker)
         wait_until(lambda: all(run.stop is Stop.LOST for run in first.values()))
         assert set(services.running()) >= set(first.values())
         first["stays"].timeout_at = 0.0

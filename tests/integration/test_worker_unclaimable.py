@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from datetime import timedelta
-from time import monotonic
 
 import pytest
 from sqlalchemy import Engine, func, insert, select, text
@@ -172,14 +171,13 @@ def test_jobs_whose_workers_died_twice_follow_each_other_at_once(engine: Engine,
 
     with engine.begin() as connection:
         make_jobs(connection, 12, task="suspect", rescues=2)
-    began = monotonic()
+    # One that was sent away for a part of such a lease would not be back in time.
     with (
-        working(url, registry_of(0), queues={"default": 12}, lease=60.0),
-        working(url, registry_of(1), queues={"default": 12}, lease=60.0),
+        working(url, registry_of(0), queues={"default": 12}, lease=3_600.0),
+        working(url, registry_of(1), queues={"default": 12}, lease=3_600.0),
     ):
         wait_until(lambda: completed(engine) == 12)
 
-    assert monotonic() - began < 15, "the shortest part of the lease for which one was sent away"
     assert max(most) == 1
     with engine.connect() as connection:
         assert set(connection.scalars(select(TABLE.c.attempt))) == {1}

@@ -25,7 +25,7 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.models import UniqueKey
 from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, drain, job_of, working
+from tests.support.working import add, add_one, drain, job_of, long_healthy, working
 
 HOUR = 3600.0
 
@@ -173,6 +173,7 @@ def test_a_rescued_job_keeps_its_key_to_its_end(engine: Engine, url: str, regist
             ),
             {"used_up": used_up},
         )
+    long_healthy(engine)
     with working(url, registry):
         wait_until(lambda: job_of(engine, again).status == JobStatus.COMPLETED)
         wait_until(lambda: job_of(engine, used_up).status == JobStatus.FAILED)

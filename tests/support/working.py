@@ -10,14 +10,17 @@ import asyncio
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, Registry, Worker, WorkerSettings
 from sa_jobqueue.lifecycle import FINISHED
+from sa_jobqueue.models import Uptime
 from sa_jobqueue.statements import cancel_jobs
+from sa_jobqueue.worker.maintenance.rescue import Rescue
 from sa_jobqueue.worker.services import Services
 from tests.support import pooler
 from tests.support.databases import connect
@@ -27,11 +30,13 @@ from tests.support.waiting import wait_until
 def worker_for(
     database: str | Engine, registry: Registry, *, queues: Mapping[str, int] | None = None, **options: Any
 ) -> Worker:
-    """A worker that polls often; options of `WorkerSettings` and of `Worker` alike."""
+    """A worker that polls often, and that loses nothing while it stands still; options of `WorkerSettings` and of `Worker` alike."""
     url = database if isinstance(database, str) else database.url.render_as_string(hide_password=False)
     options = {**pooler.worker_options(url), **options}
     own = {name: options.pop(name) for name in list(options) if name in WorkerSettings.__dataclass_fields__}
-    settings = WorkerSettings(**{"lease": 60.0, "poll": 0.1, "grace": 5.0, "unknown_delay": 60.0, **own})
+    settings = WorkerSettings(
+        **{"lease": 60.0, "hoard": 60.0, "poll": 0.1, "grace": 30.0, "unknown_delay": 60.0, **own}
+    )
     return Worker(database, queues or {"default": 4}, registry=registry, settings=settings, **options)
 
 
@@ -61,7 +66,7 @@ def working(database: str | Engine, registry: Registry, **options: Any) -> Itera
         yield worker
     finally:
         worker.stop()
-        thread.join(30)
+        thread.join(60)
     if ended:
         raise ended[0]
 
@@ -93,6 +98,51 @@ def services_of(worker: Worker) -> Services:
     """The parts of a worker that serves."""
     assert worker._serving is not None
     return worker._serving._services
+
+
+# ---- what would take a lease, at once: none has to be so short that a busy machine loses it
+
+
+def long_healthy(engine: Engine, lease: float = 60.0, *, seconds: float = 3_600.0) -> None:
+    """A worker with this lease that begins now may rescue: leases could be renewed for so long."""
+    length = round(lease * 1_000)
+    with engine.begin() as connection:
+        connection.execute(delete(Uptime).where(Uptime.lease == length))
+        connection.execute(
+            insert(Uptime).values(lease=length, since=func.now() - timedelta(seconds=seconds), until=func.now())
+        )
+
+
+def lapse(engine: Engine, *ids: int) -> None:
+    """The leases of these jobs have run out an hour ago, as if the worker that holds them was dead."""
+    with engine.begin() as connection:
+        connection.execute(update(Job).where(Job.id.in_(ids)).values(lease_expires_at=func.now() - timedelta(hours=1)))
+
+
+def rescue_now(worker: Worker) -> None:
+    """It looks for lost jobs at once."""
+    maintenance = services_of(worker).maintenance
+    for chore in maintenance.chores:
+        if isinstance(chore, Rescue):
+            chore.at = 0.0
+    maintenance.wake()
+
+
+def renew_now(worker: Worker) -> None:
+    """It renews all that it holds at once, and so hears what it holds no more."""
+    services = services_of(worker)
+    for run in services.runs.all():
+        run.renewed -= worker.settings.lease / 2
+    services.maintenance._renewal.at = 0.0
+    services.maintenance.wake()
+
+
+def time_out(worker: Worker) -> None:
+    """The handlers that run have taken too long: as by their timeout, which no busy machine comes before."""
+    services = services_of(worker)
+    for run in services.runs.all():
+        run.timeout_at = 0.0
+    services.maintenance.wake()
 
 
 def job_of(engine: Engine, id: int) -> Job:
