@@ -183,6 +183,15 @@ async def block(ctx: AsyncJobContext, seconds: float) -> None:
 
 
 @task(registry=registry, retry=SOON)
+async def held_blocking(ctx: AsyncJobContext, name: str) -> None:
+    """Writes, then blocks the event loop until the test lets it go."""
+    ctx.session.add(Effect(job_id=ctx.job_id, pid=os.getpid(), note=name))
+    await ctx.session.flush()
+    for pause in hold(name):
+        time.sleep(pause)  # noqa: ASYNC251  # that is the point
+
+
+@task(registry=registry, retry=SOON)
 def kill_worker() -> None:
     """Takes its process with it."""
     say("killed")

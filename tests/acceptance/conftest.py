@@ -19,7 +19,7 @@ from tests.acceptance.app import Base, Effect
 from tests.support import pooler
 from tests.support.commands import Command, start_command
 from tests.support.waiting import PATIENCE, wait_until
-from tests.support.working import add
+from tests.support.working import add, lapse, long_healthy
 
 APP = "tests.acceptance.app:registry"
 
@@ -38,7 +38,7 @@ class Shop:
     @contextmanager
     def work(self, *options: str, app: str = APP, env: Mapping[str, str] | None = None) -> Generator[Command]:
         """A worker: `sa-jobqueue work`, up and claiming; whatever is left of it is killed at the end."""
-        arguments = ["work", f"--app={app}", "--lease=1", "--poll=0.1", f"--schema={self.schema}", *options]
+        arguments = ["work", f"--app={app}", "--lease=60", "--poll=0.1", f"--schema={self.schema}", *options]
         extra = {"ACCEPTANCE_FOLDER": str(self.folder), **(env or {})}
         with start_command(*arguments, url=self.url, env=extra) as worker:
             family: list[psutil.Process] = []
@@ -80,6 +80,14 @@ class Shop:
             return list(found)
 
         return wait_until(look, timeout)
+
+    def lose(self, *ids: int) -> None:
+        """Their workers do not come back: the next worker that begins takes these jobs, as if a lease had passed.
+
+        So no lease is so short that a process loses it on a busy machine.
+        """
+        lapse(self.engine, *ids)
+        long_healthy(self.engine)
 
     def execute(self, statement: Any) -> Any:
         """Execute a statement in a transaction of its own; its rows."""

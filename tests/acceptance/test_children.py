@@ -52,6 +52,7 @@ def test_the_children_of_a_worker_that_is_killed_die_with_it(heavy_shop: Shop, n
         wait_until(lambda: is_gone(pid))
     assert notes(shop) == []
     shop.go("a")
+    shop.lose(id)
     with shop.work(app=HEAVY):
         (job,) = shop.wait_for(id)
     assert (job.rescues, notes(shop)) == (1, ["a"])
@@ -185,7 +186,7 @@ def write_with_name(ctx: JobContext, note: str) -> None:
 def make_worker() -> Worker:
     """A worker on an engine of the application's own."""
     engine = create_engine(os.environ["SHOP_URL"], connect_args={"application_name": "children"})
-    return Worker(engine, {"default": 2}, registry=own_registry, settings=WorkerSettings(lease=1.0, poll=0.1))
+    return Worker(engine, {"default": 2}, registry=own_registry, settings=WorkerSettings(poll=0.1))
 
 
 def test_an_engine_that_was_given_does_not_reach_a_child(heavy_shop: Shop) -> None:

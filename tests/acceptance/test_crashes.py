@@ -31,6 +31,7 @@ def test_a_job_of_a_killed_worker_is_rescued_and_runs_once_more(shop: Shop, held
     with shop.work() as first:
         shop.wait_said("started-a")
         first.kill()
+        shop.lose(job_id)
         with shop.work() as second:
             (job,) = shop.wait_for(job_id)
     assert (job.attempt, job.rescues, job.claims) == (1, 1, 2)
@@ -45,6 +46,7 @@ def test_a_worker_that_slept_past_its_lease_writes_nothing_any_more(shop: Shop, 
     with shop.work() as zombie:
         shop.wait_said("started-a")
         zombie.send(signal.SIGSTOP)
+        shop.lose(job_id)
         with shop.work() as second:
             (done,) = shop.wait_for(job_id)
             shop.go("a")
@@ -88,6 +90,7 @@ def test_a_job_with_one_attempt_that_was_only_buffered_in_a_killed_worker_still_
     wait_until(lambda: shop.execute(NOBODY_SPEAKS)[0][0])  # what the dead one has sent is through
     buffered = [job.id for job in shop.jobs(*claimed_ahead)]
     assert buffered
+    shop.lose(*(job.id for job in shop.jobs(Job.status == JobStatus.RUNNING)))
     with shop.work():
         done = shop.wait_for()
     assert len(shop.effects()) == len(ids) + 1
@@ -101,9 +104,10 @@ def test_a_job_that_kills_its_worker_each_time_ends_failed_and_takes_no_neighbou
     (killer,) = shop.add(enqueue(app.kill_worker))
     after = shop.add(*(enqueue(app.nap, 0.02) for _ in range(20)))
     with shop.work("--processes=2", "--lease=1", "--queue=default=4"):
-        (failed,) = shop.wait_for(killer, status=JobStatus.FAILED, timeout=60)
+        (failed,) = shop.wait_for(killer, status=JobStatus.FAILED, timeout=120)
         neighbours = shop.wait_for(*before, *after)
-    assert failed.rescues == len(shop.pids("killed")) == 5
+    assert failed.rescues == 5
+    assert 0 < len(shop.pids("killed")) <= 5  # a process that was slow has lost it before it ran
     assert "its worker died or left 5 times" in failed.errors[-1]["message"]
     assert {job.attempt for job in neighbours} == {1}
     assert len(shop.effects()) == len(neighbours)
@@ -118,8 +122,8 @@ def test_a_job_that_makes_its_worker_leave_each_time_ends_failed_and_takes_no_ne
     """It counts like a crash, whether it cancels all tasks of the loop or sends SIGTERM and does not end."""
     (killer,) = shop.add(enqueue(task.options(priority=5)))
     neighbours = shop.add(*(enqueue(app.nap_async, 2.0) for _ in range(4)))
-    with shop.work("--processes=2", "--lease=1", "--grace=0.2", "--queue=default=5", "--max-rescues=3"):
-        (failed,) = shop.wait_for(killer, status=JobStatus.FAILED, timeout=60)
+    with shop.work("--processes=2", "--grace=0.2", "--queue=default=5", "--max-rescues=3"):
+        (failed,) = shop.wait_for(killer, status=JobStatus.FAILED, timeout=120)
         done = shop.wait_for(*neighbours)
     assert (failed.attempt, failed.rescues, len(shop.pids("killed"))) == (1, 3, 3)
     assert {error["type"] for error in failed.errors} == {"Interrupted"}
@@ -153,10 +157,17 @@ def test_processes_that_are_killed_again_and_again_rescue_the_jobs_of_each_other
 
 def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(shop: Shop) -> None:
     """A thread of its own renews leases, so no other worker rescues a job whose handler blocks."""
-    ids = shop.add(enqueue(app.block, 3.5), enqueue(app.held_async, "neighbour"))
-    with shop.work("--lease=1") as worker, shop.work("--lease=1", "--queue=other"):
+    (neighbour,) = shop.add(enqueue(app.held_async, "neighbour"))
+    with shop.work("--lease=9") as worker, shop.work("--lease=9", "--queue=other"):
+        shop.wait_said("started-neighbour")
+        (id,) = shop.add(enqueue(app.held_blocking, "a"))
+        shop.wait_said("started-a")
+        before = shop.job(id).lease_expires_at
+        assert before is not None
+        wait_until(lambda: (now := shop.job(id).lease_expires_at) is not None and now > before)
+        shop.go("a")
         shop.go("neighbour")
-        done = shop.wait_for(*ids)
+        done = shop.wait_for(id, neighbour)
     assert {(job.attempt, job.rescues, job.claims) for job in done} == {(1, 0, 1)}
     assert {effect.pid for effect in shop.effects()} == {worker.pid}
 
@@ -173,7 +184,8 @@ def test_a_worker_whose_connections_are_cut_again_and_again_goes_on(shop: Shop) 
         "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
     )
     done = text("SELECT count(*) FROM sa_jobqueue.job WHERE status = 'completed'")
-    with shop.work("--queue=sync=4", "--queue=async=4", "--queue=default=4") as worker:
+    # What a broken commit has claimed may have to be rescued.
+    with shop.work("--lease=1", "--queue=sync=4", "--queue=async=4", "--queue=default=4") as worker:
         for share in (0.05, 0.2, 0.4, 0.6, 0.8):
             enough = share * len(ids)
             wait_until(lambda enough=enough: shop.execute(done)[0][0] >= enough)  # type: ignore[misc]
@@ -226,6 +238,7 @@ def test_a_child_that_outlives_its_killed_worker_keeps_no_lock(shop: Shop, forks
             first.kill()
             assert psutil.pid_exists(child)
             wait_until(lambda: shop.execute(NOBODY_SPEAKS)[0][0])
+            shop.lose(job_id)
             with shop.work() as second:
                 (job,) = shop.wait_for(job_id)
             assert psutil.pid_exists(child)

@@ -19,7 +19,7 @@ from tests.acceptance import app
 from tests.acceptance.conftest import Shop
 from tests.support.waiting import wait_until
 
-BUSY = 8.0
+BUSY = 25.0
 """Seconds that a busy machine may add. Without the promise it would be a minute or ten."""
 
 SLOW_COMMIT = text("""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from time import monotonic
-
 import psutil
 import pytest
 
@@ -111,15 +109,13 @@ def test_a_blocked_worker_whose_handler_comes_back_before_its_end_leaves_in_orde
 
 
 @pytest.mark.parametrize("task", [app.held_async, app.stops_when_asked])
-def test_a_running_job_is_cancelled_within_two_seconds(shop: Shop, task: AnyTask) -> None:
+def test_a_running_job_is_cancelled_long_before_its_lease_is_renewed(shop: Shop, task: AnyTask) -> None:
     """An async handler is stopped at its next await, a sync one when it looks at `ctx.cancelled`; no write is kept."""
     (job_id,) = shop.add(enqueue(task, "a"))
-    with shop.work("--lease=30"):
+    with shop.work("--lease=600"):  # with a renewal it would be heard after 200 s
         shop.wait_said("started-a")
-        begun = monotonic()
         shop.execute(cancel_jobs(Job.id == job_id))
         (job,) = shop.wait_for(job_id, status=JobStatus.CANCELLED)
-        assert monotonic() - begun < 8  # 2 on an idle machine; with a renewal it would be heard after 10
         shop.wait_for(*shop.add(enqueue(app.nothing_async), enqueue(app.nothing)))
     assert (job.attempt, [error["type"] for error in job.errors]) == (1, ["Cancelled"])
     assert shop.effects() == []

@@ -15,13 +15,13 @@ from sqlalchemy import Engine
 from tests.support.commands import start_command
 from tests.support.otlp import Received, Span, receiver
 from tests.support.waiting import wait_until
-from tests.support.working import finished, job_of
+from tests.support.working import finished, job_of, lapse, long_healthy
 
 #: Any process, as `opentelemetry-instrument` starts it.
 INSTRUMENT = (
     sys.executable, "-c", "from opentelemetry.instrumentation.auto_instrumentation import run; run()", sys.executable, "-m"
 )  # fmt: skip
-WORK = ("sa_jobqueue", "work", "--app", "tests.support.traced", "--queue", "shop=2", "--lease", "2", "--poll", "0.2")
+WORK = ("sa_jobqueue", "work", "--app", "tests.support.traced", "--queue", "shop=2", "--poll", "0.2")
 
 
 @pytest.fixture
@@ -64,6 +64,8 @@ def test_a_trace_goes_from_a_request_through_a_retry_and_a_rescue_to_the_child_j
                 wait_until(lambda: received.spans(kind="CONSUMER"))
                 worker.kill_group()
             go.touch()
+            lapse(engine, 1)
+            long_healthy(engine)
             second = {**env, **received.environment("second")}
             with start_command(*WORK, "--processes", "2", url=url, env=second, command=INSTRUMENT) as worker:
                 wait_until(lambda: finished(engine, 1, 2))

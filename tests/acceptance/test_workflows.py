@@ -25,9 +25,11 @@ def test_a_workflow_goes_on_after_its_worker_was_killed(shop: Shop) -> None:
     with shop.work() as first:
         shop.wait_said("started-a")
         first.kill()
+        shop.lose(ids[0])
         with shop.work() as second:
             shop.wait_said("started-b")
             second.kill()
+            shop.lose(ids[1])
             with shop.work():
                 jobs = shop.wait_for(*ids)
                 wait_until(lambda: ended(shop, id))
