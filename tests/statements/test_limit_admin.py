@@ -292,7 +292,7 @@ def test_each_is_told_to_workers_at_the_commit(engine: Engine, url: str) -> None
         ):
             with engine.begin() as connection:
                 connection.execute(statement)
-            assert {one.payload for one in hearing.notifies(timeout=5, stop_after=1)} == {"(limits)"}, statement
+            assert {one.payload for one in hearing.notifies(timeout=30, stop_after=1)} == {"(limits)"}, statement
             list(hearing.notifies(timeout=0))
 
 
