@@ -181,8 +181,8 @@ def test_a_connection_that_is_cut_again_and_again_does_not_keep_others_from_resc
 
 HOSTILE = {
     "idle_session_timeout": "1s",
-    "transaction_timeout": "1s",  # with less, a machine under load could end the very transaction that lifts it
-    "idle_in_transaction_session_timeout": "1s",
+    "transaction_timeout": "5s",  # with less, a machine under load could end the very transaction that lifts it
+    "idle_in_transaction_session_timeout": "5s",
     "exit_on_error": "on",
     "array_nulls": "off",
     "client_encoding": "LATIN1",

@@ -710,7 +710,7 @@ def test_a_large_workflow_is_cancelled_in_little_time(connection: Connection) ->
     session = Session(connection)
     session.add(workflow)
     session.flush()
-    connection.execute(text("SET LOCAL statement_timeout = '8s'"))
+    connection.execute(text("SET LOCAL statement_timeout = '20s'"))
     assert len(connection.execute(cancel_workflows(workflow.id)).all()) == 1
     assert set(statuses(connection).values()) == {"cancelled"}
 

@@ -21,7 +21,7 @@ def address_of(command: Command) -> str:
 def get(command: Command, path: str) -> tuple[int, str]:
     """The status and the text of an answer."""
     try:
-        with urllib.request.urlopen(f"http://{address_of(command)}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{address_of(command)}{path}", timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -39,7 +39,7 @@ class Prometheus:
         """The data of one answer of its API; RuntimeError with what it says is wrong."""
         query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
         try:
-            with urllib.request.urlopen(f"{self.url}/api/v1/{path}{query}", timeout=10) as answer:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{path}{query}", timeout=30) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"{parameters}: {error.read().decode()}") from error
@@ -54,7 +54,7 @@ class Prometheus:
         if self.process.poll() is not None:
             raise RuntimeError(f"ended with {self.process.returncode}:\n{self.log.read_text()}")
         try:
-            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=10) as answer:
+            with urllib.request.urlopen(f"{self.url}/-/ready", timeout=30) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
