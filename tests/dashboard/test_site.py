@@ -181,6 +181,7 @@ def test_what_is_no_form_is_refused(engine: Engine, body: str | bytes, kind: str
 # ---- what the database says
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_look_that_takes_too_long_is_given_up(engine: Engine, connection: Connection) -> None:
     make_job(connection)
     connection.commit()
@@ -204,6 +205,7 @@ def test_a_schema_that_is_not_there_is_said(engine: Engine) -> None:
     assert "do not fit this release" in Viewer(engine, schema="elsewhere").see("/jobs", expected=503).text
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_table_that_is_locked_is_waited_for_shortly(engine: Engine) -> None:
     with engine.begin() as holder:
         holder.exec_driver_sql("LOCK TABLE sa_jobqueue.job")
@@ -222,6 +224,7 @@ def test_a_row_that_is_locked_is_left_by_a_deed(engine: Engine, connection: Conn
     assert statuses(connection) == {ids[0]: "failed", ids[1]: "queued"}
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_look_changes_nothing(engine: Engine) -> None:
     """By the database's own word: each transaction is READ ONLY, and has a limit of two seconds."""
     seen: list[str] = []
