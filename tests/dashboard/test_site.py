@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from concurrent.futures import ThreadPoolExecutor
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -249,10 +250,11 @@ def test_many_viewers_cost_one_look(engine: Engine) -> None:
 
     event.listen(engine, "before_cursor_execute", note)
     viewer = Viewer(engine)
+    began = monotonic()
     with viewer.client as client, ThreadPoolExecutor(16) as threads:
         answers = list(threads.map(lambda _: client.get("/jobs").status_code, range(50)))
     assert set(answers) == {200}
-    assert len(looks) <= 3  # more where a busy machine takes longer than a second
+    assert len(looks) <= 2 + (monotonic() - began)
 
 
 def test_what_one_viewer_may_see_is_not_shown_to_another(engine: Engine, connection: Connection) -> None:
