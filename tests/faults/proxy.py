@@ -232,7 +232,7 @@ class Proxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
         starting = asyncio.start_server(self._accept, _HOST, 0)
-        self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result(10)
+        self._server = asyncio.run_coroutine_threadsafe(starting, self._loop).result(30)
         self.port: int = self._server.sockets[0].getsockname()[1]
 
     def __enter__(self) -> Self:
@@ -246,9 +246,9 @@ class Proxy:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(end(), self._loop).result(30)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(30)
         self._loop.close()
 
     # ---- what networks do
@@ -313,7 +313,7 @@ class Proxy:
         async def do() -> T:
             return work()
 
-        return asyncio.run_coroutine_threadsafe(do(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(do(), self._loop).result(30)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

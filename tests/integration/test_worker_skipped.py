@@ -80,5 +80,5 @@ def test_a_claim_of_skipped_jobs_keeps_no_limited_queue_while_it_waits_for_anoth
         Claimant(two, "x").claim(0)
         two.rollback()
         one.rollback()
-        parts = found.result(10)
+        parts = found.result(30)
     assert [[job.id for job in jobs] for jobs in parts] == [[one] for one in skipped]

@@ -26,6 +26,7 @@ def other(engine: Engine) -> Iterator[Connection]:
 @contextmanager
 def connected(engine: Engine) -> Iterator[Connection]:
     with engine.connect() as connection:
-        connection.exec_driver_sql("SET lock_timeout = '20s'")  # so that a statement fails if it waits where it must not
+        # So that a statement fails if it waits where it must not.
+        connection.exec_driver_sql("SET lock_timeout = '20s'")
         connection.commit()
         yield connection

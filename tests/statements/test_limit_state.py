@@ -194,7 +194,7 @@ def test_two_first_ones_at_once_make_one_row(engine: Engine, connection: Connect
     thread.start()
     wait_until_blocked_by(connection)
     connection.commit()
-    thread.join(10)
+    thread.join(30)
     other.commit()
     assert answers == [{second: Answer.APPLIED}]
     assert blocked(connection) == {("queue", "default", ""): 60}

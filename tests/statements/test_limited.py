@@ -327,7 +327,7 @@ def test_two_claims_at_once_do_not_exceed_a_queue_or_a_task(engine: Engine, owne
         second = threads.submit(lambda: Claimant(two, name="two").claim(4))
         wait_until_blocked_by(one)
         one.commit()
-        assert len(second.result(10)) == 1
+        assert len(second.result(30)) == 1
         two.commit()
         assert running(one) == 5
 
@@ -421,7 +421,7 @@ def test_a_claim_that_has_waited_for_another_fails_where_limits_have_changed_mea
             limit(operator, "a_task", owner="task", paused_at=text("now()"))
         one.commit()
         with pytest.raises(DBAPIError) as caught:
-            second.result(10)
+            second.result(30)
     assert is_limits_changed(caught.value)
 
 
@@ -589,7 +589,7 @@ def test_a_job_that_comes_while_a_claim_waits_for_another_is_claimed_or_left(eng
         with engine.begin() as producer:
             fill(producer, 2)
         one.commit()
-        got = second.result(10)
+        got = second.result(30)
         assert claimant.state.picked == len(got)
         two.commit()
         assert len(got) + len(claimant.claim(4)) == 2

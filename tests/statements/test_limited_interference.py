@@ -45,7 +45,7 @@ def meanwhile(engine: Engine) -> Iterator[tuple[Connection, list[ClaimedJob]]]:
                 yield other, jobs
         finally:
             gate.rollback()
-        jobs += claim.result(10)
+        jobs += claim.result(30)
         one.commit()
 
 
@@ -112,7 +112,7 @@ def test_a_job_whose_transaction_commits_meanwhile_is_not_picked_in_vain(
         wait_until_blocked_by(one)
         producer.commit()
         one.commit()
-        got = second.result(10)
+        got = second.result(30)
         assert claimant.state.picked == len(got)
         two.commit()
         if of_savepoint:
@@ -145,7 +145,7 @@ def test_a_claim_that_leaves_a_job_because_it_may_be_of_a_savepoint_asks_for_ano
         wait_until_blocked_by(one)
         elsewhere.commit()
         one.commit()
-        assert second.result(10) == []
+        assert second.result(30) == []
         assert (claimant.state.again, claimant.state.picked) == (True, 0)
         two.commit()
         assert [job.id for job in claimant.claim_once(1)] == young
