@@ -128,68 +128,63 @@ class Tab:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_is_quiet_and_offline(browser: Any, shown: Site, name: str) -> None:
-    """Nothing is said on the console, also when it has refreshed itself, and no request leaves."""
-    with Tab(browser, shown) as tab:
+def test_a_page(browser: Any, shown: Site, name: str) -> None:
+    """Each is looked at once, and that once in each way."""
+    with Tab(browser, shown, color_scheme="light") as tab:
         answer = tab.go(addresses(shown.scene)[name])
-        if tab.page.locator("[data-live]").count():
-            with tab.page.expect_response(lambda one: one.request.headers.get("hx-request") == "true"):
-                tab.page.evaluate("htmx.trigger(document.querySelector('[data-live]'), 'refresh')")
-            tab.page.wait_for_load_state("networkidle")
-        expected = {"nothing": 404, "what cannot be read": 400}.get(name, 200)
-        # The browser itself notes a status that is an error.
-        noted = [one for one in tab.said if not (expected != 200 and "Failed to load resource" in one)]
-        assert noted == []
-        assert tab.hosts == {"127.0.0.1"}
-        assert answer.status == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_page_is_as_wide_as_the_window(browser: Any, shown: Site, name: str) -> None:
-    """On a telephone, a laptop, and a large screen; what is wider scrolls by itself."""
-    with Tab(browser, shown) as tab:
-        for width in WIDTHS:
+        is_quiet_and_offline(tab, name, answer.status)
+        every_control_is_reached_by_tab(tab)
+        for width in WIDTHS:  # of a telephone, a laptop, and a large screen; what is wider scrolls by itself
             tab.page.set_viewport_size({"width": width, "height": 900})
-            tab.go(addresses(shown.scene)[name])
-            assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+            tab.page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
+        tab.page.set_viewport_size({"width": 1_280, "height": 900})
+        axe_finds_nothing(tab)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_axe_finds_nothing(browser: Any, shown: Site, name: str) -> None:
+def is_quiet_and_offline(tab: Tab, name: str, status: int) -> None:
+    """Nothing is said on the console, also when it has refreshed itself, and no request leaves."""
+    if tab.page.locator("[data-live]").count():
+        with tab.page.expect_response(lambda one: one.request.headers.get("hx-request") == "true"):
+            tab.page.evaluate("htmx.trigger(document.querySelector('[data-live]'), 'refresh')")
+        tab.page.wait_for_load_state("networkidle")
+    expected = {"nothing": 404, "what cannot be read": 400}.get(name, 200)
+    # The browser itself notes a status that is an error.
+    noted = [one for one in tab.said if not (expected != 200 and "Failed to load resource" in one)]
+    assert noted == []
+    assert tab.hosts == {"127.0.0.1"}
+    assert status == expected
+
+
+def every_control_is_reached_by_tab(tab: Tab) -> None:
+    """In the order of the page, and each shows that it is the one."""
+    tab.page.evaluate("document.getElementById('refresh') && (document.getElementById('refresh').value = '0')")
+    wanted = min(tab.page.evaluate(_COUNT_CONTROLS), 40)
+    reached = []
+    for _ in range(wanted):
+        tab.page.keyboard.press("Tab")
+        reached.append(tab.page.evaluate(_FOCUSED))
+    assert [place for place, _ in reached] == sorted({place for place, _ in reached})
+    assert [place for place, outline in reached if outline in ("", "none")] == []
+
+
+def axe_finds_nothing(tab: Tab) -> None:
     """Names, labels, contrast, order: what can be checked by a program; in the light and in the dark."""
-    look_with_axe(browser, shown, name, 1_280)
+    tab.page.evaluate(AXE)
+    for scheme in ("light", "dark"):
+        tab.page.emulate_media(color_scheme=scheme)
+        found = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        assert [(one["id"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found["violations"]] == []
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("width", [390, 2_560])
 @pytest.mark.parametrize("name", NAMES)
-def test_axe_finds_nothing_at_other_widths(browser: Any, shown: Site, name: str, width: int) -> None:
-    look_with_axe(browser, shown, name, width)
-
-
-def look_with_axe(browser: Any, shown: Site, name: str, width: int) -> None:
+def test_a_page_of_another_width(browser: Any, shown: Site, name: str, width: int) -> None:
+    """Loaded with that width."""
     with Tab(browser, shown, width=width, color_scheme="light") as tab:
         tab.go(addresses(shown.scene)[name])
-        tab.page.evaluate(AXE)
-        for scheme in ("light", "dark"):
-            tab.page.emulate_media(color_scheme=scheme)
-            found = tab.page.evaluate("axe.run(document, {resultTypes: ['violations']})")
-            assert [(one["id"], [node["html"][:200] for node in one["nodes"][:3]]) for one in found["violations"]] == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_control_is_reached_by_tab(browser: Any, shown: Site, name: str) -> None:
-    """In the order of the page, and each shows that it is the one."""
-    with Tab(browser, shown) as tab:
-        tab.go(addresses(shown.scene)[name])
-        tab.page.evaluate("document.getElementById('refresh') && (document.getElementById('refresh').value = '0')")
-        wanted = min(tab.page.evaluate(_COUNT_CONTROLS), 40)
-        reached = []
-        for _ in range(wanted):
-            tab.page.keyboard.press("Tab")
-            reached.append(tab.page.evaluate(_FOCUSED))
-        assert [place for place, _ in reached] == sorted({place for place, _ in reached})
-        assert [place for place, outline in reached if outline in ("", "none")] == []
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        axe_finds_nothing(tab)
 
 
 _CONTROLS = "[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex=\"0\"]')]"
@@ -489,9 +484,10 @@ def button_for(tab: Tab, deed: str) -> Any:
     with tab.site.engine.connect() as connection:
         paused = connection.scalars(select(WorkflowRow.id).where(WorkflowRow.paused_at.is_not(None))).all()
     for path in [WHERE[deed]] if deed in WHERE else [*paths.values(), *rest, *(f"/workflows/{id}" for id in paused)]:
-        tab.go(path)
+        tab.page.goto(tab.site.url + path, wait_until="domcontentloaded")
         found = tab.page.locator(f'[formaction$="/act/{deed}"], form[action$="/act/{deed}"] button:not([formaction])')
         if found.count():
+            tab.page.wait_for_load_state("networkidle")
             tab.said.clear()
             return found.first
     raise AssertionError(f"no page has a button for {deed}")
