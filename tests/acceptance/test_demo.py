@@ -83,6 +83,7 @@ def test_the_demo_kills_a_worker_and_proves_that_nothing_is_lost(
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.nightly
 def test_the_demo_can_be_repeated_and_leaves_alone_what_is_not_its_own(database_url: str, tmp_path: Path) -> None:
     """The user's own jobs wait where they were, and the second run begins from the start."""
     modules(tmp_path, 1)

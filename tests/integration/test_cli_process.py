@@ -73,44 +73,52 @@ def shell(script: str, code: int) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("several", [(), ("--processes=2",)], ids="".join)
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        (["--app=nosuch"], "--app nosuch: there is no module 'nosuch'"),
-        (["--app=nosuch", "--max-jobs=5"], "--app nosuch: there is no module 'nosuch'"),  # this has a supervisor, too
-        (["--app=unresolved"], "task 'unresolved.send': "),
-        (["--app="], "there are no tasks to run: name the module that declares them, as in --app shop.tasks"),
-        (["--app=json"], "--app json: no task is declared there"),
-        (["--queue=mail:10"], "for 10 slots of the queue 'mail' write mail=10; for a queue that is named 'mail:10', "),
-        (["--queue=a=0"], "queue 'a' needs 1 to 10,000 slots, not 0"),
-        (["--queue=a\udcff=1"], r"queue 'a\udcff' holds a lone surrogate, which is no Unicode text"),
-        (["--max-memory=0"], "max_memory must be an integer from 1"),
-        (["--queue=mail=many"], "expected NAME or NAME=SLOTS"),
-        (["--queue=mail=1 slow=2"], "--queue mail=1 slow=2: expected one queue; repeat --queue"),
-        (["--queue=mail=1,slow=2"], "--queue mail=1,slow=2: expected one queue; repeat --queue"),
-        (["--schema=nothere"], "run `sa-jobqueue migrate --schema nothere`"),
-        ([f"--database-url={NOWHERE}"], "the database does not answer"),
-    ],
-    ids=lambda one: ascii("".join(one)) if isinstance(one, list) else "",
-)
-def test_a_worker_that_cannot_begin_is_one_line(
-    database_url: str,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-    several: tuple[str, ...],
-    options: list[str],
-    reason: str,
-) -> None:
-    """Neither it nor its supervisor logs anything before."""
-    if not several:
-        request.getfixturevalue("measured")
-    (tmp_path / "unresolved.py").write_text(
+NOT_BEGUN: list[tuple[list[str], str]] = [
+    (["--app=nosuch"], "--app nosuch: there is no module 'nosuch'"),
+    (["--app=nosuch", "--max-jobs=5"], "--app nosuch: there is no module 'nosuch'"),  # this has a supervisor, too
+    (["--app=unresolved"], "task 'unresolved.send': "),
+    (["--app="], "there are no tasks to run: name the module that declares them, as in --app shop.tasks"),
+    (["--app=json"], "--app json: no task is declared there"),
+    (["--queue=mail:10"], "for 10 slots of the queue 'mail' write mail=10; for a queue that is named 'mail:10', "),
+    (["--queue=a=0"], "queue 'a' needs 1 to 10,000 slots, not 0"),
+    (["--queue=a\udcff=1"], r"queue 'a\udcff' holds a lone surrogate, which is no Unicode text"),
+    (["--max-memory=0"], "max_memory must be an integer from 1"),
+    (["--queue=mail=many"], "expected NAME or NAME=SLOTS"),
+    (["--queue=mail=1 slow=2"], "--queue mail=1 slow=2: expected one queue; repeat --queue"),
+    (["--queue=mail=1,slow=2"], "--queue mail=1,slow=2: expected one queue; repeat --queue"),
+    (["--schema=nothere"], "run `sa-jobqueue migrate --schema nothere`"),
+    ([f"--database-url={NOWHERE}"], "the database does not answer"),
+]
+
+
+def named(options: object) -> str:
+    return ascii("".join(options)) if isinstance(options, list) else ""
+
+
+def begin(folder: Path, *options: str, url: str) -> str:
+    """What a worker says that cannot begin."""
+    (folder / "unresolved.py").write_text(
         "import sa_jobqueue\n@sa_jobqueue.task\ndef send(order: 'NoSuchType') -> None: ...\n"
     )
-    (tmp_path / "shop.py").write_text("import sa_jobqueue\n@sa_jobqueue.task\ndef send() -> None: ...\n")
-    app = {"SA_JOBQUEUE_APP": "shop"}
-    assert reason in one_line("work", *options, *several, url=database_url, cwd=tmp_path, env=app)
+    (folder / "shop.py").write_text("import sa_jobqueue\n@sa_jobqueue.task\ndef send() -> None: ...\n")
+    return one_line("work", *options, url=url, cwd=folder, env={"SA_JOBQUEUE_APP": "shop"})
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize(("options", "reason"), NOT_BEGUN, ids=named)
+def test_a_worker_that_cannot_begin_is_one_line(
+    database_url: str, tmp_path: Path, options: list[str], reason: str
+) -> None:
+    """It logs nothing before."""
+    assert reason in begin(tmp_path, *options, url=database_url)
+
+
+# What one process finds out before it starts others; what the others say; and what the database says.
+@pytest.mark.parametrize("place", [0, 2, 6, -2, -1], ids=lambda place: named(NOT_BEGUN[place][0]))
+def test_workers_that_cannot_begin_are_one_line(database_url: str, tmp_path: Path, place: int) -> None:
+    """Their supervisor logs nothing before, either."""
+    options, reason = NOT_BEGUN[place]
+    assert reason in begin(tmp_path, *options, "--processes=2", url=database_url)
 
 
 @pytest.mark.usefixtures("measured")

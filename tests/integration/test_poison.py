@@ -65,7 +65,13 @@ def test_arguments_that_do_not_fit(
 @pytest.mark.parametrize(("column", "slots"), [("args", BATCH), ("args", 20), ("meta", 20)])
 @pytest.mark.parametrize(
     ("numbers", "said"),
-    [(700, "91,702,107"), (9_000, "cannot be turned into text, of which at most 67,108,864 bytes are read")],
+    [
+        (700, "91,702,107"),
+        # Each takes the server seconds.
+        pytest.param(
+            9_000, "cannot be turned into text, of which at most 67,108,864 bytes are read", marks=pytest.mark.nightly
+        ),
+    ],
 )
 def test_a_row_that_unfolds(
     engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, numbers: int, said: str, column: str,

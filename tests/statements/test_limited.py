@@ -75,7 +75,7 @@ def test_keys_take_turns_and_no_claim_begins_at_the_front_again(connection: Conn
     assert all(set(turns[n : n + 4]) == {"a", "b", "c", None} for n in range(0, 20, 4))
 
 
-@pytest.mark.parametrize("free", [1, 2, 3, 7, 10, 64])
+@pytest.mark.parametrize("free", [*(pytest.param(free, marks=pytest.mark.nightly) for free in (1, 2, 7)), 3, 10, 64])
 def test_shares_are_as_the_weights(connection: Connection, free: int) -> None:
     """3 : 1 : 1 within 5 %, for claims of any size, while each key has jobs."""
     for one in ("a", "b", "c"):
