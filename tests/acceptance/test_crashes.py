@@ -114,7 +114,7 @@ def test_a_job_that_kills_its_worker_each_time_ends_failed_and_takes_no_neighbou
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [app.cancel_all_tasks, app.stop_worker])
+@pytest.mark.parametrize("task", [pytest.param(app.cancel_all_tasks, marks=pytest.mark.nightly), app.stop_worker])
 @pytest.mark.usefixtures("measured")
 def test_a_job_that_makes_its_worker_leave_each_time_ends_failed_and_takes_no_neighbour_with_it(
     shop: Shop, task: AnyTask

@@ -318,7 +318,7 @@ def test_a_worker_without_the_fence_is_caught(
     assert bool(found) <= bool(broken)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutant", "broken"),
     [(None, set()), (mutants.remove_the_fence_of_batches.__name__, {"handlers_end_before_completions"})],
@@ -363,7 +363,7 @@ def runs(folder: Path) -> list[tuple[evidence.Said, int]]:
     return [(line, begun[line.key].index(line.token) + 1) for line in lines]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutant", "broken"), [(None, set()), (mutants.split_the_claim.__name__, {"one_claim_is_valid"})]
 )
@@ -379,7 +379,7 @@ def test_a_claim_in_two_statements_is_caught(
     assert bool(found) == bool(broken)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutant", [mutants.complete_first.__name__, mutants.complete_and_die.__name__])
 def test_a_completion_before_the_handlers_commit_is_caught(
     engine: Engine, database_url: str, tmp_path: Path, mutant: str
@@ -411,7 +411,7 @@ def enqueue_once(engine: Engine, key: str) -> dict[str, Fate]:
     return {key: Fate.COMMITTED}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutant", "broken"),
     [
@@ -448,14 +448,14 @@ LATE = "UPDATE sa_jobqueue.schedule SET counts_from = counts_from - interval '3.
 PAUSE = "UPDATE sa_jobqueue.schedule SET paused_at = now()"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutant", "names", "broken"),
     [
         (None, list(workload.SCHEDULES), set()),
         (mutants.look_without_a_lock.__name__, ["each", "once"], {"each_tick_has_one_job"}),
-        pytest.param(mutants.forget_missed_ticks.__name__, ["each"], {"no_tick_is_lost"}, marks=pytest.mark.nightly),
-        pytest.param(mutants.catch_up_nothing.__name__, ["fresh"], {"no_tick_is_lost"}, marks=pytest.mark.nightly),
+        (mutants.forget_missed_ticks.__name__, ["each"], {"no_tick_is_lost"}),
+        (mutants.catch_up_nothing.__name__, ["fresh"], {"no_tick_is_lost"}),
     ],
 )
 def test_ticks_that_have_no_job_or_two_are_caught(
@@ -474,7 +474,7 @@ def test_ticks_that_have_no_job_or_two_are_caught(
         assert bool(found) == bool(broken)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutant", "broken"),
     [(None, set()), (mutants.tick_past_live_jobs.__name__, {"jobs_of_a_schedule_do_not_overlap"})],
@@ -494,7 +494,7 @@ def test_a_tick_that_does_not_look_at_the_job_before_is_caught(
         assert rules_broken(engine, tmp_path, {}) == broken
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutant", "broken"),
     [

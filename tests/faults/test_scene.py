@@ -25,7 +25,7 @@ def scene() -> Iterator[Scene]:
         yield scene
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_happens_to_jobs_that_were_there_before_a_fault_is_seen(scene: Scene) -> None:
     """Jobs vanish that were queued or running when it began, and others that had ended have their effects twice."""
     seen = scene.suffer("jobs in flight vanish", lambda: vanish(scene))
@@ -67,7 +67,7 @@ def test_an_end_that_was_not_told_is_found_although_workers_have_mended_it(scene
     assert "no_end_is_told_late" in {line.split(":")[0] for line in scene.finish()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_workers_that_do_not_come_back_break_a_promise(scene: Scene) -> None:
     """Two of three stay frozen. All three processes are there, and the third one does the work of all."""
     frozen: list[psutil.Process] = []

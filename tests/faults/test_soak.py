@@ -146,7 +146,7 @@ def small() -> dict[str, Any]:
     return {**Soak(plan, say=said.append).run(), "said": said}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_small_soak_with_the_archive_keeps_each_job_once() -> None:
     """What the workers take away is in the archive, and nowhere else."""
     plan = Plan(
