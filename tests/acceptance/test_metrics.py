@@ -26,6 +26,7 @@ from tests.support.grafana_board import expressions
 from tests.support.metrics import address_of, get, value
 from tests.support.prometheus import PROGRAM, run_prometheus
 from tests.support.waiting import wait_until
+from tests.support.working import lapse, long_healthy
 
 PROMTOOL = shutil.which("promtool")
 COMPLETED = 'sa_jobqueue_jobs_total{outcome="completed",queue="default",task="tests.acceptance.app.nothing"}'
@@ -165,9 +166,10 @@ def test_prometheus_sees_every_job_and_no_counter_going_back_while_a_worker_is_k
 ) -> None:
     """The totals are those of the database, and every expression of the board and of the alerts is answered."""
     folder = tmp_path_factory.mktemp("prometheus")
+    long_healthy(shop.engine, 20.0)
     with (
         as_file(RULES) as rules,
-        shop.work("--processes=2", "--metrics-port=0", "--queue=default=4") as worker,
+        shop.work("--processes=2", "--lease=20", "--metrics-port=0", "--queue=default=4") as worker,
         start_command("metrics", "--port=0", url=shop.url) as database,
     ):
         database.wait_for("/metrics")
@@ -186,7 +188,7 @@ def test_prometheus_sees_every_job_and_no_counter_going_back_while_a_worker_is_k
             ids = shop.add(*(enqueue(held_without_session, name) for name in "abcd"))
             killed = {name: shop.wait_said(f"started-{name}")[0] for name in "abcd"}
             os.kill(killed["a"], signal.SIGKILL)
-            shop.lose(*(id for id, name in zip(ids, "abcd", strict=True) if killed[name] == killed["a"]))
+            lapse(shop.engine, *(id for id, name in zip(ids, "abcd", strict=True) if killed[name] == killed["a"]))
             for name in "abcd":
                 if killed[name] != killed["a"]:
                     shop.go(name)

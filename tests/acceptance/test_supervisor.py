@@ -25,6 +25,7 @@ from tests.acceptance import app
 from tests.acceptance.conftest import APP, Shop
 from tests.support.commands import CLI, ROOT, Command, alive, environment, run_command, start_command
 from tests.support.waiting import wait_until
+from tests.support.working import lapse, long_healthy
 
 
 def workers(supervisor: Command) -> list[psutil.Process]:
@@ -39,10 +40,12 @@ def wait_gone(*processes: psutil.Process) -> None:
 def test_a_killed_worker_process_is_started_again(shop: Shop) -> None:
     """The job that it was running is rescued, and done by a process that lives."""
     (job_id,) = shop.add(enqueue(app.held, "a"))
-    with shop.work("--processes=2") as supervisor:
+    long_healthy(shop.engine, 20.0)
+    with shop.work("--processes=2", "--lease=20") as supervisor:  # each looks for lost jobs every 5 s
         (victim,) = shop.wait_said("started-a")
         os.kill(victim, signal.SIGKILL)
-        shop.lose(job_id)  # to the one that is started
+        wait_until(lambda: f"(pid {victim}) was ended by SIGKILL" in supervisor.output)
+        lapse(shop.engine, job_id)
         (job,) = shop.wait_for(job_id)
         assert (job.attempt, job.rescues) == (1, 1)
         wait_until(lambda: len(workers(supervisor)) == 2)
