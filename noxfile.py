@@ -31,12 +31,12 @@ def install(session: nox.Session, *groups: str, project: tuple[str, ...] = ("-e"
 def in_parallel(session: nox.Session) -> list[str]:
     """Return pytest's arguments for all processors, unless the caller says how many or asks for a debugger.
 
-    Most tests wait for processes and the server for longer than they compute: with three at a time a processor is nearly always busy.
+    A test waits for other processes as long as it computes: with two at a time a processor is nearly always busy.
     """
     said = {"-n", "--numprocesses", "--pdb", "--collect-only"}
     if any(argument.split("=")[0] in said or argument.startswith("-n") for argument in session.posargs):
         return []
-    return [f"--numprocesses={min(3 * (os.cpu_count() or 1), 8)}", "--dist=worksteal"]
+    return [f"--numprocesses={min(2 * (os.cpu_count() or 1), 8)}", "--dist=worksteal"]
 
 
 @nox.session
