@@ -267,8 +267,8 @@ def test_the_lines_of_a_process_that_was_killed_are_there(engine: Engine, url: s
     assert job_of(engine, id).status == JobStatus.RUNNING
     with engine.begin() as connection:
         connection.execute(text("UPDATE sa_jobqueue.job SET lease_expires_at = now() - interval '1 hour'"))
-    long_healthy(engine, 2.0)
-    with working(url, registry, lease=2.0):
+    long_healthy(engine)
+    with working(url, registry):
         wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
         wait_until(lambda: lines(engine, id) == [(1, "INFO", "written before the kill"), (1, "INFO", "again")])
 

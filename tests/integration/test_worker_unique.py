@@ -173,8 +173,8 @@ def test_a_rescued_job_keeps_its_key_to_its_end(engine: Engine, url: str, regist
             ),
             {"used_up": used_up},
         )
-    long_healthy(engine, 2.0)
-    with working(url, registry, lease=2.0):
+    long_healthy(engine)
+    with working(url, registry):
         wait_until(lambda: job_of(engine, again).status == JobStatus.COMPLETED)
         wait_until(lambda: job_of(engine, used_up).status == JobStatus.FAILED)
     assert keys(engine) == set()
