@@ -22,18 +22,10 @@ from sa_jobqueue.dashboard.pages.archived import ARCHIVED
 from sa_jobqueue.models import ArchivedJob, LogPart, Progress
 from tests.dashboard.test_hostile import BAD
 from tests.dashboard.test_plans import look_of, reading
-from tests.support.archiving import archived_job, move
+from tests.support.archiving import ERROR, archived_job, move
 from tests.support.browsing import Seen, Viewer
 from tests.support.factory import make_job, unfolding
 from tests.support.plans import Plan
-
-ERROR = {
-    "at": "2026-01-02T03:04:05+00:00",
-    "attempt": 1,
-    "type": "shop.Down",
-    "message": "no answer",
-    "traceback": "File x",
-}
 
 
 @pytest.fixture(autouse=True)

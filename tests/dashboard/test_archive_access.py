@@ -27,17 +27,9 @@ from sa_jobqueue.migrations import OwnTable, upgrade_database
 from sa_jobqueue.models import ArchivedJob, Job, companions_of
 from sa_jobqueue.statements import discard_jobs
 from tests.support import own_jobs
-from tests.support.archiving import archived_job, move
+from tests.support.archiving import ERROR, archived_job, move
 from tests.support.browsing import Viewer
 from tests.support.factory import make_job
-
-ERROR = {
-    "at": "2026-01-02T03:04:05+00:00",
-    "attempt": 1,
-    "type": "shop.Down",
-    "message": "no answer",
-    "traceback": "File x",
-}
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,16 @@ from sa_jobqueue.statements.archive import make_months_of
 from sa_jobqueue.store import store_of
 from tests.support.factory import make_job
 
-__all__ = ["archived_job", "move"]
+__all__ = ["ERROR", "archived_job", "move"]
+
+#: How a job that failed did so.
+ERROR = {
+    "at": "2026-01-02T03:04:05+00:00",
+    "attempt": 1,
+    "type": "shop.Down",
+    "message": "no answer",
+    "traceback": "File x",
+}
 
 
 def archived_job(engine: Engine, status: str = "completed", **columns: Any) -> int:
