@@ -13,6 +13,7 @@ from sqlalchemy import (
     ARRAY,
     CTE,
     ColumnElement,
+    DateTime,
     Executable,
     Integer,
     Select,
@@ -190,10 +191,13 @@ def make_months_of(jobs: Select[Any], *, job: type[JobMixin] = Job) -> Executabl
     return _make_months(func.array(finished.scalar_subquery()), table_of(job).schema or "")
 
 
+#: In UTC, as the months are: in the session's zone a month after January 30 is February 28, which may be March in UTC.
+_NEXT_MONTH = "(date_trunc('month', now() AT TIME ZONE 'UTC') + interval '1 month') AT TIME ZONE 'UTC'"
+
+
 def make_months_ahead(*, schema: str = SCHEMA) -> Executable:
     """The same for this month and the next one."""
-    next_month = func.now() + literal_column("interval '1 month'")
-    return _make_months(array_of([func.now(), next_month]), schema)
+    return _make_months(array_of([func.now(), literal_column(_NEXT_MONTH, DateTime(timezone=True))]), schema)
 
 
 def drop_archive_month(kept: int, *, schema: str = SCHEMA) -> Executable:

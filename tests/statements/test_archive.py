@@ -288,6 +288,20 @@ def test_this_month_and_the_next_one_are_made_once(connection: Connection) -> No
     connection.rollback()
 
 
+@pytest.mark.parametrize(
+    ("zone", "now"), [("America/Los_Angeles", "2026-01-31 03:00+00"), ("Pacific/Kiritimati", "2026-01-30 12:00+00")]
+)
+def test_the_next_month_is_the_one_in_utc(connection: Connection, zone: str, now: str) -> None:
+    """A month after the 30th is the 28th of February in the session's zone, which is March in UTC already."""
+    connection.execute(text("CREATE SCHEMA fake"))
+    connection.execute(text(f"CREATE FUNCTION fake.now() RETURNS timestamptz LANGUAGE sql RETURN timestamptz '{now}'"))
+    connection.execute(text("SET LOCAL search_path = fake, pg_catalog"))
+    connection.execute(select(func.set_config("TimeZone", zone, True)))
+    assert default_store.make_months_ahead(connection) == 2
+    assert months(connection) == ["2026_01", "2026_02"]
+    connection.rollback()
+
+
 def test_rows_lie_in_the_month_in_which_they_finished(connection: Connection, kept: str) -> None:
     """Up to its last microsecond."""
     times = [
