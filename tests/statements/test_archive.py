@@ -302,6 +302,20 @@ def test_the_next_month_is_the_one_in_utc(connection: Connection, zone: str, now
     connection.rollback()
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        "ADD CONSTRAINT mine CHECK (queue <> 'mail')",
+        "ADD COLUMN order_id text GENERATED ALWAYS AS (args ->> 'order_id') STORED",
+    ],
+)
+def test_a_new_month_has_what_the_application_has_given_the_archive(connection: Connection, given: str) -> None:
+    """Without that it could not be a part of it."""
+    connection.execute(text(f"ALTER TABLE sa_jobqueue.archived_job {given}"))
+    assert default_store.make_months_ahead(connection) == 2
+    connection.rollback()
+
+
 def test_rows_lie_in_the_month_in_which_they_finished(connection: Connection, kept: str) -> None:
     """Up to its last microsecond."""
     times = [

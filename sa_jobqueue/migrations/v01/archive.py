@@ -73,7 +73,7 @@ UP = (
     )
     """,
     # Makes the missing partitions of the months of these times, and returns how many. An empty table is attached, because CREATE TABLE
-    # ... PARTITION OF would lock out all who read and move.
+    # ... PARTITION OF would lock out all who read and move. It has what the application has given the archive: without that it could not be.
     f"""
     CREATE FUNCTION {{schema}}.make_archive_months(times timestamptz[]) RETURNS integer
     {_FRAME} AS $body$
@@ -93,7 +93,8 @@ UP = (
             -- Another worker may have made it meanwhile.
             CONTINUE WHEN to_regclass({{name}} || '.' || part) IS NOT NULL;
             EXECUTE format(
-                'CREATE TABLE %1$s.%2$s (LIKE %1$s.archived_job INCLUDING DEFAULTS INCLUDING STORAGE INCLUDING COMPRESSION)',
+                'CREATE TABLE %1$s.%2$s (LIKE %1$s.archived_job INCLUDING DEFAULTS INCLUDING GENERATED INCLUDING CONSTRAINTS '
+                    'INCLUDING STORAGE INCLUDING COMPRESSION)',
                 {{name}}, part
             );
             EXECUTE format(
