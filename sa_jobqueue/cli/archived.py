@@ -36,7 +36,8 @@ class Said(NamedTuple):
 def find_archived(session: Session, id: int) -> Any:
     """The job, what it is called, and the database's time; None if the archive has no such job."""
     found = select(ArchivedJob, reading_of(ArchivedJob), func.now()).where(ArchivedJob.id == id)
-    return session.execute(found).one_or_none()
+    # A number may be there twice, as after a restore.
+    return session.execute(found.order_by(ArchivedJob.finished_at.desc()).limit(1)).one_or_none()
 
 
 def lines_of(job: ArchivedJob) -> Sequence[LogLine]:

@@ -93,6 +93,16 @@ def test_show_finds_a_job_in_the_archive_and_says_so(url: str, archive: Archive)
     assert (line["attempt"], line["level"], line["message"]) == (1, "INFO", "it began")
 
 
+def test_of_a_number_that_is_there_twice_the_last_job_is_shown(engine: Engine, url: str, archive: Archive) -> None:
+    """As after a restore to a time before: numbers are given again."""
+    id = archive()
+    with engine.begin() as connection:
+        connection.execute(text("SELECT setval('sa_jobqueue.job_id_seq', :id, false)"), {"id": id})
+    assert archive("failed", errors=[ERROR]) == id
+    assert as_json("show", str(id), url=url)["status"] == "failed"
+    assert as_json("why", str(id), url=url)["status"] == "failed"
+
+
 def test_a_job_that_is_nowhere_is_said(engine: Engine, url: str) -> None:
     """As before; and of one that is not archived nothing is said of the archive."""
     result = invoke("show", "4711", url=url)
