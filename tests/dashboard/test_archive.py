@@ -156,6 +156,12 @@ def test_the_way_to_the_archive_is_shown_where_there_is_one(engine: Engine) -> N
     fresh.dispose()
 
 
+def test_a_time_that_python_cannot_hold_hides_no_other_job(engine: Engine) -> None:
+    """Plain SQL has written it."""
+    ids = [archived_job(engine, created_at=created) for created in ("-infinity", "infinity", timedelta(0))]
+    assert [f"/jobs/{id}" in Viewer(engine).see("/archived").links for id in ids] == [True] * 3
+
+
 def test_the_list_is_narrowed_by_a_month_and_the_filter_of_the_jobs(engine: Engine) -> None:
     now = archived_job(
         engine, "failed", queue="mail", task="send", errors=[ERROR], meta={"tags": ["vip"]}, args={"n": 1}, subject_type="Order", subject_id="7",

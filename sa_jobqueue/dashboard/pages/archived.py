@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, func, literal_column, select
 
+from ...health.one_job import clamped
 from ...lifecycle import FINISHED
 from ...objects import Subject
 from ...statements.chosen import error_type
@@ -51,8 +52,8 @@ def read_archived(look: Look) -> dict[str, Any]:
     error = error_type(job)
     statement = (
         select(
-            job.id, job.status, job.queue, job.task, job.attempt, job.max_attempts, job.created_at, job.finished_at, job.subject_type,
-            job.subject_id, error.label("error_type"), job.errors[-1]["message"].astext.label("error_message"),
+            job.id, job.status, job.queue, job.task, job.attempt, job.max_attempts, clamped(job.created_at).label("created_at"),
+            job.finished_at, job.subject_type, job.subject_id, error.label("error_type"), job.errors[-1]["message"].astext.label("error_message"),
         )
         .where(*criteria, *within)
         .order_by(job.id.desc())
