@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..models import ArchivedJob
 from .parts import array, table_of
 
-__all__ = ["archive_parts", "archived_ends", "archived_facts"]
+__all__ = ["archive_parts", "archived_ends", "archived_facts", "is_archive_locked"]
 
 _LAST: ColumnElement[Any] = literal_column("-1")
 
@@ -31,6 +31,22 @@ JOIN pg_catalog.pg_class AS part ON part.oid = tree.inhrelid
 WHERE tree.inhparent = to_regclass(quote_ident(:in_schema) || '.archived_job') AND has_any_column_privilege(tree.inhparent, 'SELECT')
     AND (row_security_active(tree.inhparent) OR NOT row_security_active(to_regclass(quote_ident(:in_schema) || '.' || quote_ident(:in_table))))
 ORDER BY part.relname DESC
+"""
+
+
+def is_archive_locked(*, schema: str) -> Executable:
+    """Whether another transaction has locked the archive, or a month of it, so that no job can be moved there; or waits for such a lock."""
+    return text(_IS_LOCKED).bindparams(in_schema=schema)
+
+
+_IS_LOCKED = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_locks AS held
+    WHERE held.locktype = 'relation' AND held.pid <> pg_backend_pid()
+        AND held.mode IN ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+        AND held.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())
+        AND held.relation IN (SELECT relid FROM pg_partition_tree(to_regclass(quote_ident(:in_schema) || '.archived_job')))
+)
 """
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, not_, select
 from sqlalchemy.exc import DBAPIError
 
 from ..log import get_logger
+from ..statements.archive import is_not_archived, make_months_of
 from ..statements.parts import FIRST_TIME
 from ..statements.prune import (
     first_over,
@@ -80,20 +81,26 @@ class Pruning(OfTables):
         seconds: float | None = None,
         after: float = FIRST_TIME,
         archive: bool = False,
+        months: bool = False,
     ) -> bool | None:
         """Delete the job whose time has been over for longest: whether it could be; None if there is none.
 
         A job that a foreign key of the application's needs stays, and so does one that cannot be deleted in time: it is
-        looked at again after a day, and is said once.
+        looked at again after a day, and is said once. Not where the archive is locked as a whole, which is no job's fault.
+
+        `months`: make the month of the archive that it needs, too. One whose month cannot be there stays then as well.
         """
-        job = self.tables.job
+        job, archived_task = self.tables.job, self.tables.archived_task
         # Locked to the end: another worker may not put off the next in its place.
         first: int | None = connection.scalars(
-            first_over(after=after, archive=archive, job=job, archived_task=self.tables.archived_task)
+            first_over(after=after, archive=archive, job=job, archived_task=archived_task)
         ).first()
         if first is None:
             return None
         this = job.__table__.c.id == first
+        if months:
+            moved = select(job.__table__.c.id).where(this, not_(is_not_archived(job, archived_task=archived_task)))
+            connection.execute(make_months_of(moved, job=job))
         try:
             with connection.begin_nested():
                 _refuse_soon(connection, seconds)
@@ -102,7 +109,10 @@ class Pruning(OfTables):
                 else:
                     connection.execute(prune_jobs(this, job=job, progress=self.tables.progress, log=self.tables.log))
         except DBAPIError as error:
-            if fault_of(error) is Fault.AWAY or is_month_missing(error):
+            fault = fault_of(error)
+            if fault is Fault.AWAY or (is_month_missing(error) and not months):
+                raise
+            if archive and fault is Fault.LATE and self.is_archive_locked(connection):
                 raise
             connection.execute(postpone_purge(this, by=timedelta(days=1), job=job))
             logger.warning("job %d cannot be deleted; it stays for another day: %s", first, error.orig)

@@ -10,6 +10,7 @@ from sqlalchemy import Connection
 from ..errors import ConfigurationError
 from ..models import Companions, Job, JobMixin, companions_of
 from ..schema import schema_on
+from ..statements.archived import is_archive_locked
 
 __all__ = ["OfTables", "Tables"]
 
@@ -64,3 +65,7 @@ class OfTables:
     def schema_on(self, connection: Connection) -> str:
         """The schema where this connection finds the tables."""
         return schema_on(connection, self.tables.job.__table__)
+
+    def is_archive_locked(self, connection: Connection) -> bool:
+        """Whether no job can be moved to the archive just now, whichever it is."""
+        return bool(connection.scalar(is_archive_locked(schema=self.schema_on(connection))))

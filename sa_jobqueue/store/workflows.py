@@ -142,11 +142,19 @@ class Workflows(OfTables):
         return int(connection.scalar(make_months_of_members(id, limit=limit, job=self.tables.job)) or 0)
 
     def prune_workflow(
-        self, connection: Connection, id: int, *, limit: int = 1_000, seconds: float, archive: bool = False
+        self,
+        connection: Connection,
+        id: int,
+        *,
+        limit: int = 1_000,
+        seconds: float,
+        archive: bool = False,
+        months: bool = False,
     ) -> int | None:
         """Delete a page of its members, and it too if that was the last. Returns how many there were; None: one cannot be deleted.
 
-        Then the workflow stays for another day. `archive`: as for `Pruning`.
+        Then the workflow stays for another day. `archive`: as for `Pruning`. `months`: those that it needs have been made: one that is
+        missing cannot be there.
         """
         try:
             with connection.begin_nested():
@@ -163,7 +171,10 @@ class Workflows(OfTables):
                     )  # fmt: skip
                 return gone
         except DBAPIError as error:
-            if fault_of(error) is Fault.AWAY or is_month_missing(error):
+            fault = fault_of(error)
+            if fault is Fault.AWAY or (is_month_missing(error) and not months):
+                raise
+            if archive and fault is Fault.LATE and self.is_archive_locked(connection):
                 raise
             connection.execute(postpone_workflow(id, workflow=self.tables.workflow))
             logger.warning("workflow %d cannot be deleted; it stays for another day: %s", id, error.orig)

@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, func, select, text
+from sqlalchemy import Engine, create_engine, func, select, text, update
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
@@ -23,6 +23,7 @@ from tests.support import own_jobs
 from tests.support.commands import ROOT
 from tests.support.factory import make_jobs, refer, users_table
 from tests.support.waiting import wait_until
+from tests.support.workflows import Flow
 from tests.support.working import add_one, services_of, working
 
 OVER = timedelta(seconds=-1)
@@ -211,6 +212,58 @@ def test_a_job_that_the_application_needs_stays_and_the_others_are_archived(
         wait_until(lambda: archived(engine) == [one for one in ids if one != ids[7]])
         wait_until(lambda: f"job {ids[7]} cannot be deleted" in caplog.text)
     assert left(engine) == [ids[7]]
+
+
+def detach_month(engine: Engine) -> None:
+    """The month of a hundred days ago is a table of its own."""
+    with engine.begin() as connection:
+        then = "now() - interval '100 days'"
+        connection.execute(text(f"SELECT sa_jobqueue.make_archive_months(ARRAY[{then}])"))
+        part = connection.scalar(text(f"SELECT 'archived_job_' || to_char(({then}) AT TIME ZONE 'UTC', 'YYYY_MM')"))
+        connection.execute(text(f"ALTER TABLE sa_jobqueue.archived_job DETACH PARTITION sa_jobqueue.{part}"))
+
+
+def test_jobs_whose_month_was_detached_keep_no_others(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They stay, and are said; a workflow of such jobs, too."""
+    detach_month(engine)
+    before: dict[str, Any] = {"finished_at": timedelta(days=-100), "purge_at": timedelta(hours=-1)}
+    old, ids, plain = finished(engine, 2, **before), finished(engine, 3), finished(engine, 3, task="plain")
+    with engine.begin() as connection:
+        flow = Flow(connection, "a", retain=60)
+        flow.complete("a")
+        of_flow = {"task": "kept", "finished_at": func.now() - timedelta(days=100)}
+        connection.execute(update(Job).where(Job.id == flow.job("a")).values(of_flow))
+        connection.execute(text("UPDATE sa_jobqueue.workflow SET purge_at = now() - interval '1 s'"))
+        member, workflow = flow.job("a"), flow.id
+    with working(url, registry, **FAST):
+        wait_until(lambda: archived(engine) == ids and set(plain).isdisjoint(left(engine)))
+        said = [*(f"job {one} cannot be deleted" for one in old), f"workflow {workflow} cannot be deleted"]
+        wait_until(lambda: all(one in caplog.text for one in said))
+    assert {*old, member} <= set(left(engine))
+
+
+def test_a_month_that_is_locked_puts_no_job_off(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are moved when the lock is gone."""
+    with engine.begin() as connection:
+        default_store.make_months_ahead(connection)
+        month = connection.scalar(text("SELECT 'archived_job_' || to_char(now() AT TIME ZONE 'UTC', 'YYYY_MM')"))
+    ids, tries = finished(engine, 20), [0]
+
+    def tried(*given: Any, first: Any = default_store.prune_first, **options: Any) -> Any:
+        tries[0] += 1
+        return first(*given, **options)
+
+    monkeypatch.setattr(default_store, "prune_first", tried)
+    with engine.connect() as lock:
+        lock.execute(text(f"LOCK TABLE sa_jobqueue.{month} IN SHARE MODE"))
+        with working(url, registry, **FAST):
+            wait_until(lambda: tries[0] > 1)
+            lock.rollback()
+            wait_until(lambda: archived(engine) == ids)
 
 
 def test_two_workers_at_once_make_the_months_and_move_each_job_once(

@@ -61,7 +61,7 @@ from sa_jobqueue.statements import (
 from sa_jobqueue.statements.admin import held_by
 from sa_jobqueue.statements.apply import written_before
 from sa_jobqueue.statements.archive import declare_archived, drop_archive_month, make_months_ahead
-from sa_jobqueue.statements.archived import archive_parts, archived_ends, archived_facts
+from sa_jobqueue.statements.archived import archive_parts, archived_ends, archived_facts, is_archive_locked
 from sa_jobqueue.statements.arguments import complete_arguments
 from sa_jobqueue.statements.backlog import arrivals, count_by_queue, running_jobs, schedule_lag
 from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
@@ -404,6 +404,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "job_facts": lambda: job_facts([7]),
     "archive_parts": lambda: archive_parts(schema="sa_jobqueue", table="job"),
     "archived_facts": lambda: archived_facts(7),
+    "is_archive_locked": lambda: is_archive_locked(schema="sa_jobqueue"),
     "complete_member": lambda: complete_job(id=1, token=1, retain=None, in_workflow=True),
     "retry_workflow": lambda: retry_workflow(7, from_node=8),
     "workflow_nodes": lambda: workflow_nodes(7),

@@ -28,7 +28,10 @@ MONTHS = text(
 )
 DROP_MONTHS = """
     DO $$ DECLARE part text; BEGIN
-        FOR part IN SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'sa_jobqueue.archived_job'::regclass LOOP
+        FOR part IN
+            SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'sa_jobqueue.archived_job'::regclass
+            UNION SELECT oid::regclass::text FROM pg_class WHERE relkind = 'r' AND relname ~ '^archived_job_[0-9]{4}_'
+        LOOP
             EXECUTE 'DROP TABLE ' || part;
         END LOOP;
     END $$
@@ -233,6 +236,49 @@ def test_a_job_that_the_archive_has_already_stays_and_is_said(
     assert (archived(connection), sorted(statuses(connection))) == ([id], [id])
 
 
+def detach_month(connection: Connection) -> None:
+    """The month of `OLD` is a table of its own, as an operator has it who keeps it elsewhere."""
+    connection.execute(text("SELECT sa_jobqueue.make_archive_months(ARRAY[now() - interval '400 days'])"))
+    month = months(connection)[0]
+    connection.execute(text(f"ALTER TABLE sa_jobqueue.archived_job DETACH PARTITION sa_jobqueue.archived_job_{month}"))
+    connection.commit()
+
+
+def test_a_job_whose_month_was_detached_stays_and_is_said(
+    connection: Connection, kept: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """There is a table of its name, so it cannot be made; the jobs behind it are moved."""
+    detach_month(connection)
+    (old,) = make_jobs(connection, 1, "completed", task=kept, finished_at=OLD, purge_at=OVER * 2)
+    ids = make_jobs(connection, 2, "completed", task=kept, finished_at=-timedelta(days=100), purge_at=OVER)
+    connection.commit()
+    done = [default_store.prune_first(connection, archive=True, months=True) for _ in range(4)]
+    assert done == [False, True, True, None]
+    assert (archived(connection), sorted(statuses(connection))) == (ids, [old])
+    assert f"job {old} cannot be deleted" in caplog.text
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_locked_archive_puts_no_job_off(
+    connection: Connection, other: Connection, kept: str, whole: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An index that is built on it, say: they are moved when it is done."""
+    (id,) = make_jobs(connection, 1, "completed", task=kept, purge_at=OVER)
+    connection.commit()
+    purge_at = row(connection, id).purge_at
+    part = "archived_job" if whole else f"archived_job_{months(connection)[0]}"
+    other.execute(text(f"LOCK TABLE sa_jobqueue.{part} IN SHARE MODE"))
+    connection.execute(text("SET LOCAL lock_timeout = '50ms'"))
+    with pytest.raises(DBAPIError) as caught:
+        default_store.prune_first(connection, archive=True)
+    assert fault_of(caught.value) is Fault.LATE
+    connection.rollback()
+    assert row(connection, id).purge_at == purge_at
+    assert caplog.text == ""
+    other.rollback()
+    assert default_store.prune_first(connection, archive=True) is True
+
+
 # ---- the members of workflows
 
 
@@ -268,6 +314,30 @@ def test_a_month_is_made_for_members_as_well(connection: Connection) -> None:
     connection.rollback()
     assert default_store.make_months_of_members(connection, flow.id) == 1
     assert default_store.prune_workflow(connection, flow.id, seconds=5, archive=True) == 1
+
+
+def test_members_whose_month_was_detached_stay_with_their_workflow(
+    connection: Connection, other: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For another day, and it is said. Not where the archive is locked, which is over soon."""
+    default_store.declare_archived(connection, ["a_task"], [])
+    detach_month(connection)
+    flow = Flow(connection, "a", retain=60)
+    flow.complete("a")
+    connection.execute(text("UPDATE sa_jobqueue.job SET finished_at = now() - interval '400 days'"))
+    connection.execute(text("UPDATE sa_jobqueue.workflow SET purge_at = now() - interval '1 s'"))
+    connection.commit()
+    other.execute(text("LOCK TABLE sa_jobqueue.archived_job IN SHARE MODE"))
+    connection.execute(text("SET LOCAL lock_timeout = '50ms'"))
+    with pytest.raises(DBAPIError) as caught:
+        default_store.prune_workflow(connection, flow.id, seconds=5, archive=True, months=True)
+    assert fault_of(caught.value) is Fault.LATE
+    connection.rollback()
+    other.rollback()
+    assert default_store.workflows_over(connection) == [flow.id]
+    assert default_store.prune_workflow(connection, flow.id, seconds=5, archive=True, months=True) is None
+    assert default_store.workflows_over(connection) == []
+    assert f"workflow {flow.id} cannot be deleted" in caplog.text
 
 
 # ---- months

@@ -70,7 +70,7 @@ class KeepArchive(Chore):
         """Declare, make, drop; each in a transaction of its own."""
         if self._add or self._remove:
             self._declare(connection)
-        if self.is_used and not self.make(connection, self._connector.store.make_months_ahead):
+        if self.is_used and self.make(connection, self._connector.store.make_months_ahead) is None:
             self.at = monotonic() + _LOCKED
         if self._months is not None and not self._drop(connection, self._months):
             self.at = monotonic() + _LOCKED
@@ -96,17 +96,16 @@ class KeepArchive(Chore):
         self.is_used = self.is_used or bool(self._add)
         self._add = self._remove = frozenset()
 
-    def make(self, connection: Connection, make: Callable[[Connection], int]) -> bool:
-        """Let `make` make months. False: another transaction is in the way, so try again later."""
+    def make(self, connection: Connection, make: Callable[[Connection], int]) -> int | None:
+        """Let `make` make months, and return how many. None: another transaction is in the way, so try again later."""
         try:
             with self._connector.begin_one(connection):
-                make(connection)
+                return make(connection)
         except DBAPIError as error:
             if fault_of(error) is not Fault.LATE:
                 raise
             logger.debug("a month of the archive is made later: %s", error.orig)
-            return False
-        return True
+            return None
 
     def _drop(self, connection: Connection, months: int) -> bool:
         """Drop the months that were kept long enough; False: another transaction is in the way."""

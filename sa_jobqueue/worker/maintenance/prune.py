@@ -53,7 +53,7 @@ class Prune(Chore):
                     more = grows = jobs == page
                     self._after, self._reached = reached, max(reached, self._reached)
                 else:
-                    deleted = self._connector.store.prune_first(connection, **options)
+                    deleted = self._connector.store.prune_first(connection, months=self._archive.is_used, **options)
                     more, grows = deleted is not None, deleted is True  # those that cannot be deleted come together
         except DBAPIError as error:
             if is_month_missing(error):
@@ -78,4 +78,7 @@ class Prune(Chore):
     def _make_months(self, connection: Connection, page: int) -> bool:
         """Make the months of the archive that this page needs. Whether to try it again now."""
         store, after = self._connector.store, self._after
-        return self._archive.make(connection, lambda own: store.make_months_of_page(own, limit=page, after=after))
+        made = self._archive.make(connection, lambda own: store.make_months_of_page(own, limit=page, after=after))
+        if made == 0:  # another worker has made them, or there is a table of that name which is no part of the archive
+            self._page = max(page // 10, 1)
+        return made is not None

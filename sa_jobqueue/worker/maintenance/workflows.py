@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from time import monotonic
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
-from ...store import FIRST_ID, is_month_missing
+from ...store import FIRST_ID, Fault, fault_of, is_month_missing
 from ..connections.service import Connector
 from ..running.touched import TouchedWorkflows
 from .archive import KeepArchive
@@ -76,19 +77,24 @@ class KeepWorkflows(Chore):
             if len(over) < _WORKFLOWS:
                 return False
 
-    def _prune_page(self, connection: Connection, workflow: int) -> int | None:
-        """Delete a page of its members. Returns how many there were; None: no more of it can be deleted now."""
-        store, archive = self._connector.store, {"archive": True} if self._archive.is_used else {}
+    def _prune_page(self, connection: Connection, workflow: int, *, months: bool = False) -> int | None:
+        """Delete a page of its members. Returns how many there were; None: no more of it can be deleted now. `months`: those of the
+        archive that it needs have just been made.
+        """
+        store = self._connector.store
+        options: dict[str, Any] = {"limit": _PAGE, "seconds": self._connector.lease / 4, "months": months}
+        if self._archive.is_used:
+            options["archive"] = True
         try:
             with self._connector.begin(connection):
-                return store.prune_workflow(
-                    connection, workflow, limit=_PAGE, seconds=self._connector.lease / 4, **archive
-                )
+                return store.prune_workflow(connection, workflow, **options)
         except DBAPIError as error:
+            if fault_of(error) is Fault.LATE:  # the archive is locked
+                return None
             if not is_month_missing(error):
                 raise
         made = self._archive.make(connection, lambda own: store.make_months_of_members(own, workflow, limit=_PAGE))
-        return _PAGE if made else None
+        return None if made is None else self._prune_page(connection, workflow, months=True)
 
     def _heal(self, connection: Connection, turn: Turn) -> bool:
         # One page in each turn: most of these have ended long ago.
