@@ -128,11 +128,14 @@ def test_what_was_refused_is_tried_once_more_when_the_worker_leaves(
     assert runs == [0]
 
 
-@pytest.mark.parametrize("what", ["RAISE EXCEPTION 'not this one'", "PERFORM pg_sleep(60)"])
-def test_a_job_whose_lease_cannot_be_renewed_costs_the_others_no_lease(
-    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, what: str
+@pytest.mark.parametrize(
+    ("what", "number"),
+    [("RAISE EXCEPTION 'not this one'", 1), ("PERFORM pg_sleep(60)", 1), ("PERFORM pg_sleep(60)", 8)],
+)
+def test_jobs_whose_leases_cannot_be_renewed_cost_the_others_no_lease(
+    engine: Engine, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, what: str, number: int
 ) -> None:
-    """A trigger of the application's refuses it, or takes too long. The others would be rescued, would run again, and after five
+    """A trigger of the application's refuses them, or takes too long. The others would be rescued, would run again, and after five
     times would be failed.
     """
     runs, end = [], threading.Event()
@@ -140,19 +143,23 @@ def test_a_job_whose_lease_cannot_be_renewed_costs_the_others_no_lease(
     @task(registry=registry, name="runs")
     def handler(n: int) -> None:
         runs.append(n)
-        end.wait(PATIENCE)
+        end.wait(3 * PATIENCE)
 
-    bad, *_ = fill(engine, 4)
-    refuse(engine, f"old.id = {bad} AND old.status = 'running' AND new.status = 'running'", what)
-    with working(
-        url, registry, lease=8.0, queues={"default": 5}
-    ):  # with half of it, a busy machine renews the others too late
-        wait_until(lambda: runs.count(0) == 2)
+    ids = fill(engine, 4 + 2 * number)
+    bad = ids[: 2 * number : 2]
+    refuse(
+        engine,
+        f"old.id = ANY ('{{{','.join(map(str, bad))}}}') AND old.status = 'running' AND new.status = 'running'",
+        what,
+    )
+    with working(url, registry, lease=12.0, queues={"default": 2 * len(ids)}):
+        wait_until(lambda: all(runs.count(n) == 2 for n in range(0, 2 * number, 2)), 2 * PATIENCE)
         mend(engine)
         end.set()
-        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == 4)
-    assert sorted(runs) == [0, 0, 1, 2, 3]
-    assert f"job {bad}: its lease cannot be renewed" in caplog.text
+        wait_until(lambda: count(engine, JobStatus.COMPLETED, "runs") == len(ids))
+    assert sorted(runs) == sorted([*range(len(ids)), *range(0, 2 * number, 2)])
+    for one in bad:
+        assert f"job {one}: its lease cannot be renewed" in caplog.text
 
 
 @pytest.mark.parametrize("number", [1, 8])

@@ -28,7 +28,8 @@ class Renewal(Chore):
     """Renews what was claimed or renewed more than a third of a lease ago.
 
     A trigger of the application's may refuse one row, or make it take too long, and would keep all leases from being renewed.
-    So after a failure fewer are renewed at a time, and a job whose lease cannot be renewed is tried alone, after all others.
+    So after a failure fewer are renewed at a time, and a job whose lease cannot be renewed is tried alone, after all others. Where
+    one took too long, the rest is renewed one by one and gets less time each: others may take as long, and leases run out meanwhile.
     """
 
     def __init__(self, connector: Connector, runs: Runs) -> None:
@@ -36,7 +37,9 @@ class Renewal(Chore):
         self._connector, self._runs = connector, runs
         self._seconds = max(connector.lease / 8, 1.0)
         """For one statement: less than the deadline of maintenance."""
+        self._seconds_alone = max(self._seconds / 4, 0.5)
         self._page = _PAGE
+        self._one_by_one = False
         self._refused: set[Run] = set()
 
     def do(self, connection: Connection, turn: Turn) -> bool:
@@ -47,25 +50,31 @@ class Renewal(Chore):
         while others:
             part = others[: self._page]
             if (error := self._try(connection, part)) is None:
-                self._page = min(2 * self._page, _PAGE)
+                if not self._one_by_one:
+                    self._page = min(2 * self._page, _PAGE)
                 del others[: len(part)]
-            elif len(part) > 1:  # where time is the matter, another try of some takes as long
-                self._page = 1 if fault_of(error) is Fault.LATE else len(part) // 2
             else:
-                self._refuse(others.pop(0), error)
-            if turn.is_over:
-                return bool(others)
+                if fault_of(error) is Fault.LATE:  # where time is the matter, another try of some takes as long
+                    self._one_by_one = True
+                if len(part) > 1:
+                    self._page = 1 if self._one_by_one else len(part) // 2
+                else:
+                    self._refuse(others.pop(0), error)
+            if turn.is_over and others:
+                return True
+        self._one_by_one = False
         for run in random.sample(list(self._refused), len(self._refused)):
             if turn.is_over:
                 break
-            if self._try(connection, [run]) is None:
+            if self._try(connection, [run], refused=True) is None:
                 self._refused.remove(run)
         return False
 
-    def _try(self, connection: Connection, part: list[Run]) -> DBAPIError | None:
+    def _try(self, connection: Connection, part: list[Run], *, refused: bool = False) -> DBAPIError | None:
         """Renew these leases. Returns the error if one of them may be why the database refuses."""
+        seconds = self._seconds_alone if self._one_by_one or refused else self._seconds
         try:
-            self._renew(connection, part)
+            self._renew(connection, part, seconds)
         except DBAPIError as error:
             if fault_of(error) is Fault.AWAY:
                 raise
@@ -77,11 +86,11 @@ class Renewal(Chore):
             logger.error("job %d: its lease cannot be renewed: %s", run.job.id, error.orig)
         self._refused.add(run)
 
-    def _renew(self, connection: Connection, part: list[Run]) -> None:
+    def _renew(self, connection: Connection, part: list[Run], seconds: float) -> None:
         now = monotonic()
         held = {run.job.id: run.job.claim_token for run in part}
         with self._connector.begin(connection):
-            renewal = self._connector.store.renew(connection, held, lease=self._connector.lease, seconds=self._seconds)
+            renewal = self._connector.store.renew(connection, held, lease=self._connector.lease, seconds=seconds)
         for run in part:
             if run.job.id in renewal.lost:
                 self._lose(run)
