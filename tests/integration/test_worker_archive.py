@@ -266,6 +266,21 @@ def test_a_month_that_is_locked_puts_no_job_off(
             wait_until(lambda: archived(engine) == ids)
 
 
+def test_the_month_of_a_job_behind_those_that_others_hold_is_made(
+    engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page skips those, and what makes its months does not: so each job is taken by itself."""
+    monkeypatch.setattr("sa_jobqueue.worker.maintenance.prune._PAGE", 10)
+    held = finished(engine, 10, purge_at=timedelta(hours=-1))
+    ids = finished(engine, 2, finished_at=timedelta(days=-100))
+    with engine.connect() as holder:
+        holder.execute(select(Job.id).where(Job.id.in_(held)).with_for_update(key_share=True, read=True))
+        with working(url, registry, **FAST):
+            wait_until(lambda: archived(engine) == ids)
+            holder.rollback()
+            wait_until(lambda: archived(engine) == [*held, *ids])
+
+
 def test_two_workers_at_once_make_the_months_and_move_each_job_once(
     engine: Engine, url: str, registry: Registry
 ) -> None:
