@@ -1,0 +1,13 @@
+"""Variations of a test that are too many for each change: `nox -s slow` runs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from _pytest.mark import ParameterSet
+
+
+def nightly(*values: Any) -> list[ParameterSet]:
+    """Parameters that only the nightly run has, one for each of `values`."""
+    return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
