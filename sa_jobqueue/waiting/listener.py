@@ -72,8 +72,9 @@ class Listener:
     Only its thread keeps an engine from being collected.
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, pool: Pool) -> None:
         self._store = store
+        self._pool = weakref.ref(pool)  # it refers to the engine
         self._lock = threading.Lock()  # of all below
         self._waiters: dict[int, list[Waiter]] = {}
         """By the job."""
@@ -208,6 +209,9 @@ class Listener:
     def is_ending(self) -> bool:
         return self._is_ending
 
+    def is_disposed_of(self, engine: Engine) -> bool:
+        return self._pool() is not engine.pool  # a disposal gives the engine another pool
+
     def cannot_tell(self, job_id: int, error: Exception) -> None:
         """A job has ended, and its row cannot be read."""
         unread = ResultError(
@@ -246,10 +250,11 @@ def listener_of(engine: Engine, job: type[JobMixin]) -> Listener:
     """
     translate = engine.get_execution_options().get("schema_translate_map") or {}
     key: _Key = (job, frozenset(translate.items()))
+    pool = engine.pool
     with _lock:
-        of_pool = _listeners.setdefault(engine.pool, {})
+        of_pool = _listeners.setdefault(pool, {})
         if key not in of_pool:
-            of_pool[key] = Listener(store_of(job))
+            of_pool[key] = Listener(store_of(job), pool)
         return of_pool[key]
 
 

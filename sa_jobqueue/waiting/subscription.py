@@ -56,6 +56,10 @@ class Waiters(Protocol):
         """Whether the process ends."""
         ...
 
+    def is_disposed_of(self, engine: Engine) -> bool:
+        """Whether the engine was disposed of since they began to wait: then no connection is expected to stay open."""
+        ...
+
     def wanted(self) -> set[int]:
         """The jobs that are awaited."""
         ...
@@ -141,8 +145,6 @@ class Subscription:
 
     def _loop(self) -> None:
         idle_since: float | None = None
-        # The engine gets another pool when it is disposed of. Then no connection is expected to stay open.
-        pool = self._engine.pool
         ended: set[int] = set()
         while True:
             wanted = self._waiters.wanted()
@@ -153,7 +155,7 @@ class Subscription:
                 idle_since = None
             else:
                 idle_since = idle_since or monotonic()
-                is_over = monotonic() >= idle_since + _LINGER or pool is not self._engine.pool
+                is_over = monotonic() >= idle_since + _LINGER or self._waiters.is_disposed_of(self._engine)
                 if (is_over or self._waiters.is_ending) and self._waiters.ends_here():
                     return
             ended = self._receiver.sleep(max(self._next_at(idle_since) - monotonic(), 0.0))

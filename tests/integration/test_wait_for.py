@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
@@ -473,7 +473,7 @@ def test_an_engine_that_was_waited_by_can_be_collected(engine: Engine, url: str,
 def test_an_engine_that_is_disposed_of_leaves_no_connection(
     monkeypatch: pytest.MonkeyPatch, engine: Engine, database_url: str
 ) -> None:
-    """Else a database could not be dropped for a few seconds after the last wait."""
+    """Otherwise a database could not be dropped for a few seconds after the last wait."""
     if pooler.is_pooled(database_url):
         pytest.skip("its connections are the pooler's")
     monkeypatch.setattr(subscription, "_LINGER", 3_600.0)
@@ -494,6 +494,26 @@ def test_an_engine_that_is_disposed_of_leaves_no_connection(
         engine.dispose()
         asyncio.run(scenario())
         wait_until(lambda: backends(watching) <= before)
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+def test_an_engine_that_is_disposed_of_while_its_connection_is_made_leaves_none(
+    monkeypatch: pytest.MonkeyPatch, engine: Engine, url: str, driver: str
+) -> None:
+    """On a slow machine a wait may be over, and the engine disposed of, before the connection is there."""
+    monkeypatch.setattr(subscription, "_LINGER", 3_600.0)
+    id, disposed = running(engine), threading.Event()
+    options = pooler.engine_options(driver_url(url, driver))
+    own: Any = (create_engine if driver == "psycopg" else create_async_engine)(driver_url(url, driver), **options)
+    sync = own if driver == "psycopg" else own.sync_engine
+    event.listen(sync, "do_connect", lambda *_: disposed.wait(PATIENCE) and None)
+
+    with pytest.raises(WaitTimeout):
+        _ = wait_for(own, id, timeout=0.01) if own is sync else asyncio.run(_waited(own, [id], 0.01))
+    sync.dispose()
+    disposed.set()
+
+    wait_until(lambda: not [one for one in threading.enumerate() if one.name == "sa-jobqueue waiting"])
 
 
 def test_nothing_is_told_of_a_job_that_nobody_waits_for(engine: Engine, database_url: str) -> None:
