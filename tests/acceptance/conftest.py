@@ -13,15 +13,17 @@ import pytest
 from sqlalchemy import Engine, create_engine, select
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Job, JobStatus
+from sa_jobqueue import Job, JobStatus, Worker
 from sa_jobqueue.models import SCHEMA
-from tests.acceptance.app import Base, Effect
+from tests.acceptance.app import Base, Effect, registry
 from tests.support import pooler
 from tests.support.commands import Command, start_command
 from tests.support.waiting import PATIENCE, wait_until
-from tests.support.working import add, lapse, long_healthy
+from tests.support.working import add, lapse, long_healthy, working
 
 APP = "tests.acceptance.app:registry"
+#: Options of one worker process under a supervisor, where it is not about several.
+ONE = ("--processes=1", "--max-jobs=1000000")
 
 
 @dataclass
@@ -53,6 +55,12 @@ class Shop:
                 for process in family:
                     with suppress(psutil.NoSuchProcess):
                         process.kill()
+
+    @contextmanager
+    def work_here(self, **options: Any) -> Generator[Worker]:
+        """A worker in the test's own process: for what comes after another worker's death, whoever does it."""
+        with working(self.url, registry, **options) as worker:
+            yield worker
 
     # ---- jobs
 
@@ -130,8 +138,9 @@ class Shop:
 
 
 @pytest.fixture
-def shop(database_url: str, tmp_path: Path) -> Iterator[Shop]:
+def shop(database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """The application on a database of its own."""
+    monkeypatch.setenv("ACCEPTANCE_FOLDER", str(tmp_path))
     engine = create_engine(database_url, **pooler.engine_options(database_url))
     Base.metadata.create_all(engine)
     yield Shop(database_url, engine, tmp_path)

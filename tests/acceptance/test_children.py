@@ -19,6 +19,7 @@ from sa_jobqueue.migrations import upgrade_database
 from tests.acceptance.conftest import Shop
 from tests.support import heavy
 from tests.support.commands import ROOT, start_command
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 
 HEAVY = "tests.support.heavy:registry"
@@ -41,7 +42,7 @@ def is_gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("name", ["held", "matching"])
+@pytest.mark.parametrize("name", ["matching", *nightly("held")])
 def test_the_children_of_a_worker_that_is_killed_die_with_it(heavy_shop: Shop, name: str) -> None:
     """By kill -9 while a handler computes, also in C code that lets no other thread run. Another worker does the job."""
     shop, handler = heavy_shop, {"held": heavy.held, "matching": heavy.match_for_ever}[name]
@@ -105,11 +106,11 @@ def test_signals_are_the_workers(heavy_shop: Shop) -> None:
 def test_a_drain_waits_for_children(heavy_shop: Shop) -> None:
     """`--drain` ends when nothing is due: their jobs have ended by then. Children are replaced meanwhile."""
     shop = heavy_shop
-    ids = shop.add(*(enqueue(heavy.effect, str(number)) for number in range(5)))
-    with shop.work("--drain", "--queue=default=2", "--max-child-jobs=2", app=HEAVY) as worker:
+    ids = shop.add(*(enqueue(heavy.effect, str(number)) for number in range(3)))
+    with shop.work("--drain", "--queue=default=1", "--max-child-jobs=2", app=HEAVY) as worker:
         assert worker.wait() == 0
     assert {shop.job(id).status for id in ids} == {JobStatus.COMPLETED}
-    assert notes(shop) == list("01234")
+    assert notes(shop) == list("012")
 
 
 # ---- scripts, and sessions
@@ -189,19 +190,15 @@ def make_worker() -> Worker:
     return Worker(engine, {"default": 2}, registry=own_registry, settings=WorkerSettings(poll=0.1))
 
 
-def test_an_engine_that_was_given_does_not_reach_a_child(heavy_shop: Shop) -> None:
-    """Its options and listeners would be lost: ctx.session refuses, and says what to do."""
+@pytest.mark.parametrize("given", ["engine", *nightly("sessionmaker")])
+def test_neither_an_engine_nor_a_sessionmaker_of_the_workers_own_reaches_a_child(heavy_shop: Shop, given: str) -> None:
+    """Its options and listeners would be lost: ctx.session refuses, and says what to do. Only the registry's sessionmaker
+    does, because the child imports it.
+    """
     (id,) = heavy_shop.add(enqueue("children.named", note="a"))
-    worker = Worker(heavy_shop.engine, {"default": 2}, registry=own_registry)
-    worker.run(until_idle=True)
+    maker = sessionmaker(heavy_shop.engine, class_=Session) if given == "sessionmaker" else None
+    database = heavy_shop.engine if given == "engine" else heavy_shop.url
+    Worker(database, {"default": 2}, registry=own_registry, sessionmaker=maker).run(until_idle=True)
     job = heavy_shop.job(id)
     assert [error["type"] for error in job.errors] == ["sa_jobqueue.errors.SessionUnavailable"]
     assert "give it a URL, or set Registry(sessionmaker=...)" in job.errors[0]["message"]
-
-
-def test_a_sessionmaker_of_the_workers_own_does_not_reach_a_child(heavy_shop: Shop) -> None:
-    """Only the registry's does, because the child imports it."""
-    (id,) = heavy_shop.add(enqueue("children.named", note="a"))
-    maker = sessionmaker(heavy_shop.engine, class_=Session)
-    Worker(heavy_shop.url, {"default": 2}, registry=own_registry, sessionmaker=maker).run(until_idle=True)
-    assert [error["type"] for error in heavy_shop.job(id).errors] == ["sa_jobqueue.errors.SessionUnavailable"]

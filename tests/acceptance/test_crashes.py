@@ -16,6 +16,7 @@ from sa_jobqueue.statements import release_jobs
 from sa_jobqueue.tasks import AnyTask
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 
 NOBODY_SPEAKS = text(
@@ -24,57 +25,70 @@ NOBODY_SPEAKS = text(
 )
 
 
-@pytest.mark.parametrize("held", [app.held, app.held_async])
-def test_a_job_of_a_killed_worker_is_rescued_and_runs_once_more(shop: Shop, held: AnyTask) -> None:
-    """The crash costs no attempt; it is counted as a rescue and written down."""
-    (job_id,) = shop.add(enqueue(held, "a"))
+def add_held(shop: Shop) -> tuple[int, int]:
+    """A job for a thread and one for the event loop, which wait for the test as "a" and "b"."""
+    sync_id, async_id = shop.add(enqueue(app.held, "a"), enqueue(app.held_async, "b"))
+    return sync_id, async_id
+
+
+def wait_started(shop: Shop) -> None:
+    for name in "ab":
+        shop.wait_said(f"started-{name}")
+
+
+def test_a_job_of_a_killed_worker_is_rescued_and_runs_once_more(shop: Shop) -> None:
+    """The crash costs no attempt; it is counted as a rescue and written down. On a thread and on the event loop."""
+    ids = add_held(shop)
     with shop.work() as first:
-        shop.wait_said("started-a")
+        wait_started(shop)
         first.kill()
-        shop.lose(job_id)
-        with shop.work() as second:
-            (job,) = shop.wait_for(job_id)
-    assert (job.attempt, job.rescues, job.claims) == (1, 1, 2)
-    assert [error["type"] for error in job.errors] == ["WorkerLost"]
-    assert [effect.pid for effect in shop.effects()] == [second.pid]
+        shop.lose(*ids)
+        with shop.work_here():
+            jobs = shop.wait_for(*ids)
+    assert [(job.attempt, job.rescues, job.claims) for job in jobs] == [(1, 1, 2)] * 2
+    assert [[error["type"] for error in job.errors] for job in jobs] == [["WorkerLost"]] * 2
+    assert [effect.pid for effect in shop.effects()] == [os.getpid()] * 2
 
 
-@pytest.mark.parametrize("held", [app.held, app.held_async])
-def test_a_worker_that_slept_past_its_lease_writes_nothing_any_more(shop: Shop, held: AnyTask) -> None:
-    """SIGSTOP, another worker takes over, SIGCONT: neither the zombie's writes nor its completion count."""
-    (job_id,) = shop.add(enqueue(held, "a"))
+def test_a_worker_that_slept_past_its_lease_writes_nothing_any_more(shop: Shop) -> None:
+    """SIGSTOP, another worker takes over, SIGCONT: neither the zombie's writes nor its completions count."""
+    ids = add_held(shop)
     with shop.work() as zombie:
-        shop.wait_said("started-a")
+        wait_started(shop)
         zombie.send(signal.SIGSTOP)
-        shop.lose(job_id)
-        with shop.work() as second:
-            (done,) = shop.wait_for(job_id)
+        shop.lose(*ids)
+        with shop.work_here():
+            done = shop.wait_for(*ids)
             shop.go("a")
+            shop.go("b")
             zombie.send(signal.SIGCONT)
             # An async handler may be cancelled before it comes to its end.
-            wait_until(lambda: len(shop.pids("ended-a")) == 2 or f"job {job_id}: its lease is lost" in zombie.output)
+            for id, name in zip(ids, "ab", strict=True):
+                lost, ended = f"job {id}: its lease is lost", f"ended-{name}"
+                wait_until(lambda lost=lost, ended=ended: len(shop.pids(ended)) == 2 or lost in zombie.output)  # type: ignore[misc]
             zombie.send(signal.SIGTERM)
             assert zombie.wait() == 0
-        assert [effect.pid for effect in shop.effects()] == [second.pid]
-        job = shop.job(job_id)
-        assert (job.status, job.attempt, job.rescues, job.claims) == (JobStatus.COMPLETED, 1, 1, 2)
-        assert (job.finished_at, job.worker) == (done.finished_at, done.worker)
+        assert [effect.pid for effect in shop.effects()] == [os.getpid()] * 2
+        for job, before in zip(map(shop.job, ids), done, strict=True):
+            assert (job.status, job.attempt, job.rescues, job.claims) == (JobStatus.COMPLETED, 1, 1, 2)
+            assert (job.finished_at, job.worker) == (before.finished_at, before.worker)
 
 
-@pytest.mark.parametrize("held", [app.held, app.held_async])
-def test_a_handler_that_lost_its_claim_leaves_no_writes(shop: Shop, held: AnyTask) -> None:
-    """The claim went to another run while this one was busy; only that one's writes are kept."""
-    (job_id,) = shop.add(enqueue(held, "a"))
+def test_a_handler_that_lost_its_claim_leaves_no_writes(shop: Shop) -> None:
+    """The claim went to another run while this one was busy; only that one's writes are kept. On a thread and on the event loop."""
+    ids = add_held(shop)
     with shop.work() as worker:
-        shop.wait_said("started-a")
-        shop.execute(release_jobs(Job.id == job_id))
-        (done,) = shop.wait_for(job_id)
-        shop.go("a")
-        worker.wait_for(f"job {job_id}: its ")
+        wait_started(shop)
+        shop.execute(release_jobs(Job.id.in_(ids)))
+        done = shop.wait_for(*ids)
+        for id, name in zip(ids, "ab", strict=True):
+            shop.go(name)
+            worker.wait_for(f"job {id}: its ")
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-    assert len(shop.effects()) == 1
-    assert (done.attempt, done.claims, shop.job(job_id).finished_at) == (1, 2, done.finished_at)
+    assert len(shop.effects()) == 2
+    assert [(job.attempt, job.claims) for job in done] == [(1, 2)] * 2
+    assert [shop.job(id).finished_at for id in ids] == [job.finished_at for job in done]
 
 
 def test_a_job_with_one_attempt_that_was_only_buffered_in_a_killed_worker_still_runs(shop: Shop) -> None:
@@ -91,7 +105,7 @@ def test_a_job_with_one_attempt_that_was_only_buffered_in_a_killed_worker_still_
     buffered = [job.id for job in shop.jobs(*claimed_ahead)]
     assert buffered
     shop.lose(*(job.id for job in shop.jobs(Job.status == JobStatus.RUNNING)))
-    with shop.work():
+    with shop.work_here():
         done = shop.wait_for()
     assert len(shop.effects()) == len(ids) + 1
     assert {job.attempt for job in done} == {1}
@@ -103,18 +117,18 @@ def test_a_job_that_kills_its_worker_each_time_ends_failed_and_takes_no_neighbou
     before = shop.add(*(enqueue(app.nap, 0.02) for _ in range(6)))
     (killer,) = shop.add(enqueue(app.kill_worker))
     after = shop.add(*(enqueue(app.nap, 0.02) for _ in range(20)))
-    with shop.work("--processes=2", "--lease=1", "--queue=default=4"):
+    with shop.work("--processes=2", "--lease=1", "--queue=default=4", "--max-rescues=2"):
         (failed,) = shop.wait_for(killer, status=JobStatus.FAILED, timeout=120)
         neighbours = shop.wait_for(*before, *after)
-    assert failed.rescues == 5
-    assert 0 < len(shop.pids("killed")) <= 5  # a process that was slow has lost it before it ran
-    assert "its worker died or left 5 times" in failed.errors[-1]["message"]
+    assert failed.rescues == 2
+    assert 0 < len(shop.pids("killed")) <= 2  # a process that was slow has lost it before it ran
+    assert "its worker died or left 2 times" in failed.errors[-1]["message"]
     assert {job.attempt for job in neighbours} == {1}
     assert len(shop.effects()) == len(neighbours)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("task", [pytest.param(app.cancel_all_tasks, marks=pytest.mark.nightly), app.stop_worker])
+@pytest.mark.parametrize("task", [*nightly(app.cancel_all_tasks), app.stop_worker])
 @pytest.mark.usefixtures("measured")
 def test_a_job_that_makes_its_worker_leave_each_time_ends_failed_and_takes_no_neighbour_with_it(
     shop: Shop, task: AnyTask
@@ -122,12 +136,12 @@ def test_a_job_that_makes_its_worker_leave_each_time_ends_failed_and_takes_no_ne
     """It counts like a crash, whether it cancels all tasks of the loop or sends SIGTERM and does not end."""
     (killer,) = shop.add(enqueue(task.options(priority=5)))
     neighbours = shop.add(*(enqueue(app.nap_async, 2.0) for _ in range(4)))
-    with shop.work("--processes=2", "--grace=0.2", "--queue=default=5", "--max-rescues=3"):
+    with shop.work("--processes=2", "--grace=0.2", "--queue=default=5", "--max-rescues=2"):
         (failed,) = shop.wait_for(killer, status=JobStatus.FAILED, timeout=120)
         done = shop.wait_for(*neighbours)
-    assert (failed.attempt, failed.rescues, len(shop.pids("killed"))) == (1, 3, 3)
+    assert (failed.attempt, failed.rescues, len(shop.pids("killed"))) == (1, 2, 2)
     assert {error["type"] for error in failed.errors} == {"Interrupted"}
-    assert failed.errors[-1]["message"] == "its worker died or left 3 times; the worker left while it ran"
+    assert failed.errors[-1]["message"] == "its worker died or left 2 times; the worker left while it ran"
     assert {job.attempt for job in done} == {1}
     assert sorted(effect.job_id for effect in shop.effects()) == sorted(neighbours)
 
@@ -158,7 +172,7 @@ def test_processes_that_are_killed_again_and_again_rescue_the_jobs_of_each_other
 def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(shop: Shop) -> None:
     """A thread of its own renews leases, so no other worker rescues a job whose handler blocks."""
     (neighbour,) = shop.add(enqueue(app.held_async, "neighbour"))
-    with shop.work("--lease=9") as worker, shop.work("--lease=9", "--queue=other"):
+    with shop.work("--lease=9") as worker, shop.work_here(lease=9.0, queues={"other": 1}):
         shop.wait_said("started-neighbour")
         (id,) = shop.add(enqueue(app.held_blocking, "a"))
         shop.wait_said("started-a")
@@ -199,18 +213,17 @@ def test_a_worker_whose_connections_are_cut_again_and_again_goes_on(shop: Shop) 
     assert len(effects) == len(set(effects)) == 600
 
 
-@pytest.mark.parametrize("task", [app.write, app.write_async])
-def test_idle_connections_that_were_cut_cost_no_attempt(shop: Shop, task: AnyTask) -> None:
+def test_idle_connections_that_were_cut_cost_no_attempt(shop: Shop) -> None:
     """After a restart of the server the handlers' sessions get new connections, not the dead ones of the pool."""
     cut = text(
         "SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity "
         "WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'"
     )
-    once = task.options(max_attempts=1)
+    tasks = [task.options(max_attempts=1) for task in (app.write, app.write_async)]
     with shop.work():
-        shop.wait_for(*shop.add(*(enqueue(once, str(n)) for n in range(20))))
+        shop.wait_for(*shop.add(*(enqueue(once, str(n)) for once in tasks for n in range(20))))
         shop.execute(cut)
-        done = shop.wait_for(*shop.add(*(enqueue(once, str(n)) for n in range(20))))
+        done = shop.wait_for(*shop.add(*(enqueue(once, str(n)) for once in tasks for n in range(20))))
     assert {job.attempt for job in done} == {1}
 
 
@@ -221,12 +234,12 @@ def test_jobs_that_wait_behind_a_blocked_event_loop_go_to_another_worker(shop: S
         shop.wait_said("blocking")
         behind = shop.add(*(enqueue(app.nothing_async) for _ in range(5)))
         wait_until(lambda: len(shop.jobs(Job.id.in_(behind), Job.status == JobStatus.RUNNING)) == 5)
-        with shop.work("--lease=30"):
+        with shop.work_here():
             done = shop.wait_for(*behind)
     assert {(job.attempt, job.rescues) for job in done} == {(1, 0)}
 
 
-@pytest.mark.parametrize("forks", [app.forks, app.forks_async])
+@pytest.mark.parametrize("forks", [app.forks, *nightly(app.forks_async)])
 def test_a_child_that_outlives_its_killed_worker_keeps_no_lock(shop: Shop, forks: AnyTask) -> None:
     """It has inherited the sockets, but not what they lead to: the server hears at once that the worker is gone."""
     shop.execute(text("CREATE TABLE locked AS SELECT 0 AS n"))
@@ -239,11 +252,11 @@ def test_a_child_that_outlives_its_killed_worker_keeps_no_lock(shop: Shop, forks
             assert psutil.pid_exists(child)
             wait_until(lambda: shop.execute(NOBODY_SPEAKS)[0][0])
             shop.lose(job_id)
-            with shop.work() as second:
+            with shop.work_here():
                 (job,) = shop.wait_for(job_id)
             assert psutil.pid_exists(child)
         assert (job.attempt, job.rescues) == (1, 1)
-        assert [effect.pid for effect in shop.effects()] == [second.pid]
+        assert [effect.pid for effect in shop.effects()] == [os.getpid()]
         assert shop.execute(text("SELECT n FROM locked")) == [(1,)]
     finally:
         if child is not None:

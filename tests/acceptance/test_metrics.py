@@ -10,7 +10,6 @@ import subprocess
 from importlib.resources import as_file
 from pathlib import Path
 
-import psutil
 import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -18,12 +17,14 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Workflow, enqueue
 from sa_jobqueue.statements import pause, set_limit
 from tests.acceptance.app import held_without_session, nothing, write, write_and_fail
-from tests.acceptance.conftest import Shop
-from tests.support.commands import PACKAGE, ROOT, run_command, start_command
+from tests.acceptance.conftest import APP, ONE, Shop
+from tests.support.cli import refused
+from tests.support.commands import PACKAGE, ROOT, start_command
 from tests.support.databases import Databases
 from tests.support.expressions import RULES
 from tests.support.grafana_board import expressions
 from tests.support.metrics import address_of, get, value
+from tests.support.nightly import nightly
 from tests.support.prometheus import PROGRAM, run_prometheus
 from tests.support.waiting import wait_until
 from tests.support.working import lapse, long_healthy
@@ -32,7 +33,7 @@ PROMTOOL = shutil.which("promtool")
 COMPLETED = 'sa_jobqueue_jobs_total{outcome="completed",queue="default",task="tests.acceptance.app.nothing"}'
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [2, *nightly(1)])
 def test_a_worker_serves_the_metrics_of_all_its_processes(shop: Shop, processes: int) -> None:
     """One port: counters as sums, slots of all, memory of each."""
     with shop.work(f"--processes={processes}", "--metrics-port=0", "--queue=default=3") as worker:
@@ -61,7 +62,7 @@ def test_a_worker_serves_the_metrics_of_all_its_processes(shop: Shop, processes:
 
 def test_a_killed_process_takes_its_gauges_along_and_leaves_its_counts(shop: Shop) -> None:
     """Its successor begins at zero, and the sum does not."""
-    with shop.work("--processes=2", "--metrics-port=0", "--queue=default=3") as worker:
+    with shop.work(*ONE, "--metrics-port=0", "--queue=default=3") as worker:
         shop.add(*(enqueue(nothing, n) for n in range(20)))
         wait_until(lambda: value(worker, COMPLETED) == 20)
         for process in worker.children():
@@ -71,14 +72,14 @@ def test_a_killed_process_takes_its_gauges_along_and_leaves_its_counts(shop: Sho
         assert value(worker, 'sa_jobqueue_slots{queue="default"}') is None
         assert get(worker, "/readyz")[0] == 503
         assert get(worker, "/livez")[0] == 200
-        wait_until(lambda: value(worker, "sa_jobqueue_processes") == 2)
+        wait_until(lambda: value(worker, "sa_jobqueue_processes") == 1)
         shop.add(enqueue(nothing, 21))
         wait_until(lambda: value(worker, COMPLETED) == 21)
 
 
 def test_a_worker_that_leaves_is_not_ready_and_goes_on_counting(shop: Shop) -> None:
     """Until its last job has ended, and that is counted."""
-    with shop.work("--processes=2", "--metrics-port=0") as worker:
+    with shop.work(*ONE, "--metrics-port=0") as worker:
         shop.add(enqueue(held_without_session, "slow"))
         shop.wait_said("started-slow")
         wait_until(lambda: get(worker, "/readyz")[0] == 200)
@@ -100,36 +101,13 @@ def test_a_worker_whose_database_is_away_lives_and_is_not_ready(shop: Shop, data
         wait_until(lambda: get(worker, "/readyz") == (200, "ready\n"))
 
 
-def test_workers_go_on_without_the_supervisor_that_heard_their_metrics(shop: Shop) -> None:
-    """The pipe is broken; the running job ends and is written, and they leave."""
-    with shop.work("--processes=2", "--metrics-port=0") as worker:
-        (id,) = shop.add(enqueue(held_without_session, "slow"))
-        shop.wait_said("started-slow")
-        family = worker.children()
-        worker.kill()
-        shop.go("slow")
-        shop.wait_for(id)
-        assert not psutil.wait_procs(family, timeout=30)[1]
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_port_that_is_taken_is_said_before_a_worker_begins(shop: Shop, processes: int) -> None:
-    """Exit code 2, and what to do."""
+    """One line: what to do."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = run_command(
-            "work", "--app=tests.acceptance.app:registry", f"--processes={processes}", f"--metrics-port={port}", url=shop.url
-        )  # fmt: skip
-    assert done.returncode == 2
-    assert "serves" not in done.stderr
-    assert f"no metrics on port {port} of 127.0.0.1: Address already in use; choose another port" in done.stderr
-
-
-def test_the_port_may_come_from_the_environment(shop: Shop) -> None:
-    """The worker processes, which inherit it, do not take it, too."""
-    environment = {"SA_JOBQUEUE_METRICS_PORT": "0"}
-    with shop.work("--processes=2", env=environment) as worker:
-        wait_until(lambda: value(worker, "sa_jobqueue_processes") == 2)
+        said = refused("work", f"--app={APP}", f"--processes={processes}", f"--metrics-port={port}", url=shop.url)
+    assert f"no metrics on port {port} of 127.0.0.1: Address already in use; choose another port" in said
 
 
 def test_what_handlers_count_themselves_is_served_too(shop: Shop, tmp_path: Path) -> None:
@@ -160,6 +138,7 @@ def test_what_handlers_count_themselves_is_served_too(shop: Shop, tmp_path: Path
         wait_until(lambda: value(worker, "shop_orders_total") == 5)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(PROGRAM is None, reason="there is no prometheus here (Debian's package prometheus)")
 def test_prometheus_sees_every_job_and_no_counter_going_back_while_a_worker_is_killed(
     shop: Shop, tmp_path_factory: pytest.TempPathFactory

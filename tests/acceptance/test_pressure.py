@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from sa_jobqueue import enqueue
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
@@ -27,8 +29,9 @@ def test_each_process_under_a_supervisor_heeds_the_thresholds_and_goes_on_workin
             assert supervisor.output.count(said) == 2
 
 
+@pytest.mark.nightly
 def test_a_drain_ends_under_pressure(shop: Shop) -> None:
-    """When all is done."""
+    """When all is done; as `draining_ends_under_pressure_that_does_not` says of a worker in the test's process."""
     ids = shop.add(*(enqueue(app.nothing, number) for number in range(50)))
     with connect(pooler.direct(shop.url)) as session:
         session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, func, select, text
 
 from sa_jobqueue import Job
 from tests.support.commands import environment
+from tests.support.nightly import nightly
 
 pytest.importorskip("anyio")
 
@@ -136,7 +137,7 @@ def test_nothing_stays_of_tests_that_commit_in_an_outer_transaction(folder: Path
         assert connection.scalar(select(func.count()).select_from(Job)) == 0
 
 
-@pytest.mark.parametrize("mode", ["auto", "strict"])
+@pytest.mark.parametrize("mode", ["auto", *nightly("strict")])
 def test_with_pytest_asyncio_the_same_calls_are_awaited(folder: Path, url: str, mode: str) -> None:
     """In both of its modes."""
     fixture, mark = ("pytest.fixture", "") if mode == "auto" else ("pytest_asyncio.fixture", "@pytest.mark.asyncio")
@@ -167,7 +168,7 @@ def test_with_anyio_too(folder: Path, url: str) -> None:
 
 
 def test_the_session_may_come_of_another_fixture(folder: Path, url: str) -> None:
-    """The setting names it."""
+    """The setting names it. One that gives no session is refused, with the name of the setting."""
     said = run(
         folder,
         url,
@@ -175,21 +176,16 @@ def test_the_session_may_come_of_another_fixture(folder: Path, url: str) -> None
         "sa_jobqueue_session=db",
         conftest=SYNC.replace("def session()", "def db()"),
         test_shop=TESTS.replace("session, jobqueue", "db, jobqueue").replace("session.", "db."),
+        test_wrong="import pytest\n@pytest.fixture\ndef db(): return 7\ndef test(jobqueue): ...",
     )
-    assert "4 passed" in said, said
 
-    said = run(
-        folder,
-        url,
-        conftest="",
-        test_shop="import pytest\n@pytest.fixture\ndef session(): return 7\ndef test(jobqueue): ...",
-    )
-    assert "the fixture 'session' gives no session" in said, said
+    assert "4 passed, 1 error" in said, said
+    assert "the fixture 'db' gives no session" in said, said
     assert "sa_jobqueue_session = ..." in said, said
 
 
-def test_the_report_of_a_failed_test_says_what_waits(folder: Path, url: str) -> None:
-    """So that one need not look for it."""
+def test_the_report_of_a_failed_test_says_what_waits_and_shows_the_line_of_the_test(folder: Path, url: str) -> None:
+    """So that one need not look for the jobs, and sees the assertion that failed, not one within the testing kit."""
     said = run(
         folder,
         url,
@@ -198,32 +194,19 @@ def test_the_report_of_a_failed_test_says_what_waits(folder: Path, url: str) -> 
             from sa_jobqueue import enqueue
             from shop import send
 
-            def test(session, jobqueue):
+            def test_too_early(session, jobqueue):
                 session.add(enqueue(send.options(delay=60), 1))
                 session.flush()
                 assert jobqueue.drain().outcomes == {"completed": 1}
-        """,
-    )
 
-    assert "1 failed" in said, said
-    assert "jobs of sa_jobqueue" in said, said
-    assert "(shop.send) is due in " in said, said
-
-
-def test_a_failed_assertion_is_shown_at_the_line_of_the_test(folder: Path, url: str) -> None:
-    """And not within the testing kit."""
-    said = run(
-        folder,
-        url,
-        conftest=SYNC,
-        test_shop="""
-            from shop import send
-
-            def test(session, jobqueue):
+            def test_not_enqueued(session, jobqueue):
                 jobqueue.assert_enqueued(send, order_id=7)
         """,
     )
 
+    assert "2 failed" in said, said
+    assert "jobs of sa_jobqueue" in said, said
+    assert "(shop.send) is due in " in said, said
     assert ">       jobqueue.assert_enqueued(send, order_id=7)" in said, said
     assert "shop.send(order_id=7) is not enqueued." in said, said
     assert "enqueued.py" not in said, said

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from psycopg import sql
 from sqlalchemy import func, make_url, select
 from sqlalchemy.orm import Session
@@ -17,6 +18,7 @@ from tests.acceptance import app
 from tests.acceptance.conftest import Shop
 from tests.support.commands import environment
 from tests.support.databases import Databases, connect
+from tests.support.nightly import nightly, nightly_sets
 from tests.support.waiting import wait_until
 
 SECOND = timedelta(seconds=1)
@@ -66,10 +68,11 @@ def away(databases: Databases, shop: Shop) -> Generator[None]:
             connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
 
 
+@pytest.mark.parametrize(("processes", "rounds"), [(2, 2), *nightly_sets((5, 4))])
 def test_each_tick_has_one_job_though_workers_are_killed_and_the_database_is_away(
-    shop: Shop, databases: Databases
+    shop: Shop, databases: Databases, processes: int, rounds: int
 ) -> None:
-    """Five processes. Again and again one is killed and another one started; in between the database is away."""
+    """Several processes. Again and again one is killed and another one started; in between the database is away."""
     add_schedules(shop)
     chance = random.Random(7)
 
@@ -77,15 +80,15 @@ def test_each_tick_has_one_job_though_workers_are_killed_and_the_database_is_awa
         return min(len(ticks(shop).get(id, ())) for id in range(1, SCHEDULES + 1)) >= number
 
     with ExitStack() as workers:
-        alive = [workers.enter_context(shop.work()) for _ in range(5)]
-        for round_ in range(1, 5):
+        alive = [workers.enter_context(shop.work()) for _ in range(processes)]
+        for round_ in range(1, rounds + 1):
             wait_until(lambda wanted=2 * round_: so_many(wanted))  # type: ignore[misc]
             alive.pop(chance.randrange(len(alive))).kill()
             if round_ % 2:
                 with away(databases, shop):
                     alive[0].wait_for("waits for the database")
             alive.append(workers.enter_context(shop.work()))
-        wait_until(lambda: so_many(10))
+        wait_until(lambda: so_many(2 * rounds + 2))
     # The last tick of a schedule may be there before its neighbour's; none is half made.
     assert_each_tick_has_one_job(shop)
 
@@ -98,21 +101,20 @@ def test_ticks_are_made_up_for_after_all_workers_were_away(shop: Shop) -> None:
         first.kill()
     before = sum(map(len, ticks(shop).values()))
     wait_until(lambda: shop.execute(select(func.now() > func.max(Schedule.next_at) + 2 * SECOND))[0][0])
-    with shop.work():
+    with shop.work_here():
         wait_until(lambda: sum(map(len, ticks(shop).values())) >= before + 2 * SCHEDULES)
     assert_each_tick_has_one_job(shop)
 
 
-def test_a_worker_whose_clock_is_hours_wrong_ticks_in_time(shop: Shop) -> None:
+@pytest.mark.parametrize("hours", [-7, *nightly(5)])
+def test_a_worker_whose_clock_is_hours_wrong_ticks_in_time(shop: Shop, hours: int) -> None:
     """All times are the database's."""
     add_schedules(shop)
     folder = str(Path(__file__).parent / "wrong_clock")
-    for hours in (-7, 5):
-        env = {"PYTHONPATH": f"{folder}:{environment()['PYTHONPATH']}", "WRONG_CLOCK": str(hours * 3600)}
-        before = sum(map(len, ticks(shop).values()))
-        with shop.work(env=env) as worker:
-            worker.wait_for("the clock says")
-            wait_until(lambda seen=before: sum(map(len, ticks(shop).values())) >= seen + 2 * SCHEDULES)  # type: ignore[misc]
+    env = {"PYTHONPATH": f"{folder}:{environment()['PYTHONPATH']}", "WRONG_CLOCK": str(hours * 3600)}
+    with shop.work(env=env) as worker:
+        worker.wait_for("the clock says")
+        wait_until(lambda: sum(map(len, ticks(shop).values())) >= 2 * SCHEDULES)
     assert_each_tick_has_one_job(shop)
     late = [job.created_at - job.tick_at for made in ticks(shop).values() for job in made if job.tick_at]
     assert min(late) >= timedelta(0)

@@ -12,32 +12,33 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Job, JobStatus, TaskName, enqueue, enqueue_many
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.statements import retry_jobs
-from sa_jobqueue.tasks import AnyTask
 from tests.acceptance import app
-from tests.acceptance.conftest import APP, Shop
+from tests.acceptance.conftest import APP, ONE, Shop
 from tests.support.commands import run_command
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 
 
-def test_two_processes_share_five_thousand_jobs_and_run_none_twice(shop: Shop) -> None:
+@pytest.mark.parametrize("number", [1_000, *nightly(5_000)])
+def test_two_processes_share_thousands_of_jobs_and_run_none_twice(shop: Shop, number: int) -> None:
     """Every job is started once and has its effect once; both processes took part."""
     writing, others = (app.write, app.write_async), (app.nothing, app.nothing_async)
-    calls = [writing[n % 2].call(str(n)) if n % 10 < 4 else others[n % 2].call(n) for n in range(5_000)]
+    calls = [writing[n % 2].call(str(n)) if n % 10 < 4 else others[n % 2].call(n) for n in range(number)]
     counted = text("SELECT status, attempt, rescues, count(*) FROM sa_jobqueue.job GROUP BY 1, 2, 3")
     with shop.work("--processes=2", "--queue=default=20") as worker:
         wait_until(lambda: worker.output.count(" serves ") == 2)
         shop.execute(enqueue_many(calls))
-        wait_until(lambda: shop.execute(counted) == [("completed", 1, 0, 5_000)], 120)
+        wait_until(lambda: shop.execute(counted) == [("completed", 1, 0, number)], 120)
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
     effects = shop.effects()
-    assert len({effect.job_id for effect in effects}) == len(effects) == 2_000
+    assert len({effect.job_id for effect in effects}) == len(effects) == number * 4 // 10
     assert len({effect.pid for effect in effects}) == 2
 
 
 def test_a_business_row_and_its_job_commit_together_or_not_at_all(shop: Shop) -> None:
     """What is rolled back has never been enqueued."""
-    with shop.work():
+    with shop.work_here():
         with Session(shop.engine) as session:
             session.add_all([app.Effect(job_id=0, pid=0, note="order 1"), enqueue(app.write, "receipt 1")])
             session.flush()
@@ -52,7 +53,7 @@ def test_a_business_row_and_its_job_commit_together_or_not_at_all(shop: Shop) ->
 def test_what_a_failing_handler_wrote_is_rolled_back(shop: Shop) -> None:
     """Each of its attempts is kept in `errors`, and none of its writes."""
     (job_id,) = shop.add(enqueue(app.write_and_fail, "never"))
-    with shop.work():
+    with shop.work_here():
         (job,) = shop.wait_for(job_id, status=JobStatus.FAILED)
     assert [(error["attempt"], error["type"], error["message"]) for error in job.errors] == [
         (1, "ValueError", "after the write"),
@@ -76,21 +77,23 @@ def test_a_task_is_renamed_while_both_releases_run(shop: Shop) -> None:
     assert sorted(effect.note for effect in shop.effects()) == ["new 1", "new 3", "old 2"]
 
 
-@pytest.mark.parametrize("task", [app.write, app.write_async])
 @pytest.mark.usefixtures("measured")
-def test_everything_works_in_another_schema_and_the_applications_tables_stay(shop: Shop, task: AnyTask) -> None:
+def test_everything_works_in_another_schema_and_the_applications_tables_stay(shop: Shop) -> None:
     """Enqueued, claimed, completed and listed in `jobs`; the handler's writes are where they always are."""
     upgrade_database(shop.url, schema="jobs")
     shop.execute(text("DROP SCHEMA sa_jobqueue CASCADE"))
     engine = create_engine(shop.url, execution_options={"schema_translate_map": {"sa_jobqueue": "jobs"}})
     there = Shop(shop.url, engine, shop.folder, schema="jobs")
-    ids = there.add(enqueue(task, "a"), enqueue(app.held, "b"), enqueue(app.write_and_fail, "c"))
-    with there.work("--processes=2") as worker:
+    ids = there.add(
+        *(enqueue(task, name) for task, name in ((app.write, "a"), (app.write_async, "d"), (app.held, "b"))),
+        enqueue(app.write_and_fail, "c"),
+    )
+    with there.work(*ONE) as worker:
         there.wait_said("started-b")
         there.go("b")
-        there.wait_for(*ids[:2])
-        there.wait_for(ids[2], status=JobStatus.FAILED)
-        assert {row.note for row in there.effects()} == {"a", "b"}
+        there.wait_for(*ids[:3])
+        there.wait_for(ids[3], status=JobStatus.FAILED)
+        assert {row.note for row in there.effects()} == {"a", "b", "d"}
         worker.process.terminate()
         assert worker.wait() == 0
     assert inspect(engine).get_table_names("public") == ["effect"]

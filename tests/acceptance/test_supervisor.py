@@ -10,8 +10,11 @@ import sys
 import textwrap
 import threading
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,8 +25,10 @@ from sa_jobqueue import JobStatus, enqueue
 from sa_jobqueue.worker.process.supervisor import Supervisor, restart_delay
 from sa_jobqueue.worker.worker import Ending
 from tests.acceptance import app
-from tests.acceptance.conftest import APP, Shop
-from tests.support.commands import CLI, ROOT, Command, alive, environment, run_command, start_command
+from tests.acceptance.conftest import APP, ONE, Shop
+from tests.support.commands import CLI, ROOT, Command, alive, environment, run_command
+from tests.support.metrics import value
+from tests.support.nightly import nightly, nightly_sets
 from tests.support.waiting import wait_until
 from tests.support.working import lapse, long_healthy
 
@@ -99,12 +104,12 @@ def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain(shop: Shop) ->
     assert {job.attempt for job in shop.jobs()} == {1}
 
 
-@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("frozen", [False, *nightly(True)])
 @pytest.mark.usefixtures("measured")
 def test_a_second_signal_reaches_the_workers(shop: Shop, frozen: bool) -> None:
     """They leave at once, and what they ran goes back; also where the first has not been heard yet (`frozen`)."""
     (job_id,) = shop.add(enqueue(app.never_ends, "a"))
-    with shop.work("--processes=2", "--grace=600") as supervisor:
+    with shop.work(*ONE, "--grace=600") as supervisor:
         (worker,) = shop.wait_said("started-a")
         if frozen:
             os.kill(worker, signal.SIGSTOP)
@@ -122,7 +127,7 @@ def test_a_second_signal_reaches_the_workers(shop: Shop, frozen: bool) -> None:
 def test_workers_drain_when_their_supervisor_is_killed(shop: Shop) -> None:
     """No process is left to signal them, but their stdin ends."""
     (job_id,) = shop.add(enqueue(app.held, "a"))
-    with shop.work("--processes=2", "--lease=30") as supervisor:
+    with shop.work(*ONE, "--lease=30") as supervisor:
         shop.wait_said("started-a")
         family = workers(supervisor)
         supervisor.kill()
@@ -133,14 +138,15 @@ def test_workers_drain_when_their_supervisor_is_killed(shop: Shop) -> None:
     assert (job.status, job.attempt, job.rescues) == (JobStatus.COMPLETED, 1, 0)
 
 
-def test_workers_drain_when_their_supervisor_is_killed_with_the_reader_of_their_log(shop: Shop) -> None:
-    """Each line that they log is an error then: of the log, not of the worker."""
+def test_workers_drain_when_their_supervisor_is_killed_with_the_readers_of_their_log_and_metrics(shop: Shop) -> None:
+    """Each line that they log is an error then, and each report of what they count: not of the worker."""
     (job_id,) = shop.add(enqueue(app.held, "a"))
     command = [
         *CLI,
         "work",
-        "--processes=2",
+        *ONE,
         "--lease=30",
+        "--metrics-port=0",
         f"--app={APP}",
         f"--schema={shop.schema}",
         "--log-level=info",
@@ -169,29 +175,31 @@ def test_workers_drain_when_their_supervisor_is_killed_with_the_reader_of_their_
 @pytest.mark.usefixtures("measured")
 def test_max_jobs_and_max_memory_restart_a_process(shop: Shop) -> None:
     """Each process drains before it ends: no job is lost, none runs twice."""
-    shop.add(*(enqueue(app.write, str(n)) for n in range(60)))
+    shop.add(*(enqueue(app.write, str(n)) for n in range(40)))
     with shop.work("--max-jobs=20") as supervisor:
         jobs = shop.wait_for()
         assert "20 jobs were claimed (max_jobs 20)" in supervisor.output
     assert {(job.attempt, job.rescues) for job in jobs} == {(1, 0)}
-    assert sorted(Counter(effect.pid for effect in shop.effects()).values()) == [20, 20, 20]
+    assert sorted(Counter(effect.pid for effect in shop.effects()).values()) == [20, 20]
     with shop.work("--max-memory=1M") as supervisor:
         supervisor.wait_for("bytes are resident (max_memory 1,048,576)")
         supervisor.wait_for("is restarted")
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("option", "reason"),
     [
-        ([f"--app={APP}x"], "the module 'tests.acceptance.app' has no name 'registryx'"),
-        (["--max-memory=lots"], "expected a size, as in 500M or 2G"),
-        (["--lease=0.1"], "lease must be a number from 0.5 to 86400, not 0.1"),
+        (f"--app={APP}x", "the module 'tests.acceptance.app' has no name 'registryx'"),
+        *nightly_sets(
+            ("--max-memory=lots", "expected a size, as in 500M or 2G"),
+            ("--lease=0.1", "lease must be a number from 0.5 to 86400, not 0.1"),
+        ),
     ],
 )
 @pytest.mark.usefixtures("measured")
-def test_what_cannot_work_ends_with_exit_code_2(shop: Shop, options: list[str], reason: str) -> None:
+def test_what_cannot_work_ends_with_exit_code_2(shop: Shop, option: str, reason: str) -> None:
     """The supervisor does not start again a worker that cannot begin."""
-    result = run_command("work", "--processes=2", *options, url=shop.url)
+    result = run_command("work", "--processes=2", option, url=shop.url)
     assert result.returncode == 2
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
@@ -199,10 +207,12 @@ def test_what_cannot_work_ends_with_exit_code_2(shop: Shop, options: list[str], 
 
 
 def test_no_password_is_on_a_command_line_or_in_the_log(shop: Shop) -> None:
-    """The children get URLs by the environment."""
+    """The children get URLs by the environment. A port for metrics that they inherit with it they do not take, too."""
     secret = f"{shop.url}&password=s3cret" if "?" in shop.url else f"{shop.url}?password=s3cret"
     there = Shop(secret, shop.engine, shop.folder)
-    with there.work("--processes=2", "--log-format=json", f"--listen-url={secret}") as supervisor:
+    environ = {"SA_JOBQUEUE_METRICS_PORT": "0"}
+    with there.work("--processes=2", "--log-format=json", f"--listen-url={secret}", env=environ) as supervisor:
+        wait_until(lambda: value(supervisor, "sa_jobqueue_processes") == 2)
         assert not [one for child in workers(supervisor) for one in child.cmdline() if "s3cret" in one]
         assert "s3cret" not in supervisor.output
         assert all(line.startswith("{") for line in supervisor.output.splitlines())
@@ -223,159 +233,156 @@ def test_the_exit_code_that_asks_for_a_restart_is_75() -> None:
 # ---- without a database: what the supervisor makes of any child
 
 
-def supervise(tmp_path: Path, child: str, *, python: str = sys.executable, **options: object) -> tuple[str, ...]:
-    """A command that supervises two processes of this script."""
-    script = tmp_path / "child.py"
-    script.write_text(textwrap.dedent(child), encoding="utf-8")
-    keywords = "".join(f", {name}={value!r}" for name, value in options.items())
-    program = f"""
-        import logging, sys
-        from sa_jobqueue.worker.process.supervisor import Supervisor
-        logging.basicConfig(level="INFO")
-        sys.exit(Supervisor([{python!r}, {str(script)!r}], 2{keywords}).run())
-    """
-    return sys.executable, "-c", textwrap.dedent(program)
+def supervise(child: str, steps: Callable[[Supervisor], None], *, python: str = sys.executable, **options: Any) -> int:
+    """Supervise two processes of this script, until these steps, on a thread of their own, are done; the exit code."""
+    supervisor = Supervisor([python, "-c", textwrap.dedent(child)], 2, **options)
 
-
-@pytest.mark.usefixtures("measured")
-def test_a_worker_that_dies_at_once_is_started_again_ever_more_slowly(tmp_path: Path) -> None:
-    """The log says each exit code and each pause."""
-    with start_command(command=supervise(tmp_path, "import sys; sys.exit(3)")) as supervisor:
-        said = r"worker process 1 .* exit code 3 .* starting it again in (\S+) s"
-        wait_until(lambda: len(re.findall(said, supervisor.output)) >= 3)
-        delays = [float(delay) for delay in re.findall(said, supervisor.output)]
-        assert all(0.8 <= delay / (0.5 * 2**deaths) <= 1.2 for deaths, delay in enumerate(delays)), delays
-        supervisor.send(signal.SIGTERM)
-        assert supervisor.wait() == 0
-
-
-@pytest.mark.usefixtures("measured")
-def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
-    """After the grace time and a few seconds; the exit code says that not all went well."""
-    child = """
-        import signal, time
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        print("deaf", flush=True)
-        time.sleep(600)  # the test kills this process long before
-    """
-    with start_command(command=supervise(tmp_path, child, grace=0)) as supervisor:
-        wait_until(lambda: supervisor.output.count("deaf") == 2)
-        supervisor.send(signal.SIGTERM)
-        assert supervisor.wait() == 1
-        assert supervisor.output.count("did not drain and is killed") == 2
-
-
-def test_a_restart_takes_up_those_that_could_not_work_and_kills_those_that_do_not_drain(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With `reloads`: until it comes they wait, and nothing ends. Only a kill at the end is in the exit code."""
-    monkeypatch.setattr("sa_jobqueue.worker.process.supervisor._LAST_CALL", 0.1)
-    caplog.set_level("INFO")
-    child = f"""
-        import os, pathlib, signal, sys, time
-        folder = pathlib.Path({str(tmp_path)!r})
-        if not (folder / "mended").exists():
-            sys.exit(2)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        (folder / f"deaf-{{os.environ['ROUND']}}-{{os.getpid()}}").touch()
-        time.sleep(600)  # it is killed long before
-    """
-    supervisor = Supervisor([sys.executable, "-c", textwrap.dedent(child)], 2, reloads=True)
-
-    def steps() -> None:
+    def play() -> None:
         try:
-            wait_until(lambda: caplog.text.count("cannot work; it waits for the next change") == 2)
-            (tmp_path / "mended").touch()
-            for number in ("1", "2"):
-                supervisor.restart("a file", grace=0, env={"ROUND": number})
-                wait_until(lambda number=number: len(list(tmp_path.glob(f"deaf-{number}-*"))) == 2)
-            codes.append(supervisor._code)
+            steps(supervisor)
         finally:
             supervisor.stop()
 
+    with ThreadPoolExecutor(1) as thread:
+        played = thread.submit(play)
+        code = supervisor.run()
+        played.result()
+    return code
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What the supervisor says."""
+    caplog.set_level("INFO")
+    return caplog
+
+
+def test_a_worker_that_dies_at_once_is_started_again_ever_more_slowly(log: pytest.LogCaptureFixture) -> None:
+    """The log says each exit code and each pause."""
+    said = r"worker process 1 .* exit code 3 .* starting it again in (\S+) s"
+    assert supervise("raise SystemExit(3)", lambda _: wait_until(lambda: len(re.findall(said, log.text)) >= 3)) == 0
+    delays = [float(delay) for delay in re.findall(said, log.text)]
+    assert all(0.8 <= delay / (0.5 * 2**deaths) <= 1.2 for deaths, delay in enumerate(delays)), delays
+
+
+DEAF = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    open(f"{folder}/deaf-{{os.environ.get('ROUND')}}-{{os.getpid()}}", "x").close()
+    time.sleep(600)  # it is killed long before
+"""
+
+
+def wait_deaf(folder: Path, round_: str | None = None) -> None:
+    """Wait until two that do not hear a SIGTERM run."""
+    wait_until(lambda: len(list(folder.glob(f"deaf-{round_}-*"))) == 2)
+
+
+def test_a_worker_that_does_not_drain_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """After the grace time and a few seconds; the exit code says that not all went well."""
+    monkeypatch.setattr("sa_jobqueue.worker.process.supervisor._LAST_CALL", 0.1)
+    assert supervise(DEAF.format(folder=tmp_path), lambda _: wait_deaf(tmp_path), grace=0) == 1
+    assert log.text.count("did not drain and is killed") == 2
+
+
+def test_a_restart_takes_up_those_that_could_not_work_and_kills_those_that_do_not_drain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """With `reloads`: until it comes they wait, and nothing ends. Only a kill at the end is in the exit code."""
+    monkeypatch.setattr("sa_jobqueue.worker.process.supervisor._LAST_CALL", 0.1)
     codes: list[int] = []
-    thread = threading.Thread(target=steps)
-    thread.start()
-    codes.append(supervisor.run())
-    thread.join()
+    child = f"""
+        import os
+        if not os.path.exists("{tmp_path}/mended"):
+            raise SystemExit(2)
+    """
+
+    def steps(supervisor: Supervisor) -> None:
+        wait_until(lambda: log.text.count("cannot work; it waits for the next change") == 2)
+        (tmp_path / "mended").touch()
+        for number in ("1", "2"):
+            supervisor.restart("a file", grace=0, env={"ROUND": number})
+            wait_deaf(tmp_path, number)
+        codes.append(supervisor._code)
+
+    codes.append(supervise(textwrap.dedent(child) + textwrap.dedent(DEAF.format(folder=tmp_path)), steps, reloads=True))
     assert codes == [0, 1]
-    assert caplog.text.count("a file: restarting") == 2
-    assert caplog.text.count("did not drain and is killed") == 4
-    assert caplog.text.count("started (pid") == 2
+    assert log.text.count("a file: restarting") == 2
+    assert log.text.count("did not drain and is killed") == 4
+    assert log.text.count("started (pid") == 2
 
 
-@pytest.mark.usefixtures("measured")
-def test_workers_that_have_done_their_work_are_not_started_again(tmp_path: Path) -> None:
+def test_workers_that_have_done_their_work_are_not_started_again(log: pytest.LogCaptureFixture) -> None:
     """With `--drain`, the supervisor ends when its workers have ended."""
-    with start_command(command=supervise(tmp_path, "", until_idle=True)) as supervisor:
-        assert supervisor.wait() == 0
-        assert supervisor.output.count("started (pid") == 2
+    assert Supervisor([sys.executable, "-c", ""], 2, until_idle=True).run() == 0
+    assert log.text.count("started (pid") == 2
 
 
-@pytest.mark.usefixtures("measured")
-def test_where_no_worker_can_begin_the_supervisor_ends_too(tmp_path: Path) -> None:
+def test_where_no_worker_can_begin_the_supervisor_ends_too(log: pytest.LogCaptureFixture) -> None:
     """It ends with the workers' exit code for what cannot work."""
-    with start_command(command=supervise(tmp_path, "import sys; sys.exit(2)")) as supervisor:
-        assert supervisor.wait() == 2
-        assert "no worker process can work; ending" in supervisor.output
+    assert Supervisor([sys.executable, "-c", "raise SystemExit(2)"], 2).run() == 2
+    assert "no worker process can work; ending" in log.text
 
 
-@pytest.mark.usefixtures("measured")
-def test_a_worker_that_cannot_begin_while_another_works_is_tried_again(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_begin_while_another_works_is_tried_again(
+    tmp_path: Path, log: pytest.LogCaptureFixture
+) -> None:
     """The database was away just then: neither has to end for that."""
     child = f"""
-        import signal, sys, time
+        import os, signal, sys, time
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
         try:
             open({str(tmp_path / "first")!r}, "x").close()
         except FileExistsError:
-            print("steady", flush=True)
+            open(f"{tmp_path}/steady-{{os.getpid()}}", "x").close()
             time.sleep(600)  # the supervisor ends this process long before
         sys.exit(2)
     """
-    with start_command(command=supervise(tmp_path, child)) as supervisor:
-        wait_until(lambda: supervisor.output.count("steady") == 2)
-        assert len(re.findall(r"ended with exit code 2 after .* starting it again in", supervisor.output)) == 1
-        supervisor.send(signal.SIGTERM)
-        assert supervisor.wait() == 0
+    assert supervise(child, lambda _: wait_until(lambda: len(list(tmp_path.glob("steady-*"))) == 2)) == 0
+    assert len(re.findall(r"ended with exit code 2 after .* starting it again in", log.text)) == 1
 
 
-@pytest.mark.usefixtures("measured")
-def test_a_start_that_fails_harms_no_other_worker(tmp_path: Path) -> None:
+def test_a_start_that_fails_harms_no_other_worker(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     """A deploy takes the interpreter away for a while: it is tried again, and the others go on and drain in the end."""
     python = tmp_path / "python"
     python.symlink_to(sys.executable)
     child = f"""
         import os, signal, sys, time
 
+        def say(what):
+            open(f"{tmp_path}/{{what}}-{{os.getpid()}}", "x").close()
+
         def drain(number, frame):
-            print("drained", flush=True)
+            say("drained")
             sys.exit(0)
 
         signal.signal(signal.SIGTERM, drain)
         try:
             open({str(tmp_path / "first")!r}, "x").close()
         except FileExistsError:
-            print("steady", flush=True)
+            say("steady")
             time.sleep(600)  # the supervisor ends this process long before
-        print("first", flush=True)
         while os.path.lexists({str(python)!r}):
             time.sleep(0.01)
         sys.exit({int(Ending.RECYCLE)})
     """
-    with start_command(command=supervise(tmp_path, child, python=str(python))) as supervisor:
-        supervisor.wait_for("first")
-        supervisor.wait_for("steady")
+
+    def said(what: str) -> int:
+        return len(list(tmp_path.glob(f"{what}-*")))
+
+    def steps(_: Supervisor) -> None:
+        wait_until(lambda: (tmp_path / "first").exists() and said("steady") == 1)
         python.unlink()
-        wait_until(lambda: len(re.findall(r"could not be started: .*; trying again in \S+ s", supervisor.output)) >= 2)
+        wait_until(lambda: len(re.findall(r"could not be started: .*; trying again in \S+ s", log.text)) >= 2)
         python.symlink_to(sys.executable)
-        wait_until(lambda: supervisor.output.count("steady") == 2)
-        supervisor.send(signal.SIGTERM)
-        assert supervisor.wait() == 0
-        assert supervisor.output.count("drained") == 2
+        wait_until(lambda: said("steady") == 2)
+
+    assert supervise(child, steps, python=str(python)) == 0
+    assert said("drained") == 2
 
 
-@pytest.mark.usefixtures("measured")
 def test_a_worker_without_a_thread_to_await_its_end_is_started_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -395,8 +402,7 @@ def test_a_worker_without_a_thread_to_await_its_end_is_started_again(
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot keep a process on one core")
-@pytest.mark.usefixtures("measured")
-def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path) -> None:
+def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     """A container may be given other cores while the supervisor runs."""
     seen = tmp_path / "seen"
     child = f"""
@@ -405,13 +411,14 @@ def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path) -> None:
         while not os.path.exists({str(seen)!r}):  # one that has ended cannot be kept anywhere
             time.sleep(0.01)
     """
-    with start_command(command=supervise(tmp_path, child, until_idle=True, cores=[1_000])) as supervisor:
-        wait_until(lambda: supervisor.output.count("could not be kept on core 1000") == 2)
+
+    def steps(_: Supervisor) -> None:
+        wait_until(lambda: log.text.count("could not be kept on core 1000") == 2)
         seen.touch()
-        assert supervisor.wait() == 0
+
+    assert supervise(child, steps, until_idle=True, cores=[1_000]) == 0
 
 
-@pytest.mark.usefixtures("measured")
 def test_where_nothing_can_be_started_the_command_ends(tmp_path: Path) -> None:
     """An error of the operating system is not tried again."""
     with pytest.raises(FileNotFoundError):

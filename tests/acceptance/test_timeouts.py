@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import psutil
-import pytest
 
 from sa_jobqueue import Job, JobStatus, enqueue
 from sa_jobqueue.statements import cancel_jobs
-from sa_jobqueue.tasks import AnyTask
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
 from tests.support.waiting import wait_until
@@ -41,7 +39,7 @@ def test_a_sync_handler_past_its_timeout_is_given_up_fenced_and_keeps_its_slot(s
 def test_an_async_handler_past_its_timeout_is_cancelled(shop: Shop) -> None:
     """Its attempt fails, its writes roll back, and its slot is free."""
     (late,) = shop.add(enqueue(app.overtime_async, "a"))
-    with shop.work("--queue=default=1"):
+    with shop.work_here(queues={"default": 1}):
         (job,) = shop.wait_for(late, status=JobStatus.FAILED)
         shop.wait_for(*shop.add(enqueue(app.nothing)))
     assert [error["type"] for error in job.errors] == ["sa_jobqueue.errors.HandlerTimeout"]
@@ -108,14 +106,14 @@ def test_a_blocked_worker_whose_handler_comes_back_before_its_end_leaves_in_orde
     assert [effect.note for effect in shop.effects()] == ["b"]
 
 
-@pytest.mark.parametrize("task", [app.held_async, app.stops_when_asked])
-def test_a_running_job_is_cancelled_long_before_its_lease_is_renewed(shop: Shop, task: AnyTask) -> None:
+def test_a_running_job_is_cancelled_long_before_its_lease_is_renewed(shop: Shop) -> None:
     """An async handler is stopped at its next await, a sync one when it looks at `ctx.cancelled`; no write is kept."""
-    (job_id,) = shop.add(enqueue(task, "a"))
+    ids = shop.add(enqueue(app.held_async, "a"), enqueue(app.stops_when_asked, "b"))
     with shop.work("--lease=600"):  # with a renewal it would be heard after 200 s
         shop.wait_said("started-a")
-        shop.execute(cancel_jobs(Job.id == job_id))
-        (job,) = shop.wait_for(job_id, status=JobStatus.CANCELLED)
+        shop.wait_said("started-b")
+        shop.execute(cancel_jobs(Job.id.in_(ids)))
+        jobs = shop.wait_for(*ids, status=JobStatus.CANCELLED)
         shop.wait_for(*shop.add(enqueue(app.nothing_async), enqueue(app.nothing)))
-    assert (job.attempt, [error["type"] for error in job.errors]) == (1, ["Cancelled"])
+    assert [(job.attempt, [error["type"] for error in job.errors]) for job in jobs] == [(1, ["Cancelled"])] * 2
     assert shop.effects() == []

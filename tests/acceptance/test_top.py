@@ -15,12 +15,13 @@ from tests.acceptance import app
 from tests.acceptance.conftest import Shop
 from tests.support.commands import alive
 from tests.support.databases import connect
+from tests.support.nightly import nightly, nightly_sets
 from tests.support.tmux import PROGRAM, Shell, terminal
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="there is no tmux here (Debian's package tmux)")
 
-SIZES = [(80, 24), (140, 40)]
+SIZES = [(80, 24), *nightly_sets((140, 40))]
 
 
 @contextmanager
@@ -75,7 +76,7 @@ def test_the_picture_shows_what_workers_do(shop: Shop, columns: int, rows: int) 
 def test_a_failed_job_is_retried_after_a_yes(shop: Shop) -> None:
     """And only then: the other key takes it back."""
     (id,) = shop.add(enqueue(app.write_and_fail.options(max_attempts=1), "x"))
-    with shop.work("--queue=default=4"):
+    with shop.work_here():
         shop.wait_for(id, status=JobStatus.FAILED)
     with top(shop) as shell:
         shell.type("f")
@@ -105,7 +106,7 @@ def test_a_schedule_is_paused_and_goes_on(shop: Shop) -> None:
 @pytest.mark.parametrize(("columns", "rows"), SIZES)
 def test_a_queue_is_paused_and_resumed_in_the_overview(shop: Shop, columns: int, rows: int) -> None:
     """The workers start nothing of it meanwhile."""
-    with shop.work("--queue=default=4"), top(shop, columns, rows) as shell:
+    with shop.work_here(), top(shop, columns, rows) as shell:
         shell.wait_for("default ", "p pause or resume")
         shell.type("j", "p")
         shell.wait_for("Pause queue default? What runs goes on. y: yes, any other key: no")
@@ -128,7 +129,7 @@ ENDS: dict[str, tuple[Callable[[Shell], None], int]] = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", ["q", "SIGTERM", *nightly("Ctrl-C", "SIGHUP")])
 def test_the_terminal_is_as_it_was_however_it_ends(shop: Shop, end: str) -> None:
     """Its settings, its screen and its cursor."""
     act, code = ENDS[end]

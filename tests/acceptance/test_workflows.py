@@ -30,7 +30,7 @@ def test_a_workflow_goes_on_after_its_worker_was_killed(shop: Shop) -> None:
             shop.wait_said("started-b")
             second.kill()
             shop.lose(ids[1])
-            with shop.work():
+            with shop.work_here():
                 jobs = shop.wait_for(*ids)
                 wait_until(lambda: ended(shop, id))
     assert [(job.rescues, job.claims) for job in jobs] == [(1, 2), (1, 2)]

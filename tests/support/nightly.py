@@ -11,3 +11,8 @@ from _pytest.mark import ParameterSet
 def nightly(*values: Any) -> list[ParameterSet]:
     """Parameters that only the nightly run has, one for each of `values`."""
     return [pytest.param(value, marks=pytest.mark.nightly) for value in values]
+
+
+def nightly_sets(*sets: tuple[Any, ...]) -> list[ParameterSet]:
+    """The same of parameters that have several values each."""
+    return [pytest.param(*values, marks=pytest.mark.nightly) for values in sets]
