@@ -19,6 +19,7 @@ from tests.faults.evidence import Evidence, Flow, Row, Step, collect
 from tests.faults.planned import Plan, draw
 from tests.faults.workload import Fate
 from tests.support import pooler
+from tests.support.nightly import nightly_sets
 from tests.support.waiting import wait_until
 from tests.support.working import working
 
@@ -190,13 +191,15 @@ NUMBER = 12
 @pytest.mark.parametrize(
     ("mutant", "broken"),
     [
-        (None, set()),
-        (
-            mutants.forget_the_workflow.__name__,
-            {"workflows_come_to_rest", "members_end_as_planned", "callbacks_come_once"},
-        ),
-        ("releases without a look at the other parents", {"members_wait_for_what_they_depend_on"}),
         ("calls back twice", {"callbacks_come_once"}),
+        *nightly_sets(
+            (None, set()),
+            (
+                mutants.forget_the_workflow.__name__,
+                {"workflows_come_to_rest", "members_end_as_planned", "callbacks_come_once"},
+            ),
+            ("releases without a look at the other parents", {"members_wait_for_what_they_depend_on"}),
+        ),
     ],
 )
 def test_what_is_broken_on_purpose_is_caught(

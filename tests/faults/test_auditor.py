@@ -20,6 +20,7 @@ from tests.faults.auditor import Finding, audit
 from tests.faults.evidence import Evidence, Held, Row, Said, Step, Tick, Ticking, Written, collect
 from tests.faults.workload import Fate
 from tests.support.commands import Command, start_command
+from tests.support.nightly import nightly_sets
 from tests.support.waiting import wait_until
 from tests.support.working import long_healthy
 
@@ -297,7 +298,7 @@ ALL = [workload.plain, workload.write, workload.write_async]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mutant", "broken"),
-    [(None, set()), (mutants.remove_the_fence.__name__, {"session_effects_happen_once"})],
+    [*nightly_sets((None, set())), (mutants.remove_the_fence.__name__, {"session_effects_happen_once"})],
 )
 def test_a_worker_without_the_fence_is_caught(
     engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, broken: set[str]

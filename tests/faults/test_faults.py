@@ -1,5 +1,7 @@
 """Bad days on purpose, under load: three workers, and a producer that never stops. `nox -s faults` has the long ones.
 
+How soon all is well again depends on the machine too, so these are for nights; `test_counters.py` has three of the faults each day.
+
 The faults share a scene, one after the other, each from a calm beginning; a scene that was left broken is built again.
 """
 
@@ -15,7 +17,7 @@ from tests.faults.scene import LEASE, Observed, Scene
 
 SEED = 20_261_121
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 
 class Stage:

@@ -37,7 +37,7 @@ def suffer(url: str, seconds: float, *, seed: int, workers: int = 3) -> None:
 @pytest.mark.slow
 def test_limits_hold_and_no_permit_is_lost_while_workers_are_killed(database_url: str) -> None:
     """Three workers, one of them killed each second; retries, snoozes, cancels, changes of limits, pauses, open transactions."""
-    suffer(database_url, 12.0, seed=20_261_125)
+    suffer(database_url, 6.0, seed=20_261_125)
 
 
 @pytest.mark.nightly

@@ -157,7 +157,7 @@ def test_a_small_soak_with_the_archive_keeps_each_job_once() -> None:
     assert seen["samples"][-1]["archive"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_small_soak_loses_nothing_and_does_nothing_twice(small: dict[str, Any]) -> None:
     """Every job comes to its end; what it writes is there as often as it should be; nothing is amiss in the log."""
     assert small["miscounts"] == []
@@ -169,7 +169,7 @@ def test_a_small_soak_loses_nothing_and_does_nothing_twice(small: dict[str, Any]
     ] * 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_small_soak_says_what_it_sees(small: dict[str, Any]) -> None:
     """A line for each sample, sizes and the memory of each worker in it."""
     samples = small["samples"]
@@ -181,7 +181,7 @@ def test_a_small_soak_says_what_it_sees(small: dict[str, Any]) -> None:
     assert len([line for line in small["said"] if "MiB" in line]) == len(samples)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_soak_is_written_into_a_page(small: dict[str, Any], tmp_path: Path) -> None:
     """The verdicts and the picture, between the markers; the rest of the page stays."""
     pytest.importorskip("matplotlib")

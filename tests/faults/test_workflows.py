@@ -19,13 +19,13 @@ def suffer(url: str, seconds: float, *, seed: int) -> None:
     print(stress, *stress.findings, sep="\n")
     assert stress.findings == []
     assert stress.did["kill"] >= seconds
-    assert stress.did["retry of a node"] > 5
+    assert stress.did["retry of a node"] > seconds
 
 
 @pytest.mark.slow
 def test_each_job_of_a_workflow_ends_as_it_must(database_url: str) -> None:
     """Random graphs under kills and locks, against a model; then under operators, too."""
-    suffer(database_url, 5.0, seed=20_261_126)
+    suffer(database_url, 3.0, seed=20_261_126)
 
 
 @pytest.mark.nightly

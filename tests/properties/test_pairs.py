@@ -27,6 +27,7 @@ from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, relea
 from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from tests.properties.conftest import is_nightly
 from tests.support.factory import TABLE, make_job, seen
+from tests.support.nightly import nightly_sets
 from tests.support.waiting import wait_until
 
 AGO = timedelta(minutes=-1)
@@ -129,7 +130,7 @@ NAMED = [
     ("enqueue", "prune"),
     *(("renew", other) for other in ("complete", "rescue")),
 ]
-PAIRS = list(product(OPERATIONS, repeat=2)) if is_nightly() else [*NAMED, *((b, a) for a, b in NAMED)]
+PAIRS = list(product(OPERATIONS, repeat=2)) if is_nightly() else [*NAMED, *nightly_sets(*((b, a) for a, b in NAMED))]
 
 
 class Stage:
