@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from .errors import JobQueueError, OptionError
 
-__all__ = ["MAX_DELAY", "Duration", "checked_duration", "read_duration", "seconds_of"]
+__all__ = ["MAX_DELAY", "Duration", "backoff", "checked_duration", "read_duration", "seconds_of"]
 
 #: Seconds, or a timedelta.
 Duration: TypeAlias = float | timedelta
@@ -61,3 +61,8 @@ def read_duration(text: str) -> timedelta:
     except OverflowError:
         pass
     raise ValueError(f"{text!r} is not a duration; expected 45s, 10m, 2h, 3d, 1w or 1h30m")
+
+
+def backoff(failures: int, *, first: float, most: float) -> float:
+    """Seconds to wait after `failures` in a row: `first`, doubled each time, at most `most`."""
+    return min(first * 2.0 ** min(max(failures - 1, 0), 10), most)

@@ -22,9 +22,8 @@ from types import MappingProxyType
 
 from .errors import ConfigurationError
 from .limits import Limits
-from .migrations.steps import quote
 from .migrations.v01 import GATES
-from .schema import SCHEMA
+from .schema import SCHEMA, quote
 
 __all__ = ["Can", "grant_statements"]
 

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from sqlalchemy import Connection
+from .errors import ConfigurationError
 
-__all__ = ["SCHEMA", "schema_on"]
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+__all__ = ["BODY_TAG", "SCHEMA", "quote", "schema_on"]
 
 #: What models and statements call the schema. A connection's `schema_translate_map` gives it another name.
 SCHEMA: Final = "sa_jobqueue"
+
+#: The dollar quote around the bodies of migrations, in which the schema's name stands.
+BODY_TAG: Final = "$migration$"
 
 
 def schema_on(connection: Connection, table: Any) -> str:
     """The schema where this connection finds the table."""
     return connection.schema_for_object(table) or str(connection.dialect.default_schema_name)
+
+
+def quote(schema: str, what: str = "schema") -> str:
+    """Return `schema` as a quoted identifier, or raise `ConfigurationError` if it cannot be the name of `what`."""
+    if not schema or "\0" in schema or BODY_TAG in schema or len(schema.encode()) > 63:
+        raise ConfigurationError(f"{schema!r} cannot be the name of a {what}: expected 1 to 63 bytes, without NUL")
+    return '"' + schema.replace('"', '""') + '"'

@@ -12,7 +12,7 @@ from functools import partial
 from sqlalchemy import URL, Connection, func, select
 from sqlalchemy.orm import Session
 
-from sa_jobqueue.enqueue import enqueue_many
+from sa_jobqueue.enqueueing.jobs import enqueue_many
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.models import Job
 from sa_jobqueue.statements.overview import list_workers

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue.enqueue import enqueue
+from sa_jobqueue.enqueueing.jobs import enqueue
 from sa_jobqueue.tasks import Task
 from sa_jobqueue.worker.process.gc import tune_gc
 from sa_jobqueue.worker.worker import Worker

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.migrations.steps import quote
 from sa_jobqueue.models import SCHEMA
+from sa_jobqueue.schema import quote
 
 from .options import PREFIX, Options, setting
 

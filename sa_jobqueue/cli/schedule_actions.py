@@ -12,10 +12,11 @@ from sqlalchemy import ARRAY, ColumnElement, Executable, Text, func, literal, se
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from sa_jobqueue.backfill import plan_backfill
+from sa_jobqueue.enqueueing.backfill import plan_backfill
 from sa_jobqueue.errors import ConfigurationError, OptionError
 from sa_jobqueue.models import Overlap, Schedule
-from sa_jobqueue.schedules import Every, Missed, every, rule_of, zone_of
+from sa_jobqueue.schedules import Every, Missed, every, rule_of
+from sa_jobqueue.schedules.coming import zone_of
 from sa_jobqueue.statements import pause_schedules, remove_schedules, resume_schedules, run_schedules
 
 from .config import Config

@@ -11,7 +11,8 @@ import typer
 from sa_jobqueue.errors import OptionError
 from sa_jobqueue.log import one_line
 from sa_jobqueue.models import Schedule
-from sa_jobqueue.schedules import Cron, coming_ticks, rule_of, state_of, zone_of
+from sa_jobqueue.schedules import Cron, rule_of
+from sa_jobqueue.schedules.coming import coming_ticks, state_of, zone_of
 from sa_jobqueue.statements import list_schedules
 from sa_jobqueue.urls import mask_passwords
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, false
 
-from ..backfill import Backfill, plan_backfill
+from ..enqueueing.backfill import Backfill, plan_backfill
 from ..errors import OptionError
 from ..models import Schedule
-from ..schedules import rule_of, zone_of
+from ..schedules import rule_of
+from ..schedules.coming import zone_of
 from ..statements import list_schedules, pause_schedules, resume_schedules, run_schedules
 from .access import Action
 from .deeds import Deed, Done

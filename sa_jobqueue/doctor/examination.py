@@ -35,7 +35,7 @@ from ..health import (
     read_standbys,
     read_tables,
 )
-from ..migrations.steps import quote
+from ..schema import quote
 from ..statements.depths import queued_tasks
 from ..statements.overview import list_workers
 from ..statements.stats import By, sum_stats

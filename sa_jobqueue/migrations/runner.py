@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # workers and producers only look at the version, and need no
     from alembic.runtime.migration import MigrationContext
 
 from ..log import get_logger
-from ..schema import SCHEMA
-from .steps import CURRENT, Step, downgrades, preparation, quote, upgrades
+from ..schema import SCHEMA, quote
+from .steps import CURRENT, Step, downgrades, preparation, upgrades
 
 __all__ = [
     "MigrationOperations",

@@ -14,9 +14,10 @@ from types import MappingProxyType
 from typing import Final, Protocol
 
 from ..errors import ConfigurationError
+from ..schema import BODY_TAG, quote
 from . import v01
 
-__all__ = ["CURRENT", "VERSIONS", "Step", "downgrades", "preparation", "quote", "upgrades"]
+__all__ = ["CURRENT", "VERSIONS", "Step", "downgrades", "preparation", "upgrades"]
 
 
 class Version(Protocol):
@@ -47,8 +48,6 @@ CURRENT: Final = 1
 #: Both give way to a `lock_timeout` that the session has set.
 _MIGRATION_PATIENCE = "60s"
 _TABLE_PATIENCE = "10s"
-
-_TAG = "$migration$"
 
 
 def _if(condition: str, statements: Iterable[str]) -> str:
@@ -116,13 +115,6 @@ def preparation(schema: str) -> Step:
     return _block(schema, [_SCHEMA])
 
 
-def quote(schema: str, what: str = "schema") -> str:
-    """Return `schema` as a quoted identifier, or raise `ConfigurationError` if it cannot be the name of `what`."""
-    if not schema or "\0" in schema or _TAG in schema or len(schema.encode()) > 63:
-        raise ConfigurationError(f"{schema!r} cannot be the name of a {what}: expected 1 to 63 bytes, without NUL")
-    return '"' + schema.replace('"', '""') + '"'
-
-
 def _upgrade(version: int, schema: str) -> Step:
     step = VERSIONS[version]
     note = (
@@ -184,11 +176,11 @@ def _block(schema: str, statements: Iterable[str], version: int = 0) -> Step:
     )
     body = _filled(_body(frame), schema, version)
     return Step(
-        f"DO {_TAG}\n"
+        f"DO {BODY_TAG}\n"
         "DECLARE\n"
         "    caller_lock_timeout text := pg_catalog.current_setting('lock_timeout');\n"
         "    caller_search_path text := pg_catalog.current_setting('search_path');\n"
-        f"BEGIN\n{body}END\n{_TAG}"
+        f"BEGIN\n{body}END\n{BODY_TAG}"
     )
 
 

@@ -8,9 +8,7 @@
 
 from __future__ import annotations
 
-from .coming import ScheduleState, coming_ticks, rule_in_words, state_of, zone_of
 from .due import MOST_COUNTED, ON_TIME, Due, Missed, due_ticks, is_stopped
-from .ranges import ticks_between
 from .rules import Cron, Every, Rule, every, expression_of, rule_of
 
 __all__ = [
@@ -21,15 +19,9 @@ __all__ = [
     "Every",
     "Missed",
     "Rule",
-    "ScheduleState",
-    "coming_ticks",
     "due_ticks",
     "every",
     "expression_of",
     "is_stopped",
-    "rule_in_words",
     "rule_of",
-    "state_of",
-    "ticks_between",
-    "zone_of",
 ]

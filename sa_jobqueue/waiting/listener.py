@@ -20,12 +20,12 @@ from sqlalchemy import Engine, Pool
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import greenlet_spawn
 
+from ..durations import backoff
 from ..errors import ResultError
 from ..log import get_logger
 from ..models import JobMixin
 from ..results import JobEnd
 from ..store import Store, store_of
-from ..worker.process.backoff import backoff
 from .receivers import LoopReceiver, Receiver, ThreadReceiver
 from .subscription import Subscription, is_away
 

@@ -23,7 +23,7 @@ from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import await_only
 
-from ..worker.process import forks
+from .. import forks
 
 __all__ = ["ConnectionLost", "LoopReceiver", "Receiver", "ThreadReceiver"]
 

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sa_jobqueue.enqueue import enqueue, enqueue_many
+from sa_jobqueue.enqueueing.jobs import enqueue, enqueue_many
 from tests.support import pooler
 from tests.support.databases import driver_url
 

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, Insert, Text, cast, event, func, insert, select, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue.enqueue import enqueue, enqueue_many
+from sa_jobqueue.enqueueing.jobs import enqueue, enqueue_many
 from sa_jobqueue.errors import OptionError, PayloadError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.migrations import upgrade_database

@@ -37,7 +37,9 @@ def test_the_examples_of_a_module(name: str, monkeypatch: pytest.MonkeyPatch) ->
         DocTestParser(doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE),
     )
     document.pop_evaluator(document.import_document)  # imported already, under its own name
-    document.namespace.update(vars(module))
+    document.namespace.update(
+        {one: getattr(module, one) for one in dir(module)}
+    )  # those that are loaded on first use, too
     for example in document.examples():
         example.evaluate()
 

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, select, text, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Schedule, TaskName, every
-from sa_jobqueue.backfill import plan_backfill
+from sa_jobqueue.enqueueing.backfill import plan_backfill
 from sa_jobqueue.store import Ticked, default_store
 from tests.integration.test_cli_jobs import in_terminal
 from tests.support.cli import as_json, invoke, notes, output, refused

@@ -17,7 +17,7 @@ from sqlalchemy import ClauseElement, DateTime, Integer, Text, column, select, t
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sa_jobqueue.enqueue_select import enqueue_select
+from sa_jobqueue.enqueueing.select import enqueue_select
 from sa_jobqueue.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.limits import Limits, Rate
 from sa_jobqueue.models import Job, JobMixin, Schedule, WorkerRow

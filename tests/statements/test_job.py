@@ -12,7 +12,7 @@ from sqlalchemy.exc import StatementError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, aliased, load_only
 
-from sa_jobqueue.enqueue import enqueue
+from sa_jobqueue.enqueueing.jobs import enqueue
 from sa_jobqueue.errors import OptionError, StatusError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, JsonText

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
 from sa_jobqueue.context import AsyncJobContext, JobContext
-from sa_jobqueue.enqueue import enqueue, enqueue_many
+from sa_jobqueue.enqueueing.jobs import enqueue, enqueue_many
 from sa_jobqueue.errors import WaitTimeout
 from sa_jobqueue.models import Job
 from sa_jobqueue.options import Call

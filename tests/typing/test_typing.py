@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parent
 FILES = sorted(FOLDER.glob("check_*.py"))
 ROOT = Path(__file__).resolve().parents[2]
 WRONG = """
-from sa_jobqueue.enqueue import enqueue
+from sa_jobqueue.enqueueing.jobs import enqueue
 from sa_jobqueue.tasks import task
 
 @task

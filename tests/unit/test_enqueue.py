@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import object_session
 
-from sa_jobqueue.enqueue import Call, enqueue, enqueue_many
+from sa_jobqueue.enqueueing.jobs import Call, enqueue, enqueue_many
 from sa_jobqueue.errors import JobQueueError, OptionError, PayloadError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job

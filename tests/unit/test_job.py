@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sa_jobqueue.enqueue import enqueue
+from sa_jobqueue.enqueueing.jobs import enqueue
 from sa_jobqueue.errors import StatusError
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC
 from typing import Any
 
-from ...schedules import Cron, rule_in_words, rule_of
+from ...schedules import Cron, rule_of
+from ...schedules.coming import rule_in_words
 from ..look import Look
 from ..page import Page
 from ..schedule_deeds import MOST, found_schedule, plan_of, zone_in

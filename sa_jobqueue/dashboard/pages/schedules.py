@@ -10,7 +10,8 @@ from sqlalchemy import RowMapping
 
 from ...errors import OptionError
 from ...log import one_line
-from ...schedules import coming_ticks, rule_in_words, rule_of, state_of, zone_of
+from ...schedules import rule_of
+from ...schedules.coming import coming_ticks, rule_in_words, state_of, zone_of
 from ...statements import list_schedules
 from ...urls import mask_passwords
 from ..look import Look

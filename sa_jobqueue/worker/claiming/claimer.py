@@ -17,6 +17,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from ...context import ClaimedJob
+from ...durations import backoff
 from ...lifecycle import Change
 from ...log import get_logger
 from ...settings import WorkerSettings
@@ -25,7 +26,6 @@ from ..connections.deadline import CLIENT_MARGIN, Deadline
 from ..connections.service import Connector
 from ..dispatch import Dispatch
 from ..observer import Observer
-from ..process.backoff import backoff
 from ..process.events import AutoResetEvent
 from ..process.threads import ServiceThread
 from ..running.run import Runs

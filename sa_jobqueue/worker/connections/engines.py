@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from ...errors import ConfigurationError, DatabaseUnavailable
 from ...log import get_logger
 from ...migrations import check_schema
-from ...migrations.steps import quote
 from ...models import SCHEMA
+from ...schema import quote
 from ...urls import database_url, mask_passwords, not_connected
 from .pool import is_behind_pooler, leave_out_closed
 from .service import check_driver, refuse_autocommit

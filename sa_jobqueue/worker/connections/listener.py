@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+from ... import forks
+from ...durations import backoff
 from ...errors import ConfigurationError
 from ...log import get_logger
 from ...statements.overview import LISTENS_FOR
 from ...store import Store, default_store
-from ..process import forks
-from ..process.backoff import backoff
 from ..process.threads import ServiceThread
 from . import driver
 from .deadline import Deadline

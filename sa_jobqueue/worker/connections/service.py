@@ -10,9 +10,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Dialect, Engine
 
+from ... import forks
 from ...errors import AutocommitError, ConfigurationError
 from ...store import Store, default_store
-from ..process import forks
 from . import driver
 from .deadline import Deadline
 

@@ -17,12 +17,12 @@ from typing import Any
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from ...durations import backoff
 from ...log import get_logger
 from ...store import Fault, fault_of
 from ..connections.deadline import Deadline
 from ..connections.pool import give_up, hang_up
 from ..connections.service import Connector
-from ..process.backoff import backoff
 from ..process.events import AutoResetEvent
 from ..process.threads import ServiceThread
 from .chore import Chore, Turn

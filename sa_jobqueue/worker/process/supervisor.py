@@ -26,8 +26,8 @@ from time import monotonic
 from types import FrameType
 from typing import Protocol
 
+from ...durations import backoff
 from ...log import get_logger
-from .backoff import backoff
 from .exit_codes import Ending
 from .signals import signals_go_to, start_deaf
 from .slot import Slot, described

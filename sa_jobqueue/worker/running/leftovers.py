@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection, Pool, event
 
+from ... import forks
 from ...log import get_logger
 from ...store.compiled import OWN_LISTENERS
-from ..process import forks
 
 __all__ = ["Found", "begin", "is_spoiled", "may_be_dropped"]
 

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Pool, text
 
 from ...lifecycle import Change
 from ...log import get_logger
-from ...migrations.steps import quote
+from ...schema import quote
 from ...store import Store
 from ...store.compiled import as_sqlalchemy, is_heard
 

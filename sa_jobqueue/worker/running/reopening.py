@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from sqlalchemy import Engine, Pool
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from ...durations import backoff
 from ...log import get_logger
-from ..process.backoff import backoff
 from .slots import Slots
 
 __all__ = ["Reopening"]

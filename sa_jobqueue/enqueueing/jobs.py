@@ -15,12 +15,12 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, overload
 
 from sqlalchemy import Executable
 
-from .errors import ConfigurationError, OptionError
-from .flushing import wait_for_keys
-from .models import Job, JobMixin, JsonText, insert_in_order, is_job_class, own_column
-from .options import Call
-from .statements.insert import insert_jobs
-from .tasks import Task, TaskName
+from ..errors import ConfigurationError, OptionError
+from ..flushing import wait_for_keys
+from ..models import Job, JobMixin, JsonText, insert_in_order, is_job_class, own_column
+from ..options import Call
+from ..statements.insert import insert_jobs
+from ..tasks import Task, TaskName
 
 __all__ = ["Call", "Enqueue", "enqueue", "enqueue_many"]
 

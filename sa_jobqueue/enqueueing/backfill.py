@@ -17,11 +17,12 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from .errors import OptionError
-from .models import Job, JobMixin, Schedule, companions_of
-from .schedules import is_stopped, rule_of, ticks_between
-from .statements.schedule_admin import enqueued_ticks, lock_schedule
-from .statements.schedules import enqueue_ticks
+from ..errors import OptionError
+from ..models import Job, JobMixin, Schedule, companions_of
+from ..schedules import is_stopped, rule_of
+from ..schedules.ranges import ticks_between
+from ..statements.schedule_admin import enqueued_ticks, lock_schedule
+from ..statements.schedules import enqueue_ticks
 
 __all__ = ["MOST", "Backfill", "plan_backfill"]
 

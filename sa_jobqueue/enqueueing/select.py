@@ -42,15 +42,15 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm.util import AliasedClass
 from sqlalchemy.types import TypeEngine
 
-from .errors import MiddlewareError, OptionError, PayloadError, SubjectError
-from .models import Job, JobMixin, own_column
-from .objects import object_in
-from .payload import Plan, Selected, bound, bound_by_name, kind_of, load, shown, takes_none
-from .statements.insert_select import Argument, arguments, digest, insert_selected, rule_of
-from .statements.per_row import check_together, expression, per_row
-from .subjects import subject_of_keys, subject_of_rows
-from .tasks import AnyTask, Task, TaskName
-from .unique import debounced
+from ..errors import MiddlewareError, OptionError, PayloadError, SubjectError
+from ..models import Job, JobMixin, own_column
+from ..objects import object_in
+from ..payload import Plan, Selected, bound, bound_by_name, kind_of, load, shown, takes_none
+from ..statements.insert_select import Argument, arguments, digest, insert_selected, rule_of
+from ..statements.per_row import check_together, expression, per_row
+from ..subjects import subject_of_keys, subject_of_rows
+from ..tasks import AnyTask, Task, TaskName
+from ..unique import debounced
 
 __all__ = ["enqueue_select"]
 
