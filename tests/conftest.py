@@ -18,12 +18,13 @@ from pathlib import Path
 import psycopg
 import pytest
 from hypothesis import settings
-from sqlalchemy import Engine, create_engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from tests.support import keeper, pooler
 from tests.support.databases import Databases, connect, empty
+from tests.support.engines import new_async_engine, new_engine
 
 CHOICE = pytest.StashKey[keeper.Choice]()
 KEEPER = pytest.StashKey[subprocess.Popen[str]]()
@@ -201,7 +202,7 @@ def url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def engine(url: str) -> Iterator[Engine]:
     """An engine (psycopg) on the test's database."""
-    engine = create_engine(url, **pooler.engine_options(url))
+    engine = new_engine(url)
     yield engine
     engine.dispose()
 
@@ -209,7 +210,7 @@ def engine(url: str) -> Iterator[Engine]:
 @pytest.fixture
 async def async_engine(url: str) -> AsyncIterator[AsyncEngine]:
     """An async engine (psycopg) on the test's database."""
-    engine = create_async_engine(url, **pooler.engine_options(url))
+    engine = new_async_engine(url)
     yield engine
     await engine.dispose()
 

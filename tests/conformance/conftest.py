@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import Engine, create_engine, event
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy import Engine, event
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sa_jobqueue.enqueueing.jobs import enqueue, enqueue_many
 from tests.support import pooler
 from tests.support.databases import driver_url
+from tests.support.engines import new_async_engine, new_engine
 
 T = TypeVar("T")
 
@@ -106,11 +107,11 @@ async def client(request: pytest.FixtureRequest, shared_database_url: str) -> As
         pytest.skip("pg8000 sets isolation levels on the session, and hangs behind PgBouncer when it sets them back")
     url = driver_url(shared_database_url, driver)
     if kind.startswith("Async"):
-        engine = create_async_engine(url, **pooler.engine_options(url))
+        engine = new_async_engine(url)
         yield Client(kind, engine)
         await engine.dispose()
     else:
-        sync = create_engine(url, **pooler.engine_options(url))
+        sync = new_engine(url)
         yield Client(kind, sync)
         sync.dispose()
 
