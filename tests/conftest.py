@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
@@ -42,6 +42,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # The same examples in each run, so that what fails is what was changed; `nox -s properties` looks for new ones. An example has no
 # time limit, because a busy machine may need long for any.
 settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile(
+    "nightly",
+    derandomize=False,
+    max_examples=100,
+    stateful_step_count=100,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
 settings.load_profile("same")
 
 

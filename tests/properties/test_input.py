@@ -22,8 +22,8 @@ from sa_jobqueue.lifecycle import Claim, Rules, decide
 from sa_jobqueue.outcomes import Completed, Failed, Outcome, Rescued, Retry
 from sa_jobqueue.statements import discard_jobs, insert_jobs
 from sa_jobqueue.store import Answer, default_store
-from tests.properties.conftest import is_nightly
 from tests.support.factory import make_job, row
+from tests.support.nightly import is_nightly
 
 LOOK = settings(
     max_examples=2_000 if is_nightly() else 40, deadline=None, suppress_health_check=list(HealthCheck)

@@ -19,9 +19,8 @@ from sa_jobqueue.lifecycle import Rules
 from sa_jobqueue.outcomes import Completed, Discard, Outcome, Rescued, Retry, Snooze
 from sa_jobqueue.schedules import due_ticks
 from sa_jobqueue.store import schedules
-from tests.properties.conftest import is_nightly
 from tests.properties.schedules import ScheduleMachine
-from tests.support.nightly import nightly
+from tests.support.nightly import is_nightly, nightly
 from tests.support.outcomes import ENTRY
 
 

@@ -25,9 +25,8 @@ from sa_jobqueue.models import Job
 from sa_jobqueue.outcomes import Completed, ErrorEntry, Outcome, Rescued, Retry, Snooze
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, release_jobs, retry_jobs
 from sa_jobqueue.store import Answer, ClaimRequest, default_store
-from tests.properties.conftest import is_nightly
 from tests.support.factory import TABLE, make_job, seen
-from tests.support.nightly import nightly_sets
+from tests.support.nightly import is_nightly, nightly_sets
 from tests.support.waiting import wait_until
 
 AGO = timedelta(minutes=-1)

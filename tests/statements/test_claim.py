@@ -18,6 +18,7 @@ from sa_jobqueue.statements import claim_jobs
 from sa_jobqueue.store import ClaimRequest, default_store, is_too_much
 from sa_jobqueue.store.compiled import Compiled
 from tests.support.factory import TABLE, make_job, make_jobs, refer, row, statuses, unfolding, users_table
+from tests.support.nightly import nightly
 
 HOUR = timedelta(hours=1)
 
@@ -370,7 +371,7 @@ def test_what_is_large_as_text_is_left_behind_however_small_it_is_stored(
     assert found == {small: ("{}", "{}"), large: (None, "{}") if name == "args" else ("{}", None)}
 
 
-@pytest.mark.parametrize("name", ["args", "meta"])
+@pytest.mark.parametrize("name", ["args", *nightly("meta")])
 def test_a_claim_that_takes_nothing_along_fails_by_no_row(connection: Connection, name: str) -> None:
     """What is beyond 1 GB as text makes any other claim fail, and with it all jobs of the queue."""
     one, other = make_jobs(connection, 2, args={"n": 1}, meta={"n": 2})

@@ -1,4 +1,4 @@
-"""Two hundred claimers at once: every job is claimed by one of them, once."""
+"""Many claimers at once: every job is claimed by one of them, once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Callable
 from random import Random
 from threading import Barrier, Lock, Thread
 
+import pytest
 from sqlalchemy import Connection, Engine, create_engine, func, select, update
 from sqlalchemy.pool import NullPool
 
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.store import ClaimRequest, default_store
 from tests.support.factory import TABLE
+from tests.support.nightly import nightly_sets
 
 #: Takes this number of jobs at most, and returns their ids.
 Take = Callable[[Connection, int], list[int]]
@@ -81,17 +83,18 @@ def twice(taken: Counter[int]) -> list[int]:
     return [one for one, times in taken.items() if times > 1]
 
 
-def test_two_hundred_claimers_never_get_one_job_twice(url: str, engine: Engine) -> None:
-    """20,000 jobs over two queues and ten priorities, in batches of 1 to 50 of each queue."""
-    taken, failures = drain(url, claim, claimers=200, jobs=20_000)
+@pytest.mark.parametrize(("claimers", "jobs"), [(30, 3_000), *nightly_sets((200, 20_000))])
+def test_many_claimers_never_get_one_job_twice(url: str, engine: Engine, claimers: int, jobs: int) -> None:
+    """The jobs are in two queues and ten priorities, and are claimed in batches of 1 to 50 of each queue."""
+    taken, failures = drain(url, claim, claimers=claimers, jobs=jobs)
 
     assert failures == []
     assert twice(taken) == []
-    assert len(taken) == 20_000
+    assert len(taken) == jobs
     with engine.connect() as connection:
         state = TABLE.c.status, TABLE.c.claims, TABLE.c.attempt
         found = connection.execute(select(*state, func.count()).group_by(*state)).all()
-    assert found == [(JobStatus.RUNNING, 1, 1, 20_000)]
+    assert found == [(JobStatus.RUNNING, 1, 1, jobs)]
 
 
 def test_looking_and_then_taking_gets_jobs_twice(url: str) -> None:

@@ -14,6 +14,7 @@ from sa_jobqueue.statements.unique import find_stray_keys
 from tests.statements.test_plans import FILL, FILL_KEYED, vacuum
 from tests.support.databases import Databases
 from tests.support.factory import make_job, make_jobs
+from tests.support.nightly import nightly
 from tests.support.plans import Plan
 
 
@@ -151,7 +152,7 @@ def test_tasks_of_jobs_with_keys_are_found_in_a_sample(engine: Engine) -> None:
     assert len(few) <= 1
 
 
-@pytest.fixture(scope="module", params=["without keys", "with keys"])
+@pytest.fixture(scope="module", params=["with keys", *nightly("without keys")])
 def full(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Connection]:
     """200,000 jobs, and a unique key for each tenth; beside them none, or as many with keys that take turns."""
     name = databases.new_name()

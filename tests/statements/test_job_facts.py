@@ -13,6 +13,7 @@ from sa_jobqueue.reasons import MOST_AHEAD
 from sa_jobqueue.statements.job_facts import job_facts
 from tests.support.databases import Databases
 from tests.support.factory import make_job
+from tests.support.nightly import nightly_sets
 from tests.support.plans import Plan, Prepared, service_connection
 
 
@@ -59,8 +60,10 @@ def test_the_workers_of_its_queue_are_counted_and_those_that_know_its_task(conne
 # ---- plans
 
 
-@pytest.mark.parametrize("analyzed", [True, False])
-@pytest.mark.parametrize("key", ["NULL", "mod(n, 10)::text"], ids=["plain", "keyed"])
+@pytest.mark.parametrize(
+    ("analyzed", "key"),
+    [(False, "mod(n, 10)::text"), *nightly_sets((True, "mod(n, 10)::text"), (False, "NULL"), (True, "NULL"))],
+)
 def test_it_reads_by_indexes(databases: Databases, analyzed: bool, key: str) -> None:
     """A table of 200,000 jobs is not scanned; also where the plan was made while it was empty."""
     name = databases.new_name()

@@ -27,6 +27,7 @@ from tests.statements.test_plans import FILL, FILL_KEYED, vacuum
 from tests.support.databases import Databases
 from tests.support.factory import make_job, make_jobs
 from tests.support.limits import Claimant, key, limit, rate
+from tests.support.nightly import nightly
 from tests.support.plans import Plan
 
 HOUR = timedelta(hours=1)
@@ -154,7 +155,7 @@ def test_states_are_counted_up_to_a_cap(connection: Connection) -> None:
 # ---- plans
 
 
-@pytest.fixture(scope="module", params=["without statistics", "with statistics"])
+@pytest.fixture(scope="module", params=["without statistics", *nightly("with statistics")])
 def full(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Connection]:
     """400,000 jobs, half of them with one of 7,001 keys; 20,000 keys of which operators have said something, and as many states."""
     name = databases.new_name()

@@ -19,6 +19,7 @@ from sa_jobqueue.statements import pause, resume, set_limit
 from sa_jobqueue.store import ClaimRequest, KnownLimits, default_store, is_limits_changed
 from tests.support.factory import TABLE, make_job, wait_until_blocked_by
 from tests.support.limits import Claimant, end, fill, key, limit, no_limit
+from tests.support.nightly import nightly
 
 HOUR = timedelta(hours=1)
 
@@ -75,7 +76,7 @@ def test_keys_take_turns_and_no_claim_begins_at_the_front_again(connection: Conn
     assert all(set(turns[n : n + 4]) == {"a", "b", "c", None} for n in range(0, 20, 4))
 
 
-@pytest.mark.parametrize("free", [*(pytest.param(free, marks=pytest.mark.nightly) for free in (1, 2, 7)), 3, 10, 64])
+@pytest.mark.parametrize("free", [3, *nightly(1, 2, 7, 10, 64)])
 def test_shares_are_as_the_weights(connection: Connection, free: int) -> None:
     """3 : 1 : 1 within 5 %, for claims of any size, while each key has jobs."""
     for one in ("a", "b", "c"):
@@ -137,16 +138,17 @@ def test_a_key_may_be_any_text(connection: Connection, name: str) -> None:
 
 def test_more_keys_than_one_look_finds_all_get_their_turn(connection: Connection) -> None:
     """1,500 keys that are full are passed, over several claims, until those behind them come."""
-    for number in range(1500):
-        fill(connection, 1, f"full {number:04}")
+    full = text(
+        "INSERT INTO sa_jobqueue.job (task, concurrency_key) SELECT 'a_task', 'full ' || n FROM generate_series(1, 1500) AS n"
+    )
+    connection.execute(full)
     limit(connection, key_running=1)
     claimant = Claimant(connection)
     for _ in range(10):
         if not claimant.claim(1000):
             break
     assert running(connection) == 1500
-    for number in range(1500):
-        fill(connection, 1, f"full {number:04}")
+    connection.execute(full)
     (last,) = fill(connection, 1, "open")
 
     found: list[ClaimedJob] = []

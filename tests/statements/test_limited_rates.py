@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, select, text
 from sa_jobqueue.context import ClaimedJob
 from tests.support.factory import TABLE
 from tests.support.limits import LIMITS, Claimant, end, fill, key, limit, rate
+from tests.support.nightly import examples
 
 
 @dataclass
@@ -82,7 +83,7 @@ def set_rate(connection: Connection, place: str, count: int, seconds: float, bur
 
 
 @pytest.mark.parametrize("place", PLACES)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(4, nightly=15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     count=st.integers(1, 50),
     seconds=st.sampled_from([1.0, 7.0, 60.0, 3600.0]),

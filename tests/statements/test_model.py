@@ -14,6 +14,7 @@ from sa_jobqueue.statements import cancel_jobs, discard_jobs, release_jobs, retr
 from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from tests.support.factory import TABLE, make_job
 from tests.support.model import ModelJob
+from tests.support.nightly import examples
 from tests.support.outcomes import all_rules, rescues, run_outcomes
 
 OPERATORS: dict[str, Any] = {
@@ -100,7 +101,7 @@ class Pair:
             assert (row.run_at <= row.now) == model.due
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(examples(60, nightly=250), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(max_attempts=st.integers(1, 3), rules=all_rules, steps=steps)
 def test_a_row_lives_as_its_model(engine: Engine, max_attempts: int, rules: Rules, steps: list[Any]) -> None:
     """Claims, outcomes, rescues and operators in any order: the statements do what the life cycle says."""

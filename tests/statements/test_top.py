@@ -17,6 +17,7 @@ from sa_jobqueue.statements.depths import CAP, queue_depths
 from tests.statements.test_plans import FILL, FILL_KEYED
 from tests.support.databases import Databases
 from tests.support.factory import make_job, make_jobs
+from tests.support.nightly import nightly
 from tests.support.plans import Plan
 
 HOUR = timedelta(hours=1)
@@ -54,7 +55,7 @@ def test_running_jobs_are_counted_by_queue_and_worker(connection: Connection) ->
 @pytest.fixture(
     scope="module",
     params=[
-        "without statistics", "with statistics", "with keys and without statistics", "with keys and with statistics",
+        "with keys and without statistics", *nightly("without statistics", "with statistics", "with keys and with statistics"),
     ],
 )  # fmt: skip
 def large(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Connection]:

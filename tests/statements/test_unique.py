@@ -24,6 +24,7 @@ from sa_jobqueue.statements import cancel_jobs, discard_jobs, release_jobs, retr
 from sa_jobqueue.statements.claim import ClaimRequest
 from sa_jobqueue.store import default_store, started_keys
 from tests.support.factory import TABLE, change, completed, row
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
@@ -687,7 +688,7 @@ def test_a_rule_that_cannot_be_is_refused_with_the_reason(connection: Connection
         connection.execute(insert(TABLE).values(task="a", uniqueness=rule))
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE", *nightly("REPEATABLE READ")])
 def test_of_many_transactions_at_once_one_job_per_key_is_kept_and_none_is_aborted(engine: Engine, level: str) -> None:
     """They insert in several ways, some roll back, and others end jobs meanwhile. Each live job has its key, and each key its job."""
     failures: list[BaseException] = []

@@ -15,6 +15,7 @@ from sa_jobqueue.statements import pause, set_limit, why_waiting
 from sa_jobqueue.store import LimitedRequest, default_store
 from tests.support.databases import Databases
 from tests.support.factory import make_job, make_jobs
+from tests.support.nightly import nightly
 from tests.support.plans import Prepared, service_connection
 
 QUEUE: tuple[Owner, str] = ("queue", "sync")
@@ -232,7 +233,7 @@ def test_a_job_that_is_not_due_has_no_owner(connection: Connection) -> None:
     assert paused.what == "paused"
 
 
-@pytest.mark.parametrize("analyzed", [True, False])
+@pytest.mark.parametrize("analyzed", [False, *nightly(True)])
 def test_it_reads_by_indexes(databases: Databases, analyzed: bool) -> None:
     """A table of 200,000 queued jobs, 20 of which run, is not scanned; also where the plan was made while it was empty."""
     name = databases.new_name()

@@ -22,6 +22,7 @@ from sa_jobqueue.statements.workflows.watching import (
 )
 from tests.statements.test_plans import vacuum
 from tests.support.databases import Databases
+from tests.support.nightly import nightly
 from tests.support.plans import Plan
 from tests.support.workflows import Flow
 
@@ -169,7 +170,7 @@ SELECT job.workflow_id, job.id, true FROM sa_jobqueue.job WHERE job.id > 300000 
 """
 
 
-@pytest.fixture(scope="module", params=["without statistics", "with statistics"])
+@pytest.fixture(scope="module", params=["without statistics", *nightly("with statistics")])
 def full(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Connection]:
     """A database in which there are many of each kind."""
     name = databases.new_name()
