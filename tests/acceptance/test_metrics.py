@@ -77,9 +77,10 @@ def test_a_killed_process_takes_its_gauges_along_and_leaves_its_counts(shop: Sho
         wait_until(lambda: value(worker, COMPLETED) == 21)
 
 
-def test_a_worker_that_leaves_is_not_ready_and_goes_on_counting(shop: Shop) -> None:
+@pytest.mark.parametrize("supervised", [(), *nightly(ONE)], ids=["alone", "supervised"])
+def test_a_worker_that_leaves_is_not_ready_and_goes_on_counting(shop: Shop, supervised: tuple[str, ...]) -> None:
     """Until its last job has ended, and that is counted."""
-    with shop.work(*ONE, "--metrics-port=0") as worker:
+    with shop.work(*supervised, "--metrics-port=0") as worker:
         shop.add(enqueue(held_without_session, "slow"))
         shop.wait_said("started-slow")
         wait_until(lambda: get(worker, "/readyz")[0] == 200)

@@ -8,25 +8,31 @@ import pytest
 
 from sa_jobqueue import enqueue
 from tests.acceptance import app
-from tests.acceptance.conftest import Shop
+from tests.acceptance.conftest import ONE, Shop
 from tests.support import pooler
 from tests.support.databases import connect
+from tests.support.nightly import nightly_sets
 from tests.support.waiting import wait_until
 
 
-def test_each_process_under_a_supervisor_heeds_the_thresholds_and_goes_on_working(shop: Shop) -> None:
+@pytest.mark.parametrize(
+    ("processes", "number"), [(ONE, 1), *nightly_sets((("--processes=2",), 2))], ids=["one", "two"]
+)
+def test_each_process_under_a_supervisor_heeds_the_thresholds_and_goes_on_working(
+    shop: Shop, processes: tuple[str, ...], number: int
+) -> None:
     """Said on the command line and in the environment, of a snapshot that is held all the while; it still ends when it is told to."""
     said = "the database is under pressure: a transaction has been open for"
     with connect(pooler.direct(shop.url)) as session:
         session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
         session.execute("SELECT 1 FROM sa_jobqueue.job")
         environment = {"SA_JOBQUEUE_MAX_LOCK_WAITS": "1000"}
-        with shop.work("--processes=2", "--max-snapshot-age=0.1", env=environment) as supervisor:
-            wait_until(lambda: supervisor.output.count(said) == 2)
+        with shop.work(*processes, "--max-snapshot-age=0.1", env=environment) as supervisor:
+            wait_until(lambda: supervisor.output.count(said) == number)
             shop.wait_for(*shop.add(*(enqueue(app.nothing_async, number) for number in range(50))))
             supervisor.send(signal.SIGTERM)
             assert supervisor.wait() == 0
-            assert supervisor.output.count(said) == 2
+            assert supervisor.output.count(said) == number
 
 
 @pytest.mark.nightly

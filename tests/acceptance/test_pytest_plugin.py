@@ -128,9 +128,12 @@ def run(folder: Path, url: str, *arguments: str, **files: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_nothing_stays_of_tests_that_commit_in_an_outer_transaction(folder: Path, url: str, engine: Engine) -> None:
-    """On two workers of pytest-xdist at once, in one database."""
-    said = run(folder, url, "-n", "2", conftest=SYNC, test_shop=TESTS)
+@pytest.mark.parametrize("options", [(), *nightly(("-n", "2"))], ids=["alone", "xdist"])
+def test_nothing_stays_of_tests_that_commit_in_an_outer_transaction(
+    folder: Path, url: str, engine: Engine, options: tuple[str, ...]
+) -> None:
+    """Also on two workers of pytest-xdist at once, in one database."""
+    said = run(folder, url, *options, conftest=SYNC, test_shop=TESTS)
 
     assert "4 passed" in said, said
     with engine.connect() as connection:

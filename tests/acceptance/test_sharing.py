@@ -13,7 +13,7 @@ from sa_jobqueue import Job, JobStatus, TaskName, enqueue, enqueue_many
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.statements import retry_jobs
 from tests.acceptance import app
-from tests.acceptance.conftest import APP, ONE, Shop
+from tests.acceptance.conftest import APP, Shop
 from tests.support.commands import run_command
 from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
@@ -77,8 +77,11 @@ def test_a_task_is_renamed_while_both_releases_run(shop: Shop) -> None:
     assert sorted(effect.note for effect in shop.effects()) == ["new 1", "new 3", "old 2"]
 
 
+@pytest.mark.parametrize("options", [(), *nightly(("--processes=2",))], ids=["one", "two"])
 @pytest.mark.usefixtures("measured")
-def test_everything_works_in_another_schema_and_the_applications_tables_stay(shop: Shop) -> None:
+def test_everything_works_in_another_schema_and_the_applications_tables_stay(
+    shop: Shop, options: tuple[str, ...]
+) -> None:
     """Enqueued, claimed, completed and listed in `jobs`; the handler's writes are where they always are."""
     upgrade_database(shop.url, schema="jobs")
     shop.execute(text("DROP SCHEMA sa_jobqueue CASCADE"))
@@ -88,7 +91,7 @@ def test_everything_works_in_another_schema_and_the_applications_tables_stay(sho
         *(enqueue(task, name) for task, name in ((app.write, "a"), (app.write_async, "d"), (app.held, "b"))),
         enqueue(app.write_and_fail, "c"),
     )
-    with there.work(*ONE) as worker:
+    with there.work(*options) as worker:
         there.wait_said("started-b")
         there.go("b")
         there.wait_for(*ids[:3])

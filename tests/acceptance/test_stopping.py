@@ -8,12 +8,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count, islice
 
+import pytest
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, enqueue
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 
 SLOW_COMMIT = text("""
@@ -115,7 +117,8 @@ JOBS: tuple[Callable[[int], Job], ...] = (
 )
 
 
-def test_a_rolling_restart_under_load_loses_nothing_and_spends_no_attempt(shop: Shop) -> None:
+@pytest.mark.parametrize("rounds", [1, *nightly(3)])
+def test_a_rolling_restart_under_load_loses_nothing_and_spends_no_attempt(shop: Shop, rounds: int) -> None:
     """Each worker is asked to stop when the next one serves, while jobs go on being enqueued."""
     end, numbers = threading.Event(), count()
     unfinished = select(func.count()).where(Job.status != JobStatus.COMPLETED)
@@ -135,7 +138,7 @@ def test_a_rolling_restart_under_load_loses_nothing_and_spends_no_attempt(shop: 
         producer.start()
         stack.callback(producer.join)
         stack.callback(end.set)
-        for _ in range(2):
+        for _ in range(rounds):
             done = len(shop.effects())
             new = stack.enter_context(shop.work(*options))
             old.send(signal.SIGTERM)
@@ -148,4 +151,4 @@ def test_a_rolling_restart_under_load_loses_nothing_and_spends_no_attempt(shop: 
     assert {(job.attempt, job.rescues) for job in jobs} == {(1, 0)}
     written = sorted(effect.job_id for effect in shop.effects())
     assert written == sorted(job.id for job in jobs if "nothing" not in job.task)
-    assert len({effect.pid for effect in shop.effects()}) == 3
+    assert len({effect.pid for effect in shop.effects()}) == rounds + 1

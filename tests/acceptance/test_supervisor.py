@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -30,7 +31,7 @@ from tests.support.commands import CLI, ROOT, Command, alive, environment, run_c
 from tests.support.metrics import value
 from tests.support.nightly import nightly, nightly_sets
 from tests.support.waiting import wait_until
-from tests.support.working import lapse, long_healthy
+from tests.support.working import lapse, long_healthy, worker_for
 
 
 def workers(supervisor: Command) -> list[psutil.Process]:
@@ -46,14 +47,14 @@ def test_a_killed_worker_process_is_started_again(shop: Shop) -> None:
     """The job that it was running is rescued, and done by a process that lives."""
     (job_id,) = shop.add(enqueue(app.held, "a"))
     long_healthy(shop.engine, 20.0)
-    with shop.work("--processes=2", "--lease=20") as supervisor:  # each looks for lost jobs every 5 s
+    with shop.work(*ONE, "--lease=20") as supervisor:  # it looks for lost jobs every 5 s
         (victim,) = shop.wait_said("started-a")
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: f"(pid {victim}) was ended by SIGKILL" in supervisor.output)
         lapse(shop.engine, job_id)
         (job,) = shop.wait_for(job_id)
         assert (job.attempt, job.rescues) == (1, 1)
-        wait_until(lambda: len(workers(supervisor)) == 2)
+        wait_until(lambda: len(workers(supervisor)) == 1)
         assert victim not in {one.pid for one in workers(supervisor)}
         assert f"(pid {victim}) was ended by SIGKILL" in supervisor.output
         supervisor.send(signal.SIGTERM)
@@ -92,7 +93,7 @@ def places(process: psutil.Process) -> list[int]:
 def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain(shop: Shop) -> None:
     """A terminal signals its whole foreground group; a worker that heard it twice would not wait for its jobs."""
     ids = shop.add(enqueue(app.held, "a"), enqueue(app.held_async, "b"))
-    with shop.work("--processes=2", "--queue=default=1", "--lease=30") as supervisor:
+    with shop.work(*ONE, "--lease=30") as supervisor:
         shop.wait_said("started-a")
         shop.wait_said("started-b")
         supervisor.send_group(signal.SIGINT)
@@ -173,7 +174,7 @@ def test_workers_drain_when_their_supervisor_is_killed_with_the_readers_of_their
 
 
 @pytest.mark.usefixtures("measured")
-def test_max_jobs_and_max_memory_restart_a_process(shop: Shop) -> None:
+def test_max_jobs_restarts_a_process(shop: Shop) -> None:
     """Each process drains before it ends: no job is lost, none runs twice."""
     shop.add(*(enqueue(app.write, str(n)) for n in range(40)))
     with shop.work("--max-jobs=20") as supervisor:
@@ -181,9 +182,21 @@ def test_max_jobs_and_max_memory_restart_a_process(shop: Shop) -> None:
         assert "20 jobs were claimed (max_jobs 20)" in supervisor.output
     assert {(job.attempt, job.rescues) for job in jobs} == {(1, 0)}
     assert sorted(Counter(effect.pid for effect in shop.effects()).values()) == [20, 20]
-    with shop.work("--max-memory=1M") as supervisor:
-        supervisor.wait_for("bytes are resident (max_memory 1,048,576)")
-        supervisor.wait_for("is restarted")
+
+
+@pytest.mark.parametrize("supervised", [False, *nightly(True)])
+def test_max_memory_restarts_a_process(shop: Shop, caplog: pytest.LogCaptureFixture, supervised: bool) -> None:
+    """It ends as one does that has claimed its `max_jobs`."""
+    said = "bytes are resident (max_memory 1,048,576)"
+    if supervised:
+        with shop.work("--max-memory=1M") as supervisor:
+            supervisor.wait_for(said)
+            supervisor.wait_for("is restarted")
+    else:
+        caplog.set_level("INFO")
+        worker = worker_for(shop.url, app.registry, max_memory=2**20)
+        assert asyncio.run(worker.serve()) == Ending.RECYCLE
+        assert said in caplog.text
 
 
 @pytest.mark.parametrize(

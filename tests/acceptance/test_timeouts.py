@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import psutil
+import pytest
 
 from sa_jobqueue import Job, JobStatus, enqueue
 from sa_jobqueue.statements import cancel_jobs
 from tests.acceptance import app
-from tests.acceptance.conftest import Shop
+from tests.acceptance.conftest import ONE, Shop
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 
 IMPATIENT = "tests.acceptance.impatient:registry"
@@ -47,7 +51,7 @@ def test_an_async_handler_past_its_timeout_is_cancelled(shop: Shop) -> None:
 
 
 def test_a_worker_whose_slots_are_all_stuck_asks_to_be_restarted(shop: Shop) -> None:
-    """Without a supervisor it ends with 75; with one, the next process does what was left."""
+    """It ends with 75, upon which a supervisor starts the next one, which does what was left."""
     shop.add(enqueue(app.overtime, "a"), enqueue(app.overtime, "b"))
     (left,) = shop.add(enqueue(app.write, "left"))
     with shop.work("--queue=default=2") as worker:
@@ -55,18 +59,20 @@ def test_a_worker_whose_slots_are_all_stuck_asks_to_be_restarted(shop: Shop) -> 
         assert worker.wait() == 75
         assert "slots of queue 'default' are held by handlers that timed out" in worker.output
     assert shop.job(left).status == JobStatus.QUEUED
-    shop.add(enqueue(app.overtime.options(priority=9), "c"), enqueue(app.overtime.options(priority=9), "d"))
-    with shop.work("--queue=default=2", "--processes=1", "--max-jobs=1000") as supervisor:
-        shop.wait_said("started-c")
+    with shop.work_here():
         shop.wait_for(left)
-        assert "is restarted" in supervisor.output
     assert [effect.note for effect in shop.effects()] == ["left"]
 
 
-def test_a_worker_whose_event_loop_is_blocked_past_a_timeout_is_restarted(shop: Shop) -> None:
-    """The attempt fails while the handler blocks; some seconds later the process ends, once what runs on threads has."""
+@pytest.mark.parametrize("supervised", [False, *nightly(True)])
+def test_a_worker_whose_event_loop_is_blocked_past_a_timeout_is_restarted(shop: Shop, supervised: bool) -> None:
+    """The attempt fails while the handler blocks; some seconds later the process ends with 75, once what runs on threads has.
+    Then a supervisor starts the next one, which does what was left.
+    """
     (late,) = shop.add(enqueue(app.overtime_blocking, "a"))
-    with shop.work("--queue=default=1", "--queue=other=2", "--processes=1", "--max-jobs=1000", "--lease=30") as worker:
+    queues = ("--queue=default=1", "--queue=other=2")
+    with ExitStack() as stack:
+        worker = stack.enter_context(shop.work(*queues, "--lease=30", *(ONE if supervised else ())))
         (pid,) = shop.wait_said("started-a")
         (held,) = shop.add(enqueue(app.held.options(queue="other"), "b"))
         others = shop.add(*(enqueue(app.write_async.options(queue="default"), str(n)) for n in range(3)))
@@ -76,9 +82,12 @@ def test_a_worker_whose_event_loop_is_blocked_past_a_timeout_is_restarted(shop: 
         worker.wait_for("goes on blocking the event loop")
         assert psutil.pid_exists(pid)
         shop.go("b")
+        if not supervised:
+            assert worker.wait() == 75
+            stack.enter_context(shop.work_here())
         done = shop.wait_for(held, *others)
         assert f"job {late} (tests.acceptance.app.overtime_blocking) blocks it" in worker.output
-        assert "is restarted, as it asked" in worker.output
+        assert ("is restarted, as it asked" in worker.output) == supervised
     assert [job.rescues for job in done] == [0] * 4
     assert {effect.note: effect.pid == pid for effect in shop.effects()} == {
         "b": True,

@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import Engine
 
 from tests.support.commands import start_command
+from tests.support.nightly import nightly
 from tests.support.otlp import Received, Span, receiver
 from tests.support.waiting import wait_until
 from tests.support.working import finished, job_of, lapse, long_healthy
@@ -42,12 +43,13 @@ def post(address: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, *nightly(2)])
 @pytest.mark.usefixtures("instrumentor")
 def test_a_trace_goes_from_a_request_through_a_retry_and_a_rescue_to_the_child_job(
-    engine: Engine, url: str, tmp_path: Path
+    engine: Engine, url: str, tmp_path: Path, processes: int
 ) -> None:
-    """One span for each attempt. The first is in the trace of the request; later ones are linked to it. The second worker has several
-    processes, which are instrumented as the command is.
+    """One span for each attempt. The first is in the trace of the request; later ones are linked to it. Where the second worker
+    has several processes, they are instrumented as the command is.
     """
     held, go = tmp_path / "said", tmp_path / "go"
     env = {"TRACED_SAID": str(held), "TRACED_GO": str(go)}
@@ -67,7 +69,7 @@ def test_a_trace_goes_from_a_request_through_a_retry_and_a_rescue_to_the_child_j
             lapse(engine, 1)
             long_healthy(engine)
             second = {**env, **received.environment("second")}
-            with start_command(*WORK, "--processes", "2", url=url, env=second, command=INSTRUMENT) as worker:
+            with start_command(*WORK, f"--processes={processes}", url=url, env=second, command=INSTRUMENT) as worker:
                 wait_until(lambda: finished(engine, 1, 2))
                 wait_until(lambda: received.metric("sa_jobqueue.jobs", "second", task="fulfil", outcome="completed"))
                 worker.send(signal.SIGTERM)

@@ -26,7 +26,7 @@ from tests.support.factory import make_job, row
 from tests.support.nightly import is_nightly
 
 LOOK = settings(
-    max_examples=2_000 if is_nightly() else 40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=2_000 if is_nightly() else 20, deadline=None, suppress_health_check=list(HealthCheck)
 )  # fmt: skip
 
 #: Half of the time nothing but what gives trouble: NUL, lone surrogates, bidi controls, four bytes, noncharacters, quotes.

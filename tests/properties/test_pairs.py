@@ -121,15 +121,27 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 NAMED = [
-    *(("complete", other) for other in ("cancel", "rescue", "retry", "discard")),
-    *(("complete in session", other) for other in ("cancel", "rescue", "retry", "complete", "renew")),
-    *(("snooze in session", other) for other in ("cancel", "rescue")),
-    *(("complete and delete", other) for other in ("cancel", "rescue")),
-    *(("claim", other) for other in ("cancel", "prune", "discard")),
-    ("enqueue", "prune"),
-    *(("renew", other) for other in ("complete", "rescue")),
+    *(("complete", other) for other in ("cancel", "rescue")),
+    *(("complete in session", other) for other in ("cancel", "rescue", "complete")),
+    ("snooze in session", "cancel"),
+    ("complete and delete", "rescue"),
+    *(("claim", other) for other in ("cancel", "prune")),
+    ("renew", "rescue"),
 ]
-PAIRS = list(product(OPERATIONS, repeat=2)) if is_nightly() else [*NAMED, *nightly_sets(*((b, a) for a, b in NAMED))]
+ALSO = [
+    *(("complete", other) for other in ("retry", "discard")),
+    *(("complete in session", other) for other in ("retry", "renew")),
+    ("snooze in session", "rescue"),
+    ("complete and delete", "cancel"),
+    ("claim", "discard"),
+    ("enqueue", "prune"),
+    ("renew", "complete"),
+]
+PAIRS = (
+    list(product(OPERATIONS, repeat=2))
+    if is_nightly()
+    else [*NAMED, *nightly_sets(*ALSO, *((b, a) for a, b in [*NAMED, *ALSO]))]
+)
 
 
 class Stage:
