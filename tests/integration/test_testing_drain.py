@@ -51,7 +51,16 @@ def tables(engine: Engine) -> None:
         connection.execute(text("TRUNCATE joined_orders CASCADE"))
 
 
-@pytest.fixture(params=KINDS, ids=NAMES)
+#: Sessions and AsyncSessions are driven by different code; how they are bound, and which driver they have, matters little.
+USUAL = ("psycopg-sync-outer", "asyncpg-async-outer")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(kind, id=name, marks=[] if name in USUAL else pytest.mark.nightly)
+        for kind, name in zip(KINDS, NAMES, strict=True)
+    ]
+)
 async def unit(request: pytest.FixtureRequest, shared_database_url: str) -> AsyncIterator[Any]:
     """A test's session, of each kind."""
     driver, is_async, how = request.param
@@ -87,6 +96,7 @@ async def add(unit: Any, *rows: Any) -> None:
     await settle(unit.flush())
 
 
+@pytest.mark.parametrize("unit", KINDS, ids=NAMES, indirect=True)
 async def test_jobs_run_in_the_sessions_transaction(
     unit: Any, handlers: Handlers, registry: Registry, engine: Engine
 ) -> None:
