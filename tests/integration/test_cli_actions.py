@@ -10,6 +10,7 @@ from sqlalchemy import Engine, text
 
 from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.factory import make_job, make_jobs, refer, row, statuses, users_table
+from tests.support.nightly import nightly
 
 ALL = ("queued", "blocked", "running", "completed", "failed", "cancelled")
 
@@ -103,7 +104,7 @@ def test_an_id_that_cannot_be_touched_is_said(engine: Engine, url: str) -> None:
     assert now(engine) == {waiting: "failed", running: "running"}
 
 
-@pytest.mark.parametrize("dry_run", [(), ("--dry-run",)], ids=" ".join)
+@pytest.mark.parametrize("dry_run", [(), *nightly(("--dry-run",))], ids=" ".join)
 @pytest.mark.parametrize("verb", ["retry", "cancel", "discard", "prune"])
 def test_any_number_of_ids_is_taken(engine: Engine, url: str, verb: str, dry_run: tuple[str, ...]) -> None:
     """A statement has 65,535 parameters at most."""

@@ -20,6 +20,7 @@ from tests.support import pooler
 from tests.support.cli import as_json, output, refused
 from tests.support.commands import alive, start_command
 from tests.support.databases import connect
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -53,7 +54,7 @@ def empty_database_url(empty_database_url: str) -> str:
     return pooler.direct(empty_database_url)
 
 
-@pytest.mark.parametrize("kind", ["--async", "--sync"])
+@pytest.mark.parametrize("kind", ["--async", *nightly("--sync")])
 @pytest.mark.usefixtures("measured")
 def test_drain_says_how_fast_the_workers_were(empty_database_url: str, kind: str) -> None:
     """Every job counts, with either kind of handler and several processes; a database without our tables will do."""
@@ -89,30 +90,19 @@ def test_enqueue_says_how_fast_jobs_are_made(empty_database_url: str) -> None:
     assert not exists(empty_database_url)
 
 
-def test_a_single_job_can_be_drained(empty_database_url: str) -> None:
-    """It may be claimed and done between two looks at it."""
-    said = as_json("bench", "drain", "--jobs=1", url=empty_database_url)
+def test_a_single_job_can_be_drained_and_the_users_own_jobs_are_left_alone(database_url: str, engine: Engine) -> None:
+    """It may be claimed and done between two looks at it. What waits in the usual schema waits there afterwards.
 
-    assert said["jobs"] == 1
-    assert said["seconds"] > 0
-
-
-def test_people_get_a_table_and_no_bar_where_there_is_no_terminal(empty_database_url: str) -> None:
-    """Two lines: the headings and the figures."""
-    heading, figures = output("bench", "drain", "--jobs=100", url=empty_database_url).splitlines()
-
-    assert heading.split() == ["JOBS", "TIME", "JOBS/S"]
-    assert figures.split()[0] == "100"
-
-
-def test_the_users_own_jobs_are_left_alone(database_url: str, engine: Engine) -> None:
-    """What waits in the usual schema waits there afterwards."""
+    People get a table, and no bar where there is no terminal: two lines, the headings and the figures.
+    """
     with Session(engine) as session:
         session.execute(insert(Job).values(task="shop.send", args={}))
         session.commit()
 
-    output("bench", "drain", "--jobs=50", url=database_url)
+    heading, figures = output("bench", "drain", "--jobs=1", url=database_url).splitlines()
 
+    assert heading.split() == ["JOBS", "TIME", "JOBS/S"]
+    assert figures.split()[0] == "1"
     with Session(engine) as session:
         assert session.execute(select(Job.task, Job.claims)).all() == [("shop.send", 0)]
         assert session.scalar(select(func.count()).select_from(Job)) == 1
@@ -147,7 +137,7 @@ def wait_for_the_end(ready: Ready) -> None:
     ready().recv()
 
 
-@pytest.mark.parametrize("hears", ["main thread", "another thread"])
+@pytest.mark.parametrize("hears", ["main thread", *nightly("another thread")])
 def test_a_process_whose_start_is_interrupted_is_ended(monkeypatch: pytest.MonkeyPatch, hears: str) -> None:
     """It would hold locks that the cleaning up waits for."""
     started: list[SpawnProcess] = []
@@ -176,7 +166,9 @@ def test_a_process_whose_start_is_interrupted_is_ended(monkeypatch: pytest.Monke
     assert [process.is_alive() for process in started] == [False]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.nightly)]
+)
 @pytest.mark.usefixtures("measured")
 def test_it_cleans_up_when_it_is_interrupted(empty_database_url: str, number: signal.Signals, code: int) -> None:
     """Ctrl-C reaches the whole group, as from a terminal, and SIGTERM the command: no schema, no process, no traceback."""
