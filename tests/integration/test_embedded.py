@@ -68,8 +68,18 @@ def make() -> Iterator[Make]:
 
 
 @pytest.fixture
-def server(folder: Path, make: Make) -> EmbeddedServer:
+def fresh(folder: Path, make: Make) -> EmbeddedServer:
+    """A server that was never started."""
     return make(folder / "embedded")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[EmbeddedServer]:
+    """A server that other tests may have started, stopped or killed, with their databases: to make one takes a second."""
+    with server_folder() as folder:
+        server = EmbeddedServer(folder / "embedded", settings={"fsync": "off"})
+        yield server
+        server.stop()
 
 
 def ask(url: str, query: str) -> object:
@@ -79,34 +89,35 @@ def ask(url: str, query: str) -> object:
 
 
 @pytest.mark.usefixtures("measured")
-def test_commands_that_start_at_once_share_one_server(server: EmbeddedServer) -> None:
+def test_commands_that_start_at_once_share_one_server(fresh: EmbeddedServer) -> None:
     """Four processes race to start it; all get the same server, and the same database in it."""
     with ExitStack() as stack:
-        users = [stack.enter_context(start_command(str(server.directory), command=USER)) for _ in range(4)]
+        users = [stack.enter_context(start_command(str(fresh.directory), command=USER)) for _ in range(4)]
         for user in users:
             user.wait_for("ready")
 
         postmasters = [
             process
             for process in psutil.process_iter(["name", "cmdline"])
-            if str(server.data) in (process.info["cmdline"] or [])
+            if str(fresh.data) in (process.info["cmdline"] or [])
         ]
-        assert [process.pid for process in postmasters] == [server.status().pid]
-        assert {user.output for user in users} == {f"ready {server.url('shared')}\n"}
+        assert [process.pid for process in postmasters] == [fresh.status().pid]
+        assert {user.output for user in users} == {f"ready {fresh.url('shared')}\n"}
 
 
 def test_a_folder_that_another_command_has_just_made_is_no_obstacle(
-    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+    fresh: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A command that looked before then sees no folder, and goes on to make it."""
-    server.directory.mkdir(mode=0o755)
+    fresh.directory.mkdir(mode=0o755)
     exists = Path.exists
-    monkeypatch.setattr(Path, "exists", lambda path, **options: path != server.directory and exists(path, **options))
-    assert server.ensure_running() == server.url("postgres")
+    monkeypatch.setattr(Path, "exists", lambda path, **options: path != fresh.directory and exists(path, **options))
+    assert fresh.ensure_running() == fresh.url("postgres")
 
 
 def test_the_server_outlives_the_kill_of_its_starter(server: EmbeddedServer) -> None:
     """SIGKILL to a command, or to its whole process group, is nothing to the server."""
+    server.stop()
     with start_command(str(server.directory), command=USER) as first:
         first.wait_for("ready")
         before = server.status().pid
@@ -120,18 +131,18 @@ def test_the_server_outlives_the_kill_of_its_starter(server: EmbeddedServer) -> 
     assert ask(server.url("shared"), "SELECT 1") == 1
 
 
-def test_a_start_that_was_killed_midway_is_completed_by_the_next(server: EmbeddedServer) -> None:
+def test_a_start_that_was_killed_midway_is_completed_by_the_next(fresh: EmbeddedServer) -> None:
     """A half-made cluster or copy is made again, and a half-done start repeated; no lock stays behind."""
 
     def found(evidence: str) -> bool:
-        return any(server.directory.glob(evidence))
+        return any(fresh.directory.glob(evidence))
 
     for evidence in ("programs/*", "18/draft-*", "18/draft-*/base", "18/data", "18/data/postmaster.pid"):
-        with start_command(str(server.directory), command=USER) as starter:
+        with start_command(str(fresh.directory), command=USER) as starter:
             wait_until(partial(found, evidence))
             starter.kill_group()
 
-    assert ask(server.ensure_running(), "SELECT 1") == 1
+    assert ask(fresh.ensure_running(), "SELECT 1") == 1
 
 
 def test_data_is_kept_over_stop_and_start(server: EmbeddedServer) -> None:
@@ -147,25 +158,25 @@ def test_data_is_kept_over_stop_and_start(server: EmbeddedServer) -> None:
     assert ask(url, "SELECT answer FROM mine") == 42
 
 
-def test_a_server_that_an_older_wheel_started_is_stopped(server: EmbeddedServer) -> None:
+def test_a_server_that_an_older_wheel_started_is_stopped(fresh: EmbeddedServer) -> None:
     """An upgrade of the wheel brings other programs, which are not copied yet when `stop` needs them."""
-    server.ensure_running()
-    (programs,) = (server.directory / "programs").iterdir()
+    fresh.ensure_running()
+    (programs,) = (fresh.directory / "programs").iterdir()
     programs.rename(programs.with_name("18-older"))
 
-    assert server.stop()
-    assert not server.status().running
+    assert fresh.stop()
+    assert not fresh.status().running
 
 
 def test_a_killed_server_recovers_with_all_it_had_committed(server: EmbeddedServer) -> None:
     """After SIGKILL of the server itself the pid file and the socket are stale; the next command starts it again."""
-    with connect(server.create_database("kept")) as connection:
+    with connect(server.create_database("killed")) as connection:
         connection.execute("CREATE TABLE mine AS SELECT 42 AS answer")
     killed = server.status().pid
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
 
-    assert ask(server.create_database("kept"), "SELECT answer FROM mine") == 42
+    assert ask(server.create_database("killed"), "SELECT answer FROM mine") == 42
     assert server.status().pid != killed
 
 
@@ -288,14 +299,12 @@ def test_a_server_is_found_and_stopped_whatever_libpq_is_told(
     assert server.stop()
 
 
-def test_what_libpq_does_not_understand_is_said_at_once(
-    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_libpq_does_not_understand_is_said_at_once(fresh: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """There is nothing to wait for: it does not even try."""
     monkeypatch.setenv("PGSSLMODE", "nonsense")
     monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: pytest.fail("waited")))
 
-    for use in (server.ensure_running, server.status):
+    for use in (fresh.ensure_running, fresh.status):
         with pytest.raises(EmbeddedUnavailable, match='invalid sslmode value: "nonsense": unset the one it means'):
             use()
 
