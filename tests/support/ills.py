@@ -9,9 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 
 import psycopg
-from sqlalchemy import NullPool, create_engine
+from sqlalchemy import Engine, NullPool, create_engine
 
 from sa_jobqueue.doctor import Finding, Thresholds, examine
 from sa_jobqueue.histogram import BUCKETS, bucket_of
@@ -22,8 +23,13 @@ from tests.support.waiting import wait_until
 
 def look(url: str, thresholds: Thresholds | None = None) -> dict[str, Finding]:
     """What each check finds."""
-    engine = create_engine(direct(url), poolclass=NullPool)
-    return {finding.name: finding for finding in examine(engine, thresholds=thresholds, probe=False)}
+    return {finding.name: finding for finding in examine(_engine(direct(url)), thresholds=thresholds, probe=False)}
+
+
+@lru_cache(maxsize=1)
+def _engine(url: str) -> Engine:
+    """The engine of several looks: it compiles their statements once."""
+    return create_engine(url, poolclass=NullPool)
 
 
 @contextmanager
