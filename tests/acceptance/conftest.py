@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, select
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Job, JobStatus, Worker
+from sa_jobqueue import Job, JobStatus, Registry, Worker
 from sa_jobqueue.models import SCHEMA
 from tests.acceptance.app import Base, Effect, registry
 from tests.support import pooler
@@ -57,7 +57,7 @@ class Shop:
                         process.kill()
 
     @contextmanager
-    def work_here(self, **options: Any) -> Generator[Worker]:
+    def work_here(self, registry: Registry = registry, **options: Any) -> Generator[Worker]:
         """A worker in the test's own process: for what comes after another worker's death, whoever does it."""
         with working(self.url, registry, **options) as worker:
             yield worker

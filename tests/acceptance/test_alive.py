@@ -13,8 +13,9 @@ from sqlalchemy import func, insert, select
 
 from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import overview
-from tests.acceptance.conftest import Shop
+from tests.acceptance.conftest import ONE, Shop
 from tests.support.cli import invoke
+from tests.support.nightly import nightly_sets
 from tests.support.waiting import wait_until
 
 
@@ -45,11 +46,12 @@ def test_a_probe_tells_a_live_worker_from_a_frozen_and_a_killed_one(
         assert [code(shop, *name) for name in ((), (worker.pid,))] == [1, 1]
 
 
-def test_a_supervisor_lives_where_all_its_workers_do(shop: Shop) -> None:
+@pytest.mark.parametrize(("options", "number"), [(ONE, 1), *nightly_sets((("--processes=2",), 2))], ids=["one", "two"])
+def test_a_supervisor_lives_where_all_its_workers_do(shop: Shop, options: tuple[str, ...], number: int) -> None:
     """What an earlier process with the same PID has left behind does not count."""
-    with shop.work("--processes=2") as supervisor:
+    with shop.work(*options) as supervisor:
         pids = wait_until(
-            lambda: found if len(found := [row.pid for row in shop.execute(select(WorkerRow.pid))]) == 2 else None
+            lambda: found if len(found := [row.pid for row in shop.execute(select(WorkerRow.pid))]) == number else None
         )
         assert code(shop, supervisor.pid) == 0
         for pid, host in ((pids[0], socket.gethostname()), (os.getpid(), socket.gethostname())):

@@ -8,17 +8,15 @@ import pytest
 
 from sa_jobqueue import enqueue
 from tests.acceptance import app
-from tests.acceptance.conftest import ONE, Shop
+from tests.acceptance.conftest import Shop
 from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.nightly import nightly_sets
 from tests.support.waiting import wait_until
 
 
-@pytest.mark.parametrize(
-    ("processes", "number"), [(ONE, 1), *nightly_sets((("--processes=2",), 2))], ids=["one", "two"]
-)
-def test_each_process_under_a_supervisor_heeds_the_thresholds_and_goes_on_working(
+@pytest.mark.parametrize(("processes", "number"), [((), 1), *nightly_sets((("--processes=2",), 2))], ids=["one", "two"])
+def test_each_process_heeds_the_thresholds_and_goes_on_working(
     shop: Shop, processes: tuple[str, ...], number: int
 ) -> None:
     """Said on the command line and in the environment, of a snapshot that is held all the while; it still ends when it is told to."""

@@ -132,24 +132,34 @@ def run(folder: Path, url: str, *arguments: str, **files: str) -> str:
 def test_nothing_stays_of_tests_that_commit_in_an_outer_transaction(
     folder: Path, url: str, engine: Engine, options: tuple[str, ...]
 ) -> None:
-    """Also on two workers of pytest-xdist at once, in one database."""
-    said = run(folder, url, *options, conftest=SYNC, test_shop=TESTS)
+    """With pytest-asyncio the same calls are awaited, beside tests that await nothing. Also on two workers of pytest-xdist at
+    once, in one database.
+    """
+    said = run(
+        folder, url, *options, "--asyncio-mode=auto", conftest=SYNC, test_shop=TESTS,
+        test_shop_async=_asyncio("auto") + ASYNC_TESTS.format(mark="", arguments="session, jobqueue"),
+    )  # fmt: skip
 
-    assert "4 passed" in said, said
+    assert "8 passed" in said, said
     with engine.connect() as connection:
         assert connection.scalar(select(func.count()).select_from(Job)) == 0
 
 
-@pytest.mark.parametrize("mode", ["auto", *nightly("strict")])
-def test_with_pytest_asyncio_the_same_calls_are_awaited(folder: Path, url: str, mode: str) -> None:
-    """In both of its modes."""
-    fixture, mark = ("pytest.fixture", "") if mode == "auto" else ("pytest_asyncio.fixture", "@pytest.mark.asyncio")
+def _asyncio(mode: str) -> str:
+    """The fixture of a session, for this mode of pytest-asyncio."""
+    fixture = "pytest.fixture" if mode == "auto" else "pytest_asyncio.fixture"
+    return ASYNC.format(imports="import pytest_asyncio", fixture=fixture, arguments="")
+
+
+@pytest.mark.nightly
+def test_in_the_strict_mode_of_pytest_asyncio_too(folder: Path, url: str) -> None:
+    """With its own fixtures and marks."""
     said = run(
         folder,
         url,
-        f"--asyncio-mode={mode}",
-        conftest=ASYNC.format(imports="import pytest_asyncio", fixture=fixture, arguments=""),
-        test_shop=ASYNC_TESTS.format(mark=mark, arguments="session, jobqueue"),
+        "--asyncio-mode=strict",
+        conftest=_asyncio("strict"),
+        test_shop=ASYNC_TESTS.format(mark="@pytest.mark.asyncio", arguments="session, jobqueue"),
     )
 
     assert "4 passed" in said, said
@@ -170,8 +180,12 @@ def test_with_anyio_too(folder: Path, url: str) -> None:
     assert "4 passed" in said, said
 
 
-def test_the_session_may_come_of_another_fixture(folder: Path, url: str) -> None:
-    """The setting names it. One that gives no session is refused, with the name of the setting."""
+def test_the_session_may_come_of_another_fixture_and_reports_of_failed_tests_say_what_waits(
+    folder: Path, url: str
+) -> None:
+    """The setting names it; one that gives no session is refused, with the name of the setting. The report of a failed test
+    has the jobs, so that one need not look for them, and its assertion at the line of the test, not within the testing kit.
+    """
     said = run(
         folder,
         url,
@@ -180,34 +194,23 @@ def test_the_session_may_come_of_another_fixture(folder: Path, url: str) -> None
         conftest=SYNC.replace("def session()", "def db()"),
         test_shop=TESTS.replace("session, jobqueue", "db, jobqueue").replace("session.", "db."),
         test_wrong="import pytest\n@pytest.fixture\ndef db(): return 7\ndef test(jobqueue): ...",
-    )
-
-    assert "4 passed, 1 error" in said, said
-    assert "the fixture 'db' gives no session" in said, said
-    assert "sa_jobqueue_session = ..." in said, said
-
-
-def test_the_report_of_a_failed_test_says_what_waits_and_shows_the_line_of_the_test(folder: Path, url: str) -> None:
-    """So that one need not look for the jobs, and sees the assertion that failed, not one within the testing kit."""
-    said = run(
-        folder,
-        url,
-        conftest=SYNC,
-        test_shop="""
+        test_failing="""
             from sa_jobqueue import enqueue
             from shop import send
 
-            def test_too_early(session, jobqueue):
-                session.add(enqueue(send.options(delay=60), 1))
-                session.flush()
+            def test_too_early(db, jobqueue):
+                db.add(enqueue(send.options(delay=60), 1))
+                db.flush()
                 assert jobqueue.drain().outcomes == {"completed": 1}
 
-            def test_not_enqueued(session, jobqueue):
+            def test_not_enqueued(db, jobqueue):
                 jobqueue.assert_enqueued(send, order_id=7)
         """,
     )
 
-    assert "2 failed" in said, said
+    assert "2 failed, 4 passed, 1 error" in said, said
+    assert "the fixture 'db' gives no session" in said, said
+    assert "sa_jobqueue_session = ..." in said, said
     assert "jobs of sa_jobqueue" in said, said
     assert "(shop.send) is due in " in said, said
     assert ">       jobqueue.assert_enqueued(send, order_id=7)" in said, said

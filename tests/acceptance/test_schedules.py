@@ -68,7 +68,7 @@ def away(databases: Databases, shop: Shop) -> Generator[None]:
             connection.execute(sql.SQL("ALTER DATABASE {} ALLOW_CONNECTIONS true").format(name))
 
 
-@pytest.mark.parametrize(("processes", "rounds"), [(2, 2), *nightly_sets((5, 4))])
+@pytest.mark.parametrize(("processes", "rounds"), [(2, 1), *nightly_sets((5, 4))])
 def test_each_tick_has_one_job_though_workers_are_killed_and_the_database_is_away(
     shop: Shop, databases: Databases, processes: int, rounds: int
 ) -> None:

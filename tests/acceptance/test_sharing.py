@@ -25,12 +25,12 @@ def test_two_processes_share_thousands_of_jobs_and_run_none_twice(shop: Shop, nu
     writing, others = (app.write, app.write_async), (app.nothing, app.nothing_async)
     calls = [writing[n % 2].call(str(n)) if n % 10 < 4 else others[n % 2].call(n) for n in range(number)]
     counted = text("SELECT status, attempt, rescues, count(*) FROM sa_jobqueue.job GROUP BY 1, 2, 3")
-    with shop.work("--processes=2", "--queue=default=20") as worker:
-        wait_until(lambda: worker.output.count(" serves ") == 2)
+    with shop.work("--queue=default=20") as first, shop.work("--queue=default=20") as second:
         shop.execute(enqueue_many(calls))
         wait_until(lambda: shop.execute(counted) == [("completed", 1, 0, number)], 120)
-        worker.send(signal.SIGTERM)
-        assert worker.wait() == 0
+        for worker in (first, second):
+            worker.send(signal.SIGTERM)
+            assert worker.wait() == 0
     effects = shop.effects()
     assert len({effect.job_id for effect in effects}) == len(effects) == number * 4 // 10
     assert len({effect.pid for effect in effects}) == 2
@@ -71,7 +71,7 @@ def test_a_task_is_renamed_while_both_releases_run(shop: Shop) -> None:
         assert (returned.attempt, returned.is_scheduled) == (0, True)
         shop.wait_for(*shop.add(enqueue(TaskName("acceptance.send"), note="2")))
     late = shop.add(enqueue(TaskName("acceptance.send"), note="3"))
-    with shop.work(app="tests.acceptance.app:new_release"):
+    with shop.work_here(app.new_release):
         shop.execute(retry_jobs(Job.id == unknown))
         shop.wait_for(*late, unknown)
     assert sorted(effect.note for effect in shop.effects()) == ["new 1", "new 3", "old 2"]

@@ -90,43 +90,46 @@ def places(process: psutil.Process) -> list[int]:
 
 
 @pytest.mark.usefixtures("measured")
-def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain(shop: Shop) -> None:
-    """A terminal signals its whole foreground group; a worker that heard it twice would not wait for its jobs."""
-    ids = shop.add(enqueue(app.held, "a"), enqueue(app.held_async, "b"))
-    with shop.work(*ONE, "--lease=30") as supervisor:
-        shop.wait_said("started-a")
-        shop.wait_said("started-b")
+def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain_and_a_second_signal_the_workers(shop: Shop) -> None:
+    """A terminal signals its whole foreground group; a worker that heard it twice would not wait for its jobs. At the second
+    signal they leave at once, and what they ran goes back.
+    """
+    *ids, endless = shop.add(enqueue(app.held, "a"), enqueue(app.held_async, "b"), enqueue(app.never_ends, "c"))
+    with shop.work(*ONE, "--lease=30", "--grace=600") as supervisor:
+        for name in "abc":
+            shop.wait_said(f"started-{name}")
         supervisor.send_group(signal.SIGINT)
         supervisor.wait_for("SIGTERM: finishing")
         shop.go("a")
         shop.go("b")
+        shop.wait_for(*ids)
+        supervisor.send(signal.SIGTERM)
+        supervisor.wait_for("SIGTERM again: the workers leave now")
         assert supervisor.wait() == 0
-    shop.wait_for(*ids)
-    assert {job.attempt for job in shop.jobs()} == {1}
+    assert [(shop.job(id).status, shop.job(id).attempt) for id in ids] == [(JobStatus.COMPLETED, 1)] * 2
+    assert (shop.job(endless).status, shop.job(endless).attempt) == (JobStatus.QUEUED, 0)
 
 
-@pytest.mark.parametrize("frozen", [False, *nightly(True)])
-@pytest.mark.usefixtures("measured")
-def test_a_second_signal_reaches_the_workers(shop: Shop, frozen: bool) -> None:
-    """They leave at once, and what they ran goes back; also where the first has not been heard yet (`frozen`)."""
+@pytest.mark.nightly
+def test_a_second_signal_reaches_workers_that_have_not_heard_the_first(shop: Shop) -> None:
+    """As the one above, though they are frozen meanwhile."""
     (job_id,) = shop.add(enqueue(app.never_ends, "a"))
-    with shop.work(*ONE, "--grace=600") as supervisor:
+    with shop.work("--processes=2", "--grace=600") as supervisor:
         (worker,) = shop.wait_said("started-a")
-        if frozen:
-            os.kill(worker, signal.SIGSTOP)
+        os.kill(worker, signal.SIGSTOP)
         supervisor.send(signal.SIGTERM)
         supervisor.wait_for("SIGTERM: the workers finish")
         supervisor.send(signal.SIGTERM)
         supervisor.wait_for("SIGTERM again: the workers leave now")
-        if frozen:
-            os.kill(worker, signal.SIGCONT)
+        os.kill(worker, signal.SIGCONT)
         assert supervisor.wait() == 0
     assert (shop.job(job_id).status, shop.job(job_id).attempt) == (JobStatus.QUEUED, 0)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("measured")
 def test_workers_drain_when_their_supervisor_is_killed(shop: Shop) -> None:
-    """No process is left to signal them, but their stdin ends."""
+    """No process is left to signal them, but their stdin ends; they say so, where the log can still be read."""
     (job_id,) = shop.add(enqueue(app.held, "a"))
     with shop.work(*ONE, "--lease=30") as supervisor:
         shop.wait_said("started-a")
@@ -140,7 +143,9 @@ def test_workers_drain_when_their_supervisor_is_killed(shop: Shop) -> None:
 
 
 def test_workers_drain_when_their_supervisor_is_killed_with_the_readers_of_their_log_and_metrics(shop: Shop) -> None:
-    """Each line that they log is an error then, and each report of what they count: not of the worker."""
+    """No process is left to signal them, but their stdin ends. Each line that they log is an error then, and each report of what
+    they count: not of the worker.
+    """
     (job_id,) = shop.add(enqueue(app.held, "a"))
     command = [
         *CLI,
@@ -170,7 +175,8 @@ def test_workers_drain_when_their_supervisor_is_killed_with_the_readers_of_their
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             supervisor.kill()
-    assert shop.job(job_id).status == JobStatus.COMPLETED
+    job = shop.job(job_id)
+    assert (job.status, job.attempt, job.rescues) == (JobStatus.COMPLETED, 1, 0)
 
 
 @pytest.mark.usefixtures("measured")
@@ -224,8 +230,8 @@ def test_no_password_is_on_a_command_line_or_in_the_log(shop: Shop) -> None:
     secret = f"{shop.url}&password=s3cret" if "?" in shop.url else f"{shop.url}?password=s3cret"
     there = Shop(secret, shop.engine, shop.folder)
     environ = {"SA_JOBQUEUE_METRICS_PORT": "0"}
-    with there.work("--processes=2", "--log-format=json", f"--listen-url={secret}", env=environ) as supervisor:
-        wait_until(lambda: value(supervisor, "sa_jobqueue_processes") == 2)
+    with there.work(*ONE, "--log-format=json", f"--listen-url={secret}", env=environ) as supervisor:
+        wait_until(lambda: value(supervisor, "sa_jobqueue_processes") == 1)
         assert not [one for child in workers(supervisor) for one in child.cmdline() if "s3cret" in one]
         assert "s3cret" not in supervisor.output
         assert all(line.startswith("{") for line in supervisor.output.splitlines())
