@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
-import pkgutil
 import re
 import textwrap
 import tomllib
@@ -20,20 +19,22 @@ import sa_jobqueue
 from sa_jobqueue.tasks import default_registry
 from tests.docs.commands import check_commands
 
-MODULES = ["sa_jobqueue"] + [
-    one.name for one in pkgutil.walk_packages(sa_jobqueue.__path__, "sa_jobqueue.") if not one.name.endswith("__main__")
-]
+PACKAGE = Path(sa_jobqueue.__path__[0])
+SOURCES = {
+    ".".join((PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+WITH_EXAMPLES = [name for name, path in SOURCES.items() if ">>>" in path.read_text()]
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
 def test_the_examples_of_a_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each `>>>` example in a docstring runs as it is written."""
     module = importlib.import_module(name)
     monkeypatch.setattr(default_registry, "_tasks", tasks := {})
     monkeypatch.setattr(default_registry, "get", tasks.get)
-    assert module.__file__ is not None
     document = PythonDocStringDocument.parse(
-        str(Path(module.__file__)),
+        str(SOURCES[name]),
         DocTestParser(doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE),
     )
     document.pop_evaluator(document.import_document)  # imported already, under its own name
@@ -44,18 +45,26 @@ def test_the_examples_of_a_module(name: str, monkeypatch: pytest.MonkeyPatch) ->
         example.evaluate()
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_the_other_examples_of_a_module(name: str) -> None:
+def test_the_other_examples_of_the_modules() -> None:
     """What is indented in a docstring and is not run is at least Python, or a command that is there."""
-    source = Path(str(importlib.import_module(name).__file__)).read_text()
-    for _, _, docstring in PythonDocStringDocument.extract_docstrings(source):
-        for block in indented(inspect.cleandoc(docstring)):
-            if "sa-jobqueue" in block:
-                check_commands(block)
-            elif block.startswith("["):
-                tomllib.loads(block)
-            else:
-                compile(block, name, "exec")
+    wrong: list[str] = []
+    for name, path in SOURCES.items():
+        for _, _, docstring in PythonDocStringDocument.extract_docstrings(path.read_text()):
+            for block in indented(inspect.cleandoc(docstring)):
+                try:
+                    check(block)
+                except (AssertionError, SyntaxError, tomllib.TOMLDecodeError) as error:
+                    wrong.append(f"{name}: {error}\n{block}")
+    assert not wrong, "\n".join(wrong)
+
+
+def check(block: str) -> None:
+    if "sa-jobqueue" in block:
+        check_commands(block)
+    elif block.startswith("["):
+        tomllib.loads(block)
+    else:
+        compile(block, "<docstring>", "exec")
 
 
 def indented(text: str) -> Iterator[str]:

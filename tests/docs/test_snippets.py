@@ -23,13 +23,18 @@ from tests.docs.commands import check_commands
 from tests.docs.snippets import Reader, documents, file_in, language, parse, tabs
 from tests.support.commands import ROOT
 
-DOCUMENTS = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in documents()]
-#: Each page that has blocks, once for each of its tabs: a reader chooses one.
+DOCUMENTS = documents()
+#: Each page that has blocks, once for each of its tabs: a reader chooses one. Each change is tested with the first.
 READINGS = [
-    pytest.param(path, tab, id="-".join(filter(None, [str(path.relative_to(ROOT)), tab])))
-    for path in documents()
+    pytest.param(
+        path,
+        tab,
+        id="-".join(filter(None, [str(path.relative_to(ROOT)), tab])),
+        marks=[pytest.mark.nightly] if number else [],
+    )
+    for path in DOCUMENTS
     if any((page := parse(path)).examples())
-    for tab in tabs(page) or [None]
+    for number, tab in enumerate(tabs(page) or [None])
 ]
 
 TUTORIAL = ROOT / "docs" / "tutorial"
@@ -114,27 +119,38 @@ def test_a_document_does_what_it_says(path: Path, tab: str | None, reader: Reade
     reader.read(parse(path), tab)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS)
-def test_every_tab_is_read(path: Path) -> None:
+def test_every_tab_is_read() -> None:
     """Each names its key, so that a reader who chose it is among the readings above."""
-    assert path.read_text().count("{tab-item}") == len(
-        re.findall(r"\{tab-item\} [^\n]*\n:sync: (?:sync|async)\n", path.read_text())
-    )
+    wrong = [
+        path
+        for path in DOCUMENTS
+        if (text := path.read_text()).count("{tab-item}")
+        != len(re.findall(r"\{tab-item\} [^\n]*\n:sync: (?:sync|async)\n", text))
+    ]
+    assert not wrong
 
 
-@pytest.mark.parametrize("path", DOCUMENTS)
-def test_the_commands_in_a_text_are_there(path: Path) -> None:
+def test_the_commands_in_a_text_are_there() -> None:
     """Also those in the middle of a sentence: each subcommand and option of `sa-jobqueue` exists."""
-    for mention in re.findall(r"`(sa-jobqueue [^`]+)`", path.read_text()):
-        check_commands(mention.replace("\n", " "))
+    wrong: list[str] = []
+    for path in DOCUMENTS:
+        for mention in re.findall(r"`(sa-jobqueue [^`]+)`", path.read_text()):
+            try:
+                check_commands(mention.replace("\n", " "))
+            except AssertionError as error:
+                wrong.append(f"{path}: {error}")
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", DOCUMENTS)
-def test_every_block_says_its_language(path: Path) -> None:
+def test_every_block_says_its_language() -> None:
     """No test would run a block without a language, or an indented one."""
-    text = path.read_text()
-    assert not re.search(r"^```\s*\n(?!\s*$)(?=[^`])[\s\S]", _without_closed(text), re.MULTILINE)
-    assert all(language(example) for example in parse(path).examples())
+    wrong = [
+        path
+        for path in DOCUMENTS
+        if re.search(r"^```\s*\n(?!\s*$)(?=[^`])[\s\S]", _without_closed(path.read_text()), re.MULTILINE)
+        or not all(language(example) for example in parse(path).examples())
+    ]
+    assert not wrong
 
 
 def _without_closed(text: str) -> str:
