@@ -16,6 +16,8 @@ from sa_jobqueue.dashboard.query import Query
 from sa_jobqueue.doctor import reading
 from sa_jobqueue.statements.chosen import Status
 from tests.support.databases import Databases
+from tests.support.failures import noted
+from tests.support.nightly import nightly
 from tests.support.plans import Plan
 
 #: Jobs that are done; of the others there are few.
@@ -35,7 +37,7 @@ INSERT INTO sa_jobqueue.job_key (owner, name, key, running) VALUES ('queue', 'q0
 """
 
 
-@pytest.fixture(scope="module", params=["without statistics", "with statistics"])
+@pytest.fixture(scope="module", params=["with statistics", *nightly("without statistics")])
 def large(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Engine]:
     name = databases.new_name()
     engine = create_engine(databases.create(name))
@@ -83,34 +85,37 @@ def check(found: list[Plan]) -> None:
             assert rows < DONE / 4, plan
 
 
-@pytest.mark.parametrize("queues", [None, ["q1"]], ids=["all queues", "one queue"])
+def check_page(engine: Engine, name: str, *queries: str) -> None:
+    """Each query of the page, for a viewer of all queues and for a viewer of one."""
+    page = next(one for one in PAGES if one.name == name)
+    failures: list[str] = []
+    for queues in (None, ["q1"]):
+        for query in queries:
+            with noted(failures, (query, queues)), reading(engine) as connection:
+                look = look_of(connection, query, queues=queues)
+                check(plans(connection, lambda look=look: page.read(look)))
+    assert not failures, "\n".join(failures)
+
+
 @pytest.mark.parametrize("name", ["overview", "queues", "limits", "workers"])
-def test_a_page_reads_no_more_than_it_shows(
-    large: Engine, name: str, queues: list[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_reads_no_more_than_it_shows(large: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The doctor's own statements have tests of theirs."""
     monkeypatch.setattr("sa_jobqueue.dashboard.doctoring.look_at", lambda *_, **__: iter(()))
-    page = next(one for one in PAGES if one.name == name)
-    with reading(large) as connection:
-        check(plans(connection, lambda: page.read(look_of(connection, "", queues=queues))))
+    check_page(large, name, "")
 
 
-@pytest.mark.parametrize("queues", [None, ["q1"]], ids=["all queues", "one queue"])
-@pytest.mark.parametrize(
-    "query",
-    ["", "queue=q1", "task=none", "tag=t", "key=k1", "error=x", 'args={"n":1}', "subject=Order", "subject=Order:7", "workflow=7", "id=7",
-     "newer_than=1h", "before=50000", *(f"status={status}" for status in Status), "status=failed&queue=q1", "status=failed&error=none",
-     "status=blocked&task=none", "status=failed&status=running"],
+QUERIES = (
+    "", "queue=q1", "task=none", "tag=t", "key=k1", "error=x", 'args={"n":1}', "subject=Order", "subject=Order:7", "workflow=7", "id=7",
+    "newer_than=1h", "before=50000", *(f"status={status}" for status in Status), "status=failed&queue=q1", "status=failed&error=none",
+    "status=blocked&task=none", "status=failed&status=running",
 )  # fmt: skip
-def test_a_page_of_jobs_reads_a_range_at_most(
-    large: Engine, query: str, queues: list[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+
+
+def test_a_page_of_jobs_reads_a_range_at_most(large: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the filter."""
     monkeypatch.setattr("sa_jobqueue.dashboard.reach.RANGE", DONE // 10)
     monkeypatch.setattr("sa_jobqueue.dashboard.reach.MOST", 200)
-    page = next(one for one in PAGES if one.name == "jobs")
-    with reading(large) as connection:
-        check(plans(connection, lambda: page.read(look_of(connection, query, queues=queues))))
+    check_page(large, "jobs", *QUERIES)
 
 
 def test_what_a_drain_would_cancel_is_counted_by_the_indexes_of_queued_jobs(large: Engine) -> None:

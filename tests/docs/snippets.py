@@ -40,6 +40,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from sqlalchemy import create_engine, text
 from sybil import Document, Example, Region
@@ -65,7 +66,7 @@ EXPORT = "export SA_JOBQUEUE_DATABASE_URL="
 LOOKING = re.compile(r"^(sa-jobqueue (list|show|stats|workers|check)\b|curl )")
 #: What imports no application does the same in the test's process, and takes a tenth of the time.
 ALONE = re.compile(
-    r"^sa-jobqueue (migrate|list|show|why|workers|check|grants|retry|cancel|discard|prune"
+    r"^sa-jobqueue (migrate|list|show|why|workers|check|grants|retry|cancel|discard|prune|limits|pause|resume|stats|top|drain|doctor|embedded"
     r"|bench (drain|steady|enqueue)|workflow (list|show|cancel|retry|pause|resume)|schedule (list|next|pause|resume|run|backfill|remove))\b(?!.*--watch)[^|&;<>$`\\~*?]*$"
 )
 #: What stays in the background, and what it says when it is ready.
@@ -117,6 +118,17 @@ def not_run(example: Example) -> str | None:
     """The reason why the block is not run, where a marker gives one."""
     found = _MARKER.search(example.document.text[: example.start])
     return found["reason"] if found else None
+
+
+class _Unbuffered(CliRunner):
+    """What a command writes on stdout and on stderr is in the order in which it was written."""
+
+    @contextlib.contextmanager
+    def isolation(self, *args: Any, **options: Any) -> Iterator[Any]:
+        with super().isolation(*args, **options) as streams:
+            for stream in (sys.stdout, sys.stderr):
+                stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+            yield streams
 
 
 @dataclass
@@ -321,7 +333,7 @@ class Reader:
         """A command in this process, with the reader's environment and nothing else."""
         env: dict[str, str | None] = dict.fromkeys(os.environ)
         with contextlib.chdir(self.cwd):
-            runner = CliRunner(env=env | self.environment)
+            runner = _Unbuffered(env=env | self.environment)
             done = runner.invoke(app, shlex.split(command, comments=True)[1:], prog_name="sa-jobqueue")
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception

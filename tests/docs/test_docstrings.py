@@ -18,6 +18,7 @@ from sybil.parsers.rest import DocTestParser
 import sa_jobqueue
 from sa_jobqueue.tasks import default_registry
 from tests.docs.commands import check_commands
+from tests.support.failures import noted
 
 PACKAGE = Path(sa_jobqueue.__path__[0])
 SOURCES = {
@@ -47,24 +48,23 @@ def test_the_examples_of_a_module(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_other_examples_of_the_modules() -> None:
     """What is indented in a docstring and is not run is at least Python, or a command that is there."""
-    wrong: list[str] = []
+    failures: list[str] = []
     for name, path in SOURCES.items():
         for _, _, docstring in PythonDocStringDocument.extract_docstrings(path.read_text()):
             for block in indented(inspect.cleandoc(docstring)):
-                try:
+                with noted(failures, name):
                     check(block)
-                except (AssertionError, SyntaxError, tomllib.TOMLDecodeError) as error:
-                    wrong.append(f"{name}: {error}\n{block}")
-    assert not wrong, "\n".join(wrong)
+    assert not failures, "\n".join(failures)
 
 
 def check(block: str) -> None:
     if "sa-jobqueue" in block:
         check_commands(block)
-    elif block.startswith("["):
-        tomllib.loads(block)
-    else:
-        compile(block, "<docstring>", "exec")
+        return
+    try:
+        tomllib.loads(block) if block.startswith("[") else compile(block, "<docstring>", "exec")
+    except (SyntaxError, tomllib.TOMLDecodeError) as error:
+        raise AssertionError(f"{error}\n{block}") from None
 
 
 def indented(text: str) -> Iterator[str]:

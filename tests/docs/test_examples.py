@@ -17,6 +17,7 @@ import yaml
 
 from tests.docs.commands import check_commands
 from tests.docs.snippets import file_in
+from tests.support.cli import as_json, output
 from tests.support.commands import ROOT, run_command, start_command
 from tests.support.databases import driver_url
 from tests.support.waiting import wait_until
@@ -107,28 +108,27 @@ def test_the_composition_works(services: dict[str, Any], empty_database_url: str
 def test_the_documents_are_read(database_url: str, tmp_path: Path) -> None:
     """Some are poisoned: a report is made of the others, the failed jobs are retried when that is mended, and the tree shows it."""
     shutil.copy(EXAMPLES / "documents.py", tmp_path)
-    there: dict[str, Any] = {"url": driver_url(database_url, "psycopg"), "cwd": tmp_path}
+    url = driver_url(database_url, "psycopg")
 
-    def said(*arguments: str) -> str:
-        done = run_command(*arguments, **there)
+    def run(*arguments: str, **options: Any) -> str:
+        done = run_command(*arguments, url=url, cwd=tmp_path, **options)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def work() -> None:
-        said("work", "--app", "documents:registry", "--queue", "default=4", "--drain")
+        run("work", "--app", "documents:registry", "--queue", "default=4", "--drain")
 
-    made = run_command(command=(sys.executable, "documents.py"), **there)
-    assert made.returncode == 0, made.stderr
-    id = made.stdout.strip()
+    id = run(command=(sys.executable, "documents.py")).strip()
     work()
-    tree = said("workflow", "show", id)
+    tree = output("workflow", "show", id, url=url)
     assert tree.splitlines()[:2] == [f"workflow {id} documents: failed", "7 completed, 2 failed, 3 cancelled"]
     assert "documents.read failed: poison-1 is no document" in tree
-    failed = [
-        node["id"] for node in json.loads(said("workflow", "show", id, "--json"))["nodes"] if node["status"] == "failed"
-    ]
+    failed = [node["id"] for node in as_json("workflow", "show", id, url=url)["nodes"] if node["status"] == "failed"]
     (tmp_path / "mended").touch()
     for job in failed:
-        said("workflow", "retry", id, "--from", str(job))
+        output("workflow", "retry", id, "--from", str(job), url=url)
     work()
-    assert said("workflow", "show", id).splitlines()[:2] == [f"workflow {id} documents: completed", "12 completed"]
+    assert output("workflow", "show", id, url=url).splitlines()[:2] == [
+        f"workflow {id} documents: completed",
+        "12 completed",
+    ]

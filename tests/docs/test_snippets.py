@@ -22,6 +22,7 @@ from sa_jobqueue.tasks import default_registry
 from tests.docs.commands import check_commands
 from tests.docs.snippets import Reader, documents, file_in, language, parse, tabs
 from tests.support.commands import ROOT
+from tests.support.failures import noted
 
 DOCUMENTS = documents()
 #: Each page that has blocks, once for each of its tabs: a reader chooses one. Each change is tested with the first.
@@ -132,14 +133,12 @@ def test_every_tab_is_read() -> None:
 
 def test_the_commands_in_a_text_are_there() -> None:
     """Also those in the middle of a sentence: each subcommand and option of `sa-jobqueue` exists."""
-    wrong: list[str] = []
+    failures: list[str] = []
     for path in DOCUMENTS:
         for mention in re.findall(r"`(sa-jobqueue [^`]+)`", path.read_text()):
-            try:
+            with noted(failures, path):
                 check_commands(mention.replace("\n", " "))
-            except AssertionError as error:
-                wrong.append(f"{path}: {error}")
-    assert not wrong, "\n".join(wrong)
+    assert not failures, "\n".join(failures)
 
 
 def test_every_block_says_its_language() -> None:
