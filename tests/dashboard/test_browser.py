@@ -15,15 +15,17 @@ from sqlalchemy import Engine, create_engine, func, select, text
 
 from sa_jobqueue.dashboard import Access, dashboard
 from sa_jobqueue.dashboard.app import DEEDS
-from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.models import AuditEntry, Job, Schedule, WorkflowRow
 from tests.support.browsers import chromium, served
 from tests.support.databases import Databases, driver_url
 from tests.support.factory import make_job
-from tests.support.scenes import Scene, fill
+from tests.support.failures import noted
+from tests.support.nightly import nightly
+from tests.support.scenes import Scene, addresses, fill
 from tests.support.waiting import wait_until
 
 AXE = (Path(__file__).parent / "vendor/axe.min.js").read_text()
+#: Of a telephone, a laptop, and a large screen.
 WIDTHS = (390, 1_280, 2_560)
 
 
@@ -62,6 +64,13 @@ def shown(databases: Databases, browser: Any) -> Iterator[Site]:
         yield site
 
 
+@pytest.fixture(scope="module")
+def acted(databases: Databases, browser: Any) -> Iterator[Site]:
+    """For tests of what changes while a page is open."""
+    with site_of(databases) as site:
+        yield site
+
+
 @pytest.fixture
 def site(databases: Databases, browser: Any) -> Iterator[Site]:
     """For a test that acts."""
@@ -69,24 +78,9 @@ def site(databases: Databases, browser: Any) -> Iterator[Site]:
         yield site
 
 
-def addresses(scene: Scene) -> dict[str, str]:
-    """Every page by its name, with something in the place of what its path names; and some that show more by a query."""
-    ids = {"jobs": scene.job, "schedules": scene.schedule, "workflows": scene.workflow}
-    found = {
-        page.name: re.sub(r"\{[^}]*\}", str(ids.get(page.path.split("/")[1], 1)), page.path) for page in PAGES
-    }  # fmt: skip
-    return {
-        **found,
-        "jobs that failed": "/jobs?status=failed&queue=mail",
-        "a preview": f"/schedules/{scene.schedule}/backfill?from=2025-11-03&to=2025-12-20",
-        "a large workflow": f"/workflows/{scene.large_workflow}",
-        "all of a workflow": f"/workflows/{scene.workflow}?unfold=yes",
-        "nothing": "/nowhere",
-        "what cannot be read": "/jobs?before=x",
-    }
-
-
 NAMES = tuple(addresses(Scene(1, 1, 1, 1, 1, 1)))
+#: Pages that have what the others have: a filter, a table and forms; a graph.
+EXAMPLES = ("jobs", "workflow")
 
 
 class Tab:
@@ -114,6 +108,14 @@ class Tab:
     def __exit__(self, *_: object) -> None:
         self.context.close()
 
+    def forget(self) -> None:
+        """Begin again as a tab that was opened just now."""
+        self.page.evaluate("localStorage.clear()")
+        self.page.set_viewport_size({"width": 1_280, "height": 900})
+        self.page.emulate_media(color_scheme="light")
+        self.said.clear()
+        self.asked.clear()
+
     def go(self, path: str) -> Any:
         answer = self.page.goto(self.site.url + path)
         self.page.wait_for_load_state("networkidle")
@@ -127,6 +129,36 @@ class Tab:
 # ---- every page
 
 
+@pytest.fixture(scope="module")
+def opened(browser: Any, shown: Site) -> Iterator[Tab]:
+    with Tab(browser, shown, color_scheme="light") as tab:
+        yield tab
+
+
+@pytest.fixture
+def tab(opened: Tab) -> Tab:
+    """A tab in which only what is there is looked at. It is opened once: that takes as long as five pages."""
+    opened.go("/audit")
+    opened.forget()
+    return opened
+
+
+def test_every_page_is_quiet_and_offline_and_fits_a_telephone(tab: Tab) -> None:
+    """What is wider scrolls by itself. Some are looked at in each way."""
+    failures: list[str] = []
+    for name, path in addresses(tab.site.scene).items():
+        tab.forget()
+        answer = tab.go(path)
+        with noted(failures, name):
+            is_quiet_and_offline(tab, name, answer.status)
+            fits(tab, *(WIDTHS if name in EXAMPLES else WIDTHS[:1]))
+            if name in EXAMPLES:
+                every_control_is_reached_by_tab(tab)
+                axe_finds_nothing(tab)
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page(browser: Any, shown: Site, name: str) -> None:
     """Each is looked at once, and that once in each way."""
@@ -134,10 +166,7 @@ def test_a_page(browser: Any, shown: Site, name: str) -> None:
         answer = tab.go(addresses(shown.scene)[name])
         is_quiet_and_offline(tab, name, answer.status)
         every_control_is_reached_by_tab(tab)
-        for width in WIDTHS:  # of a telephone, a laptop, and a large screen; what is wider scrolls by itself
-            tab.page.set_viewport_size({"width": width, "height": 900})
-            tab.page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
-        tab.page.set_viewport_size({"width": 1_280, "height": 900})
+        fits(tab, *WIDTHS)
         axe_finds_nothing(tab)
 
 
@@ -165,6 +194,14 @@ def every_control_is_reached_by_tab(tab: Tab) -> None:
         reached.append(tab.page.evaluate(_FOCUSED))
     assert [place for place, _ in reached] == sorted({place for place, _ in reached})
     assert [place for place, outline in reached if outline in ("", "none")] == []
+
+
+def fits(tab: Tab, *widths: int) -> None:
+    """A screen of this width shows the whole page; what is wider scrolls by itself."""
+    for width in widths:
+        tab.page.set_viewport_size({"width": width, "height": 900})
+        tab.page.wait_for_function("width => document.documentElement.scrollWidth <= width", arg=width)
+    tab.page.set_viewport_size({"width": 1_280, "height": 900})
 
 
 def axe_finds_nothing(tab: Tab) -> None:
@@ -198,46 +235,44 @@ _FOCUSED = f"""(() => {{
 # ---- keys, colours, refreshing
 
 
-def test_keys_lead_to_the_filter_and_to_pages(browser: Any, shown: Site) -> None:
-    with Tab(browser, shown) as tab:
-        tab.go("/jobs")
-        tab.page.keyboard.press("/")
-        assert tab.page.evaluate("document.activeElement.name") == "id"
-        tab.page.keyboard.type("/g")  # within the field they are letters
-        assert tab.page.evaluate("document.activeElement.value") == "/g"
-        tab.page.evaluate("document.activeElement.blur()")
-        tab.page.keyboard.press("g")
-        tab.page.keyboard.press("s")
-        tab.page.wait_for_url("**/schedules")
+def test_keys_lead_to_the_filter_and_to_pages(tab: Tab) -> None:
+    tab.go("/jobs")
+    tab.page.keyboard.press("/")
+    assert tab.page.evaluate("document.activeElement.name") == "id"
+    tab.page.keyboard.type("/g")  # within the field they are letters
+    assert tab.page.evaluate("document.activeElement.value") == "/g"
+    tab.page.evaluate("document.activeElement.blur()")
+    tab.page.keyboard.press("g")
+    tab.page.keyboard.press("s")
+    tab.page.wait_for_url("**/schedules")
 
 
-def test_the_colours_are_chosen_and_kept(browser: Any, shown: Site) -> None:
+def test_the_colours_are_chosen_and_kept(tab: Tab) -> None:
     background = "getComputedStyle(document.body).backgroundColor"
-    with Tab(browser, shown, color_scheme="light") as tab:
-        tab.go("/jobs")
-        light = tab.page.evaluate(background)
-        tab.page.click("#theme")
-        dark = tab.page.evaluate(background)
-        assert light != dark
-        tab.go("/audit")
-        assert tab.page.evaluate(background) == dark
-        assert tab.said == []
+    tab.go("/jobs")
+    light = tab.page.evaluate(background)
+    tab.page.click("#theme")
+    dark = tab.page.evaluate(background)
+    assert light != dark
+    tab.go("/audit")
+    assert tab.page.evaluate(background) == dark
+    assert tab.said == []
 
 
-def test_a_number_changes_while_the_page_is_open(browser: Any, site: Site) -> None:
+def test_a_number_changes_while_the_page_is_open(browser: Any, acted: Site) -> None:
     """And what the viewer has opened stays as it is."""
-    with Tab(browser, site) as tab:
-        tab.go(f"/workflows/{site.scene.workflow}?unfold=yes")
+    with Tab(browser, acted) as tab:
+        tab.go(f"/workflows/{acted.scene.workflow}?unfold=yes")
         numbers = tab.page.locator("#flow-numbers")
         before = numbers.text_content()
-        box = tab.page.locator(f'[data-box="{_last_running(site)}"]')
+        box = tab.page.locator(f'[data-box="{_last_running(acted)}"]')
         assert "running" in (box.get_attribute("class") or "")
         tab.page.click(".graph .tools button:first-child")
         width = tab.page.locator(".graph svg").get_attribute("width")
-        with site.engine.begin() as connection:
+        with acted.engine.begin() as connection:
             connection.execute(
                 text("UPDATE sa_jobqueue.job SET status = 'completed', finished_at = now() WHERE id = :id"),
-                {"id": _last_running(site)},
+                {"id": _last_running(acted)},
             )
         wait_until(lambda: numbers.text_content() != before)
         wait_until(lambda: "completed" in (box.get_attribute("class") or ""))
@@ -254,13 +289,13 @@ def _last_running(site: Site) -> int:
     return found
 
 
-def test_refreshing_can_be_turned_off(browser: Any, site: Site) -> None:
-    with Tab(browser, site) as tab:
+def test_refreshing_can_be_turned_off(browser: Any, acted: Site) -> None:
+    with Tab(browser, acted) as tab:
         tab.go("/audit")
         tab.page.select_option("#refresh", "0")
         asked = len(tab.asked)
         # What a page of another tab gets meanwhile is the clock: it has refreshed itself twice.
-        with Tab(browser, site) as other:
+        with Tab(browser, acted) as other:
             other.go("/audit")
             other.page.select_option("#refresh", "1")
             begun = len(other.asked)
@@ -269,12 +304,12 @@ def test_refreshing_can_be_turned_off(browser: Any, site: Site) -> None:
 
 
 def test_a_database_that_is_away_is_said_and_the_page_comes_back(
-    browser: Any, site: Site, databases: Databases
+    browser: Any, acted: Site, databases: Databases
 ) -> None:
-    with Tab(browser, site) as tab:
+    with Tab(browser, acted) as tab:
         tab.go("/audit")
         tab.page.select_option("#refresh", "1")
-        with databases.away(site.engine.url.render_as_string(hide_password=False)):
+        with databases.away(acted.engine.url.render_as_string(hide_password=False)):
             wait_until(lambda: "does not answer" in (tab.page.text_content("main") or ""))
         wait_until(lambda: "grace@example.com" in (tab.page.text_content("main") or ""))
 
@@ -282,27 +317,26 @@ def test_a_database_that_is_away_is_said_and_the_page_comes_back(
 # ---- the graph
 
 
-def test_the_graph_of_a_workflow_is_drawn(browser: Any, shown: Site) -> None:
+def test_the_graph_of_a_workflow_is_drawn(tab: Tab) -> None:
     """A box for each part, edges that begin and end at boxes, and what is too wide is made to fit."""
-    with Tab(browser, shown) as tab:
-        tab.go(f"/workflows/{shown.scene.workflow}?unfold=yes")
-        graph = tab.page.locator(".graph svg")
-        assert graph.locator("a.box").count() == 15
-        assert graph.locator("path.edge").count() == 23
-        assert (
-            graph.locator("path.edge.loose").count() == 10
-        )  # of what goes on however a part ends: each page, and the report
-        ends = tab.page.evaluate(_EDGES_OFF_THE_BOXES)
-        assert ends == []
-        overlap = tab.page.evaluate(_OVERLAPPING_BOXES)
-        assert overlap == []
-        wide = float(graph.get_attribute("width"))
-        tab.page.click(".graph .tools button:nth-child(1)")
-        assert float(graph.get_attribute("width")) > wide
-        tab.page.click(".graph .tools button:nth-child(3)")
-        assert float(graph.get_attribute("width")) == wide
-        graph.locator("a.box").first.click()
-        assert re.search(r"/jobs/\d+$", tab.page.url)
+    tab.go(f"/workflows/{tab.site.scene.workflow}?unfold=yes")
+    graph = tab.page.locator(".graph svg")
+    assert graph.locator("a.box").count() == 15
+    assert graph.locator("path.edge").count() == 23
+    assert (
+        graph.locator("path.edge.loose").count() == 10
+    )  # of what goes on however a part ends: each page, and the report
+    ends = tab.page.evaluate(_EDGES_OFF_THE_BOXES)
+    assert ends == []
+    overlap = tab.page.evaluate(_OVERLAPPING_BOXES)
+    assert overlap == []
+    wide = float(graph.get_attribute("width"))
+    tab.page.click(".graph .tools button:nth-child(1)")
+    assert float(graph.get_attribute("width")) > wide
+    tab.page.click(".graph .tools button:nth-child(3)")
+    assert float(graph.get_attribute("width")) == wide
+    graph.locator("a.box").first.click()
+    assert re.search(r"/jobs/\d+$", tab.page.url)
 
 
 #: Ends of edges that are more than two units away from the border of each box.
@@ -323,21 +357,22 @@ _OVERLAPPING_BOXES = """(() => {
 })()"""
 
 
-def test_a_fan_out_is_folded_into_one_box(browser: Any, shown: Site) -> None:
-    with Tab(browser, shown) as tab:
-        tab.go(f"/workflows/{shown.scene.large_workflow}")
-        said = [one.locator("text").all_text_contents() for one in tab.page.locator("a.box").all()]
-        assert ["shop.index_page × 582", "562 completed, 20 blocked"] in said
-        assert len(said) == 5
-        tab.page.locator("a.box", has_text="× 582").click()
-        assert "workflow=" in tab.page.url
-        assert "task=shop.index_page" in tab.page.url
+def test_a_fan_out_is_folded_into_one_box(tab: Tab) -> None:
+    tab.go(f"/workflows/{tab.site.scene.large_workflow}")
+    said = [one.locator("text").all_text_contents() for one in tab.page.locator("a.box").all()]
+    assert ["shop.index_page × 582", "562 completed, 20 blocked"] in said
+    assert len(said) == 5
+    tab.page.locator("a.box", has_text="× 582").click()
+    assert "workflow=" in tab.page.url
+    assert "task=shop.index_page" in tab.page.url
 
 
 # ---- deeds, with JavaScript and without
 
 
-@pytest.mark.parametrize("script", [True, False], ids=["with JavaScript", "without"])
+@pytest.mark.parametrize(
+    "script", [pytest.param(True, marks=pytest.mark.nightly), False], ids=["with JavaScript", "without"]
+)
 def test_a_schedule_is_paused_run_and_backfilled_by_clicking(browser: Any, site: Site, script: bool) -> None:
     with Tab(browser, site, java_script_enabled=script) as tab:
         page, row = tab.page, f"#schedule-{site.scene.schedule}"
@@ -366,6 +401,7 @@ def test_a_schedule_is_paused_run_and_backfilled_by_clicking(browser: Any, site:
         assert did == ["backfill", "run_schedule", "resume_schedule", "pause_schedule"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", [True, False], ids=["with JavaScript", "without"])
 def test_a_workflow_is_retried_paused_and_cancelled_by_clicking(browser: Any, site: Site, script: bool) -> None:
     with Tab(browser, site, java_script_enabled=script) as tab:
@@ -388,7 +424,7 @@ def test_a_workflow_is_retried_paused_and_cancelled_by_clicking(browser: Any, si
         assert did == ["cancel_workflow", "resume_workflow", "pause_workflow", "retry_node"]
 
 
-@pytest.mark.parametrize("script", [True, False], ids=["with JavaScript", "without"])
+@pytest.mark.parametrize("script", [True, *nightly(False)], ids=["with JavaScript", "without"])
 def test_jobs_are_retried_by_clicking(browser: Any, site: Site, script: bool) -> None:
     """One that is ticked; and all that match a filter, after a question."""
     with Tab(browser, site, java_script_enabled=script) as tab:
@@ -406,7 +442,8 @@ def test_jobs_are_retried_by_clicking(browser: Any, site: Site, script: bool) ->
         assert connection.scalar(select(func.count()).where(Job.status == "failed")) == 0
 
 
-def test_what_a_row_says_is_not_run(browser: Any, site: Site) -> None:
+@pytest.mark.parametrize("names", [("jobs", "errors", "all of a workflow"), *nightly(NAMES)], ids=["some", "all"])
+def test_what_a_row_says_is_not_run(browser: Any, site: Site, names: Sequence[str]) -> None:
     """A hostile job, in a real browser: nothing of it is an element, and no script of it runs."""
     bad: Sequence[str] = (
         "<script>window.bad = 1</script>",
@@ -414,11 +451,12 @@ def test_what_a_row_says_is_not_run(browser: Any, site: Site) -> None:
         "</textarea><svg onload='window.bad = 1'>",
     )
     with site.engine.begin() as connection:
-        for one in bad:
+        for id, one in enumerate(bad, 1_000_000):
             errors = [{"type": one, "message": one, "traceback": one, "attempt": 1, "at": "now"}]
             make_job(
                 connection,
                 "failed",
+                id=id,
                 task=one,
                 queue=one,
                 args={one: one},
@@ -427,7 +465,8 @@ def test_what_a_row_says_is_not_run(browser: Any, site: Site) -> None:
                 workflow_id=site.scene.workflow,
             )
     with Tab(browser, site) as tab:
-        for path in addresses(site.scene).values():
+        paths = addresses(site.scene)
+        for path in [*(paths[name] for name in names), *(f"/jobs/{id}" for id in range(1_000_000, 1_000_003))]:
             tab.go(path)
             assert tab.page.evaluate("window.bad") is None
             assert tab.page.locator("img").count() == 0
@@ -437,17 +476,18 @@ def test_what_a_row_says_is_not_run(browser: Any, site: Site) -> None:
 
 
 @pytest.fixture(scope="module")
-def acted(databases: Databases, browser: Any) -> Iterator[Site]:
+def clicked(databases: Databases, browser: Any) -> Iterator[Site]:
     """For the tests that click on everything, one after the other."""
     with site_of(databases) as site:
         yield site
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("deed", DEEDS)
-def test_each_deed_has_a_button_that_does_it(browser: Any, acted: Site, deed: str) -> None:
+def test_each_deed_has_a_button_that_does_it(browser: Any, clicked: Site, deed: str) -> None:
     """Found on some page, and clicked; what is asked for is confirmed; and it is in the audit."""
-    before = number_of_deeds(acted, deed)
-    with Tab(browser, acted) as tab:
+    before = number_of_deeds(clicked, deed)
+    with Tab(browser, clicked) as tab:
         tab.context.add_init_script("localStorage.setItem('sa_jobqueue.refresh', '0')")
         button = button_for(tab, deed)
         button.evaluate("one => one.closest('details') && (one.closest('details').open = true)")
@@ -462,7 +502,7 @@ def test_each_deed_has_a_button_that_does_it(browser: Any, acted: Site, deed: st
         tab.page.wait_for_selector(".said")
         assert "Nothing was changed" not in tab.page.text_content("main")
         assert tab.said == []
-    assert number_of_deeds(acted, deed) == before + 1
+    assert number_of_deeds(clicked, deed) == before + 1
 
 
 #: What a form must say that the page has not filled in.

@@ -25,6 +25,7 @@ from tests.support.browsing import Seen, Viewer
 from tests.support.databases import driver_url
 from tests.support.factory import make_job, statuses
 from tests.support.failures import noted
+from tests.support.scenes import addresses, fill
 
 #: Every page, with something in the place of what its path names.
 PATHS = [re.sub(r"\{[^}]*\}", "1", page.path) for page in PAGES]
@@ -376,6 +377,19 @@ def test_more_than_a_page_is_done_in_several_transactions(engine: Engine, connec
     assert "Retried 2,500 jobs." in Viewer(engine).do("retry", status="failed").text
     counts = connection.scalars(select(AuditEntry.count).order_by(AuditEntry.id)).all()
     assert counts == [1000, 1000, 500]
+
+
+def test_each_deed_has_a_button(engine: Engine) -> None:
+    """On some page; `test_browser.py` clicks on them."""
+    with engine.begin() as connection:
+        scene = fill(connection)
+    viewer = Viewer(engine)
+    (paused,) = (path for path in viewer.see("/workflows?state=paused").links if re.fullmatch(r"/workflows/\d+", path))
+    paths = [
+        *addresses(scene).values(), paused, f"/jobs/{scene.running}", "/jobs?status=queued", "/jobs?status=completed", "/schedules?state=paused",
+    ]  # fmt: skip
+    seen = {deed for path in paths for deed in re.findall(r'action="/act/(\w+)"', viewer.get(path).text)}
+    assert seen == DEEDS.keys()
 
 
 def test_what_takes_long_goes_on_with_the_next_request(

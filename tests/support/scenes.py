@@ -7,6 +7,7 @@ viewer.see(f"/workflows/{scene.workflow}")
 from __future__ import annotations
 
 import random
+import re
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
@@ -16,13 +17,14 @@ from sqlalchemy import Connection, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Schedule, TaskName, Workflow, every
+from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.histogram import BUCKETS, bucket_of
 from sa_jobqueue.models import AuditEntry, Job, LogPart, Progress, Stat, WorkerRow, WorkflowRow
 from sa_jobqueue.schedules import rule_of
 from tests.support.factory import make_job
 from tests.support.limits import key, limit, rate
 
-__all__ = ["Scene", "fill", "fill_workflow"]
+__all__ = ["Scene", "addresses", "fill", "fill_workflow"]
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
@@ -55,6 +57,23 @@ class Scene:
     """One that runs, with a job that failed."""
     large_workflow: int
     """One of 620 jobs."""
+
+
+def addresses(scene: Scene) -> dict[str, str]:
+    """Every page by its name, with something in the place of what its path names; and some that show more by a query."""
+    ids = {"jobs": scene.job, "schedules": scene.schedule, "workflows": scene.workflow}
+    found = {
+        page.name: re.sub(r"\{[^}]*\}", str(ids.get(page.path.split("/")[1], 1)), page.path) for page in PAGES
+    }  # fmt: skip
+    return {
+        **found,
+        "jobs that failed": "/jobs?status=failed&queue=mail",
+        "a preview": f"/schedules/{scene.schedule}/backfill?from=2025-11-03&to=2025-12-20",
+        "a large workflow": f"/workflows/{scene.large_workflow}",
+        "all of a workflow": f"/workflows/{scene.workflow}?unfold=yes",
+        "nothing": "/nowhere",
+        "what cannot be read": "/jobs?before=x",
+    }
 
 
 def fill(connection: Connection) -> Scene:
