@@ -43,26 +43,33 @@ def wait_gone(*processes: psutil.Process) -> None:
     wait_until(lambda: not any(map(alive, processes)))
 
 
+PIN = ("--pin",) if hasattr(os, "sched_getaffinity") else ()
+
+
 def test_a_killed_worker_process_is_started_again(shop: Shop) -> None:
-    """The job that it was running is rescued, and done by a process that lives."""
+    """The job that it was running is rescued, and done by a process that lives; on the same core, with `--pin`."""
     (job_id,) = shop.add(enqueue(app.held, "a"))
     long_healthy(shop.engine, 20.0)
-    with shop.work(*ONE, "--lease=20") as supervisor:  # it looks for lost jobs every 5 s
+    with shop.work(*ONE, *PIN, "--lease=20") as supervisor:  # it looks for lost jobs every 5 s
         (victim,) = shop.wait_said("started-a")
+        core = places(psutil.Process(victim)) if PIN else []
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: f"(pid {victim}) was ended by SIGKILL" in supervisor.output)
         lapse(shop.engine, job_id)
         (job,) = shop.wait_for(job_id)
         assert (job.attempt, job.rescues) == (1, 1)
         wait_until(lambda: len(workers(supervisor)) == 1)
-        assert victim not in {one.pid for one in workers(supervisor)}
+        (again,) = workers(supervisor)
+        assert again.pid != victim
+        assert not PIN or (len(core), places(again)) == (1, core)
         assert f"(pid {victim}) was ended by SIGKILL" in supervisor.output
         supervisor.send(signal.SIGTERM)
         assert supervisor.wait() == 0
     assert len(shop.effects()) == 1
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system cannot keep a process on one core")
+@pytest.mark.nightly
+@pytest.mark.skipif(not PIN, reason="this system cannot keep a process on one core")
 @pytest.mark.usefixtures("measured")
 def test_pinned_processes_stay_on_a_core_each(shop: Shop) -> None:
     """With all their threads; one that is started again is where the one before it was. One alone has the first core."""

@@ -73,11 +73,12 @@ def test_the_picture_shows_what_workers_do(shop: Shop, columns: int, rows: int) 
     assert shop.job(failed).status is JobStatus.COMPLETED
 
 
-def test_a_failed_job_is_retried_after_a_yes(shop: Shop) -> None:
-    """And only then: the other key takes it back."""
+def test_a_failed_job_is_retried_and_a_schedule_paused_after_a_yes(shop: Shop) -> None:
+    """And only then: another key takes it back. A second yes resumes the schedule."""
     (id,) = shop.add(enqueue(app.write_and_fail.options(max_attempts=1), "x"))
     with shop.work_here():
         shop.wait_for(id, status=JobStatus.FAILED)
+    shop.add(Schedule(every(3_600), app.nothing, name="hourly"))  # type: ignore[arg-type]
     with top(shop) as shell:
         shell.type("f")
         shell.wait_until(lambda lines: lines[6].startswith(str(id)))
@@ -90,11 +91,6 @@ def test_a_failed_job_is_retried_after_a_yes(shop: Shop) -> None:
         shell.wait_for(f"job {id} is queued again", "no failed jobs", "0 failed")
         assert shop.job(id).status is JobStatus.QUEUED
 
-
-def test_a_schedule_is_paused_and_goes_on(shop: Shop) -> None:
-    """From the view of schedules."""
-    shop.add(Schedule(every(3_600), app.nothing, name="hourly"))  # type: ignore[arg-type]
-    with top(shop) as shell:
         shell.type("s")
         shell.wait_for("hourly", "p pause or resume")
         shell.type("p", "y")
@@ -129,7 +125,7 @@ ENDS: dict[str, tuple[Callable[[Shell], None], int]] = {
 }
 
 
-@pytest.mark.parametrize("end", ["q", "SIGTERM", *nightly("Ctrl-C", "SIGHUP")])
+@pytest.mark.parametrize("end", ["SIGTERM", *nightly("q", "Ctrl-C", "SIGHUP")])
 def test_the_terminal_is_as_it_was_however_it_ends(shop: Shop, end: str) -> None:
     """Its settings, its screen and its cursor."""
     act, code = ENDS[end]
@@ -145,15 +141,8 @@ def test_the_terminal_is_as_it_was_however_it_ends(shop: Shop, end: str) -> None
         assert shell.run("stty -a") == before
 
 
-def test_it_ends_with_its_window(shop: Shop) -> None:
-    """It does not go on to ask the database unseen."""
-    with top(shop) as shell:
-        process = shell.process
-    wait_until(lambda: not alive(process))
-
-
 def test_it_stops_on_ctrl_z_and_goes_on(shop: Shop) -> None:
-    """The terminal is the shell's meanwhile; afterwards keys are read again."""
+    """The terminal is the shell's meanwhile; afterwards keys are read again. SIGSTOP cannot be caught; SIGCONT can."""
     with top(shop) as shell:
         process = shell.process
         shell.type("C-z")
@@ -166,26 +155,21 @@ def test_it_stops_on_ctrl_z_and_goes_on(shop: Shop) -> None:
         assert not shell.is_plain
         shell.type("t")
         shell.wait_for("no tasks")
-        shell.type("q")
-        wait_for_plain(shell)
 
-
-def test_it_goes_on_after_a_stop_that_it_did_not_see(shop: Shop) -> None:
-    """SIGSTOP cannot be caught; SIGCONT can."""
-    with top(shop) as shell:
-        process = shell.process
         process.send_signal(signal.SIGSTOP)
         shell.wait_for("Stopped")
         shell.type("fg", "Enter")
         wait_until(lambda: process.status() != psutil.STATUS_STOPPED)
-        shell.type("t")
-        shell.wait_for("no tasks")
+        shell.type("w")
+        shell.wait_for("no workers")
         shell.type("q")
         wait_for_plain(shell)
 
 
-def test_a_terminal_of_another_size_gets_another_picture(shop: Shop) -> None:
-    """At once: the next look is far away. What a shell has exported of the first size does not count."""
+def test_a_terminal_of_another_size_gets_another_picture_and_without_its_window_it_ends(shop: Shop) -> None:
+    """At once: the next look is far away. What a shell has exported of the first size does not count. It does not go on to
+    ask the database unseen.
+    """
     with terminal(shop.folder, shop.url, columns=80, rows=24) as shell:
         shell.type("export COLUMNS LINES; sa-jobqueue top --every 3600", "Enter")
         shell.wait_for("q quit")
@@ -193,6 +177,8 @@ def test_a_terminal_of_another_size_gets_another_picture(shop: Shop) -> None:
         shell.wait_until(lambda lines: len(lines) == 12 and lines[-1].endswith("…"))
         shell.tmux("resize-window", "-t", "shell", "-x", "140", "-y", "30")
         shell.wait_until(lambda lines: len(lines) == 30 and lines[-1].endswith("q quit"))
+        process = shell.process
+    wait_until(lambda: not alive(process))
 
 
 def test_a_database_that_is_away_is_said_and_found_again(shop: Shop) -> None:
