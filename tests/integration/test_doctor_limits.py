@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -51,15 +52,15 @@ def test_a_pause_is_a_notice_while_jobs_wait(engine: Engine, database_url: str) 
     finding = about_limits(database_url)
 
     assert finding.level == "notice"
-    assert finding.detail.startswith(
-        "jobs wait because of a pause: queue mail (for 0s, 'the provider is down'; 3 due), queue sync key 42 (for 0s; 2 due), "
-        "task send (for 0s; some are queued)"
+    assert re.sub(r"for \d+s", "for some s", finding.detail).startswith(
+        "jobs wait because of a pause: queue mail (for some s, 'the provider is down'; 3 due), "
+        "queue sync key 42 (for some s; 2 due), task send (for some s; some are queued)"
     )
     assert finding.advice == (
         "when the reason is gone: `sa-jobqueue resume mail`, `sa-jobqueue resume sync --key 42`, `sa-jobqueue resume send --task`"
     )
     assert (finding.numbers["paused"], finding.numbers["waiting"]) == (5, 5)
-    assert about_limits(database_url, Thresholds(paused=(60.0, 120.0))).level == "ok"
+    assert about_limits(database_url, Thresholds(paused=(3_600.0, 7_200.0))).level == "ok"
 
 
 @pytest.mark.parametrize("of", ["queue", "task", "key"])
