@@ -80,18 +80,14 @@ def test_it_shows_the_queue_and_acts_and_ends_with_ctrl_c(engine: Engine, databa
         assert connection.scalar(select(AuditEntry.who)) == "someone at 127.0.0.1"
 
 
-def test_a_sigterm_ends_it(database_url: str) -> None:
-    with served(url=database_url) as serving:
-        serving.command.send(signal.SIGTERM)
-        assert serving.command.wait() == 0
-
-
-def test_a_page_of_another_name_is_refused_where_there_is_no_password(database_url: str) -> None:
+def test_a_page_of_another_name_is_refused_where_there_is_no_password_and_a_sigterm_ends_it(database_url: str) -> None:
     """A site whose name leads to this machine would be the same origin for the browser."""
     with served(url=database_url) as serving:
         assert serving.ask("/jobs", host=f"localhost:{serving.port}")[0] == 200
         for host in ("evil.example", f"evil.example:{serving.port}", "127.0.0.1.evil.example", "[::2]:80"):
             assert serving.ask("/jobs", host=host)[0] == 403
+        serving.command.send(signal.SIGTERM)
+        assert serving.command.wait() == 0
 
 
 def test_read_only_has_no_buttons(engine: Engine, database_url: str, job: int) -> None:
