@@ -17,6 +17,7 @@ from sa_jobqueue.enqueueing.jobs import enqueue, enqueue_many
 from tests.support import pooler
 from tests.support.databases import driver_url
 from tests.support.engines import new_async_engine, new_engine
+from tests.support.nightly import nightly
 
 T = TypeVar("T")
 
@@ -26,7 +27,12 @@ CLIENTS = [
     *((driver, kind) for driver in SYNC for kind in ("Session", "Connection")),
     *((driver, kind) for driver in ASYNC for kind in ("AsyncSession", "AsyncConnection")),
 ]
-ISOLATION = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+#: The clients that each change is tested with: every driver in one way.
+DAILY = [
+    ("psycopg", "Session"), ("psycopg2", "Connection"), ("pg8000", "Session"),
+    ("psycopg", "AsyncConnection"), ("asyncpg", "AsyncSession"),
+]  # fmt: skip
+ISOLATION = ["READ COMMITTED", "SERIALIZABLE", *nightly("REPEATABLE READ")]
 SESSIONS = [client for client in CLIENTS if client[1].endswith("Session")]
 
 
@@ -100,7 +106,7 @@ class Client:
             event.remove(engine, "before_cursor_execute", note)
 
 
-@pytest.fixture(params=CLIENTS, ids="-".join)
+@pytest.fixture(params=[*DAILY, *nightly(*(client for client in CLIENTS if client not in DAILY))], ids="-".join)
 async def client(request: pytest.FixtureRequest, shared_database_url: str) -> AsyncIterator[Client]:
     driver, kind = request.param
     if driver == "pg8000" and pooler.is_pooled(shared_database_url):

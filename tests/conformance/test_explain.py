@@ -5,19 +5,15 @@ from __future__ import annotations
 import uuid
 from datetime import timedelta
 
-import pytest
 from sqlalchemy import Engine, insert
 
 from sa_jobqueue import KeyLimits, explain_job
 from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import pause, set_limit
-from tests.conformance.conftest import CLIENTS, Client, settle
+from tests.conformance.conftest import Client, settle
 from tests.support.factory import make_job
 
-clients = pytest.mark.parametrize("client", CLIENTS, ids="-".join, indirect=True)
 
-
-@clients
 async def test_every_driver_gets_the_same_reasons(client: Client, engine: Engine) -> None:
     """Of jobs that wait, run and have ended, with names, times and ids of the right types."""
     row = {"host": "web-1", "pid": 7, "queues": ["default"], "concurrency": 4, "version": "1", "tasks": {"other": {}}}

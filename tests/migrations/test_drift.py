@@ -35,40 +35,46 @@ def test_the_models_and_the_migrations_agree(connection: Connection) -> None:
     assert catalog.differences(catalog.tables(connection), catalog.tables(connection, "by_models")) == {}
 
 
-@pytest.mark.parametrize(
-    ("change", "seen"),
-    [
-        ("ALTER TABLE sa_jobqueue.job ALTER priority SET DEFAULT 5", "column job.priority"),
-        ("ALTER TABLE sa_jobqueue.job ALTER priority TYPE integer", "column job.priority"),
-        ("ALTER TABLE sa_jobqueue.job ALTER meta DROP NOT NULL", "column job.meta"),
-        ("ALTER TABLE sa_jobqueue.job ALTER id SET GENERATED ALWAYS", "column job.id"),
-        ("ALTER TABLE sa_jobqueue.job ADD extra text", "column job.extra"),
-        ("ALTER TABLE sa_jobqueue.job DROP result", "columns of job"),
-        ("ALTER TABLE sa_jobqueue.job RESET (fillfactor)", "table job"),
-        ("ALTER TABLE sa_jobqueue.job DROP CONSTRAINT job_priority_check", "constraint job_priority_check"),
-        (
-            """
-            ALTER TABLE sa_jobqueue.job DROP CONSTRAINT job_priority_check;
-            ALTER TABLE sa_jobqueue.job ADD CONSTRAINT job_priority_check CHECK (priority BETWEEN 0 AND 8)
-            """,
-            "constraint job_priority_check",
-        ),
-        ("ALTER INDEX sa_jobqueue.job_claim_idx SET (fillfactor = 70)", "index job_claim_idx"),
-        ("ALTER INDEX sa_jobqueue.job_pkey RESET (fillfactor)", "index job_pkey"),
-        (
-            """
-            DROP INDEX sa_jobqueue.job_running_idx;
-            CREATE INDEX job_running_idx ON sa_jobqueue.job (id) WHERE status = 'queued'
-            """,
-            "index job_running_idx",
-        ),
-        ("CREATE TABLE sa_jobqueue.extra ()", "table extra"),
-    ],
-)
-def test_a_change_on_one_side_alone_is_seen(connection: Connection, change: str, seen: str) -> None:
+#: Changes of one side, and the difference that each of them makes.
+CHANGES = [
+    ("ALTER TABLE sa_jobqueue.job ALTER priority SET DEFAULT 5", "column job.priority"),
+    ("ALTER TABLE sa_jobqueue.job ALTER priority TYPE integer", "column job.priority"),
+    ("ALTER TABLE sa_jobqueue.job ALTER meta DROP NOT NULL", "column job.meta"),
+    ("ALTER TABLE sa_jobqueue.job ALTER id SET GENERATED ALWAYS", "column job.id"),
+    ("ALTER TABLE sa_jobqueue.job ADD extra text", "column job.extra"),
+    ("ALTER TABLE sa_jobqueue.job DROP result", "columns of job"),
+    ("ALTER TABLE sa_jobqueue.job RESET (fillfactor)", "table job"),
+    ("ALTER TABLE sa_jobqueue.job DROP CONSTRAINT job_priority_check", "constraint job_priority_check"),
+    (
+        """
+        ALTER TABLE sa_jobqueue.job DROP CONSTRAINT job_priority_check;
+        ALTER TABLE sa_jobqueue.job ADD CONSTRAINT job_priority_check CHECK (priority BETWEEN 0 AND 8)
+        """,
+        "constraint job_priority_check",
+    ),
+    ("ALTER INDEX sa_jobqueue.job_claim_idx SET (fillfactor = 70)", "index job_claim_idx"),
+    ("ALTER INDEX sa_jobqueue.job_pkey RESET (fillfactor)", "index job_pkey"),
+    (
+        """
+        DROP INDEX sa_jobqueue.job_running_idx;
+        CREATE INDEX job_running_idx ON sa_jobqueue.job (id) WHERE status = 'queued'
+        """,
+        "index job_running_idx",
+    ),
+    ("CREATE TABLE sa_jobqueue.extra ()", "table extra"),
+]
+
+
+def test_a_change_on_one_side_alone_is_seen(connection: Connection) -> None:
     """The comparison above can fail: each of these makes it."""
-    connection.execute(text(change))
-    assert seen in drift(connection)
+    unseen = []
+    for change, difference in CHANGES:
+        with connection.begin_nested() as savepoint:
+            connection.execute(text(change))
+            if difference not in drift(connection):
+                unseen.append(change)
+            savepoint.rollback()
+    assert not unseen
 
 
 def test_alembic_sees_no_difference_either(connection: Connection) -> None:

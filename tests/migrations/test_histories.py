@@ -27,6 +27,7 @@ from sa_jobqueue.migrations import (
 )
 from tests.migrations import catalog
 from tests.migrations.sample_app import shop
+from tests.support.nightly import nightly
 
 APP = Path(__file__).parent / "sample_app"
 
@@ -153,7 +154,7 @@ def test_the_filters_hide_nothing_of_the_projects(
     assert [change.split("'")[1] for change in proposed] == ["add_table", "add_index", "remove_table", "remove_table"]
 
 
-@pytest.mark.parametrize("schema", ["jobs", "My Jobs"])
+@pytest.mark.parametrize("schema", ["My Jobs", *nightly("jobs")])
 @pytest.mark.parametrize("keyword", ["include_name", "include_object"])
 def test_the_filters_serve_a_schema_of_another_name(
     history: History, empty_engine: Engine, schema: str, keyword: str

@@ -13,6 +13,7 @@ from sa_jobqueue.store import Pressure
 from sa_jobqueue.worker.claiming.throttle import Throttle
 from sa_jobqueue.worker.maintenance.governor import Governor, Turned
 from sa_jobqueue.worker.running.slots import Slots
+from tests.support.nightly import examples
 
 CALM = Pressure(0.0, 0, 0, None, None, 0, 0, 0)
 THRESHOLDS = {"max_snapshot_age": 60.0, "max_lock_waits": 10, "max_replication_lag": 5.0, "max_active_connections": 50}
@@ -126,6 +127,7 @@ def test_the_share_falls_while_a_threshold_is_passed_and_grows_while_none_is(rea
         assert turned == {(False, True): Turned.BEGUN, (True, False): Turned.RECOVERED}.get((held, holds))
 
 
+@examples(25, nightly=100)
 @given(st.lists(READINGS, max_size=60), st.lists(readings_up_to(1), min_size=50))
 def test_it_recovers_wherever_the_values_stay_below_the_thresholds(
     readings: list[Pressure], calm: list[Pressure]

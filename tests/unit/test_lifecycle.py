@@ -47,6 +47,7 @@ from sa_jobqueue.outcomes import (
 )
 from sa_jobqueue.retry import RetryPolicy
 from tests.support.model import ModelJob
+from tests.support.nightly import examples
 from tests.support.outcomes import all_rules, rescues, run_outcomes
 
 ERROR = ErrorEntry("builtins.ValueError", "no", "trace")
@@ -441,7 +442,7 @@ class Life(RuleBasedStateMachine):
         assert all(event is Event.REQUEUE for status, event in self.job.walked if status in FINISHED)
 
 
-Life.TestCase.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+Life.TestCase.settings = settings(examples(60, nightly=300), stateful_step_count=40)
 TestLife = Life.TestCase
 
 

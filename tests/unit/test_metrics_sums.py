@@ -13,6 +13,7 @@ from sa_jobqueue.metrics.snapshot import Snapshot
 from sa_jobqueue.metrics.sums import Counters, Sums, Totals
 from sa_jobqueue.tally import TaskTally
 from sa_jobqueue.worker.state import QueueState, WorkerState
+from tests.support.nightly import examples
 
 PROCESSES, TASKS = 3, ("send", "index")
 
@@ -66,6 +67,7 @@ def test_an_end_that_is_heard_of_after_the_pipe_was_closed_is_forgotten() -> Non
     assert not sums.live()
 
 
+@examples(30, nightly=100)
 @given(st.integers(0, 2**40), st.floats(0, 1e9), st.text(max_size=20), st.booleans())
 def test_a_snapshot_comes_out_of_its_line_as_it_went_in(number: int, seconds: float, name: str, flag: bool) -> None:
     """Whatever queues and tasks are called; the line has no line break in it."""
@@ -150,4 +152,5 @@ class Supervised(RuleBasedStateMachine):
         assert set(self.sums.totals().live) == {number for number, _ in living}
 
 
+Supervised.TestCase.settings = examples(30, nightly=100)
 TestSupervised = Supervised.TestCase

@@ -24,6 +24,7 @@ from typing_extensions import TypedDict
 from sa_jobqueue.context import JobContext
 from sa_jobqueue.errors import PayloadError, TaskError
 from sa_jobqueue.payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result, load
+from tests.support.nightly import examples
 
 
 class Colour(enum.Enum):
@@ -149,6 +150,7 @@ def test_what_is_accepted_comes_back_equal(annotation: Any, values: st.SearchStr
     """Every value of a supported type survives, or is refused; none changes."""
     one = arguments(annotation)
 
+    @examples(25, nightly=100)
     @given(values)
     def holds(value: Any) -> None:
         found = one.decode(one.encode((value,), {}))[1]["value"]
@@ -167,6 +169,7 @@ anything = st.recursive(
 )  # fmt: skip
 
 
+@examples(25, nightly=100)
 @given(anything)
 @pytest.mark.parametrize(
     "annotation", [Any, dict[str, Any], list, Line, int | str | uuid.UUID | datetime | dict[Any, Any], str | bytes | set[int]]

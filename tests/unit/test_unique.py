@@ -195,7 +195,7 @@ def test_a_key_of_a_set_is_the_same_in_every_process() -> None:
     code = "import sys; from tests.unit.test_unique import labelled, WORDS; print(labelled()); print(list(set(WORDS)))"
     said: list[str] = []
     orders = set[str]()
-    for seed in ("1", "2", "3"):
+    for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         shown = subprocess.run(
             [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
