@@ -11,12 +11,12 @@ from __future__ import annotations
 import importlib
 import re
 from math import isfinite
-from typing import Any
-
-from sqlalchemy import URL, make_url
-from sqlalchemy.exc import ArgumentError
+from typing import TYPE_CHECKING, Any
 
 from .errors import ConfigurationError
+
+if TYPE_CHECKING:  # commands mask passwords, and need not wait for SQLAlchemy
+    from sqlalchemy import URL
 
 __all__ = ["check_psycopg", "database_url", "mask_passwords", "masked", "not_connected", "same_database"]
 
@@ -37,6 +37,9 @@ def database_url(text: str | URL) -> URL:
     Raises `ConfigurationError` for anything else: another database, another driver, no URL at all. The message shows
     what was given, without its password, and what is expected. Also where psycopg cannot be used, see `check_psycopg`.
     """
+    from sqlalchemy import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         url = make_url(text)
     except (ArgumentError, ValueError):

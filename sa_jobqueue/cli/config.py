@@ -11,8 +11,7 @@ pyproject.toml counts, from the working directory upwards.
 from __future__ import annotations
 
 import os
-import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -20,12 +19,12 @@ from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.models import SCHEMA
-from sa_jobqueue.schema import quote
+from sa_jobqueue.schema import SCHEMA, quote
 
 from .options import PREFIX, Options, setting
+from .table import SETTINGS
 
-__all__ = ["DATABASE_URL", "Config", "LogLevel", "defaults_from_pyproject", "key_of", "working_folder"]
+__all__ = ["DATABASE_URL", "Config", "LogLevel", "defaults_from_pyproject", "key_of", "settings_of", "working_folder"]
 
 #: Where many applications have their database's URL; it counts where ours is set nowhere.
 DATABASE_URL = "DATABASE_URL"
@@ -109,8 +108,8 @@ def working_folder() -> Path:
         raise ConfigurationError(f"the working directory cannot be used: {error.strerror}") from error
 
 
-def defaults_from_pyproject(root: Any, start: Path) -> dict[str, Any]:
-    """What the nearest pyproject.toml says, as the `default_map` of the command group `root`.
+def defaults_from_pyproject(start: Path) -> dict[str, Any]:
+    """What the nearest pyproject.toml says, each value as its option takes it, by the option's name.
 
     Raises ConfigurationError where the file cannot be read or says something that no command knows.
     """
@@ -118,16 +117,17 @@ def defaults_from_pyproject(root: Any, start: Path) -> dict[str, Any]:
     if file is None:
         return {}
     said = _table(file)
-    known = {key_of(option) for option in _options(root)}
-    if unknown := [key for key in said if key not in known]:
+    if unknown := [key for key in said if key not in SETTINGS]:
         raise ConfigurationError(
             f"{file}: [tool.sa_jobqueue] has the unknown {'keys' if len(unknown) > 1 else 'key'} "
-            f"{', '.join(map(repr, unknown))}; known are {', '.join(sorted(known))}"
+            f"{', '.join(map(repr, unknown))}; known are {', '.join(sorted(SETTINGS))}"
         )
-    return _default_map(root, said, file)
+    return {key: _value(key, value, file) for key, value in said.items()}
 
 
 def _table(file: Path) -> dict[str, Any]:
+    import tomllib
+
     try:
         with open(file, "rb") as source:
             content = tomllib.load(source)
@@ -140,20 +140,9 @@ def _table(file: Path) -> dict[str, Any]:
     return {key.replace("-", "_"): value for key, value in cast(dict[str, Any], table).items()}
 
 
-def _default_map(command: Any, said: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    if (subcommands := getattr(command, "commands", None)) is not None:
-        return {name: _default_map(subcommand, said, file) for name, subcommand in subcommands.items()}
-    return {
-        option.name: _value(option, said[key_of(option)], file)
-        for option in _options(command)
-        if key_of(option) in said
-    }
-
-
-def _value(option: Any, value: Any, file: Path) -> Any:
+def _value(key: str, value: Any, file: Path) -> Any:
     """A value as the option takes it: for one that may be repeated also a table, {mail = 10} for mail=10."""
-    key = key_of(option)
-    if option.multiple:
+    if SETTINGS[key]:
         if isinstance(value, dict):
             return [f"{name}={part}" for name, part in cast(dict[str, Any], value).items()]
         return value if isinstance(value, list) else [value]
@@ -164,11 +153,9 @@ def _value(option: Any, value: Any, file: Path) -> Any:
     return value
 
 
-def _options(command: Any) -> Iterator[Any]:
-    """The options, of a command or of all below a group, that have an environment variable of ours."""
-    for subcommand in getattr(command, "commands", {}).values():
-        yield from _options(subcommand)
-    yield from (option for option in command.params if str(option.envvar or "").startswith(PREFIX))
+def settings_of(command: Any) -> list[Any]:
+    """The options of a command that the environment and pyproject.toml may set."""
+    return [option for option in command.params if str(option.envvar or "").startswith(PREFIX)]
 
 
 def key_of(option: Any) -> str:

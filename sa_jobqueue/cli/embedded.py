@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
-from sa_jobqueue.embedded import EmbeddedServer, default_directory
+from sa_jobqueue.urls import check_psycopg
 
 from .config import Config
 from .options import Json
 from .output import print_json, say
+
+if TYPE_CHECKING:  # the help needs no libpq
+    from sa_jobqueue.embedded import EmbeddedServer
 
 __all__ = ["path", "status", "stop"]
 
@@ -41,4 +46,7 @@ def path(config: Config) -> None:
 
 
 def _server(config: Config) -> EmbeddedServer:
+    check_psycopg()
+    from sa_jobqueue.embedded import EmbeddedServer, default_directory
+
     return EmbeddedServer(config.embedded_dir or default_directory())

@@ -6,7 +6,6 @@ import sys
 from contextlib import suppress
 from typing import Annotated
 
-import psycopg
 import typer
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
@@ -90,6 +89,8 @@ def _no_role(role: str) -> str:
 
 def _warnings(connection: Connection) -> list[str]:
     """A list that gets the server's warnings that something was not granted: for the server that is no error."""
+    import psycopg  # printing needs no libpq
+
     heard: list[str] = []
 
     def hear(diagnostic: psycopg.errors.Diagnostic) -> None:

@@ -9,9 +9,7 @@ from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-import psycopg
 import typer
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.failures import entry, message_of, name_of, traceback_of
@@ -20,7 +18,7 @@ from sa_jobqueue.urls import mask_passwords, not_connected
 
 from .config import LogLevel
 
-__all__ = ["explained", "fail", "plain_errors", "say_error", "set_up_logging"]
+__all__ = ["expected_errors", "explained", "fail", "plain_errors", "say_error", "set_up_logging"]
 
 
 @contextmanager
@@ -28,7 +26,9 @@ def plain_errors(debug: bool = False) -> Generator[None]:
     """Turn expected errors into one line on stderr and exit code 2; let all others pass."""
     try:
         yield
-    except (JobQueueError, SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
+    except Exception as error:
+        if not isinstance(error, expected_errors()):
+            raise
         if debug:
             sys.stderr.write(mask_passwords("".join(traceback.format_exception(error))))
         say_error(explained(error))
@@ -37,23 +37,46 @@ def plain_errors(debug: bool = False) -> Generator[None]:
 
 def explained(error: Exception) -> str:
     """An expected error as one sentence for the operator."""
-    match error:
-        case DBAPIError(orig=psycopg.OperationalError(sqlstate=None) as reason):
+    if isinstance(error, UnicodeEncodeError):  # an argument in another encoding than the locale's
+        return f"this is no Unicode text: {error.object[:80]!r}"
+    reason: object = error
+    if "sqlalchemy" in sys.modules:
+        from sqlalchemy.exc import DBAPIError
+
+        reason = error.orig if isinstance(error, DBAPIError) else error
+    if "psycopg" not in sys.modules:
+        return str(error)
+    from psycopg import Error, OperationalError, errors
+
+    match reason:
+        case OperationalError(sqlstate=None):
             return not_connected(reason)
-        case DBAPIError(orig=psycopg.OperationalError(sqlstate=str() as code) as reason) if code[:2] in {"08", "57"}:
+        case OperationalError(sqlstate=str() as code) if code[:2] in {"08", "57"}:
             return f"the database ended the connection: {reason}"
-        case DBAPIError(orig=psycopg.errors.InsufficientPrivilege() as reason):
+        case errors.InsufficientPrivilege():
             return f"the database refused: {reason}: sa-jobqueue grants --help says how a role gets the rights it needs"
-        case DBAPIError(orig=psycopg.errors.UndefinedTable() | psycopg.errors.InvalidSchemaName() as reason):
+        case errors.UndefinedTable() | errors.InvalidSchemaName():
             return f"the database refused: {reason.diag.message_primary}: `sa-jobqueue migrate` makes the job tables"
-        case DBAPIError(orig=psycopg.errors.UniqueViolation(diag=said)) if said.message_detail is None:
+        case errors.UniqueViolation(diag=said) if said.message_detail is None:
             return f"the database refused: {said.message_primary}"  # of a unique job: without the trigger's context
-        case DBAPIError(orig=reason):
+        case Error():
             return f"the database refused: {reason}"
-        case UnicodeEncodeError(object=given):  # an argument in another encoding than the locale's
-            return f"this is no Unicode text: {given[:80]!r}"
         case _:
             return str(error)
+
+
+def expected_errors() -> tuple[type[Exception], ...]:
+    """The classes of expected errors. A package that is not loaded has raised none, and loading it takes time."""
+    kinds: list[type[Exception]] = [JobQueueError, UnicodeEncodeError]
+    if "sqlalchemy" in sys.modules:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        kinds.append(SQLAlchemyError)
+    if "psycopg" in sys.modules:
+        from psycopg import Error
+
+        kinds.append(Error)
+    return tuple(kinds)
 
 
 def fail(message: str, code: int = 2) -> NoReturn:

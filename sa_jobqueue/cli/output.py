@@ -6,6 +6,7 @@ What comes from the database is shown with its control characters escaped: a que
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -13,14 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TextIO
 from uuid import UUID
-
-from rich import box
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.failures import moment_said
@@ -28,8 +23,11 @@ from sa_jobqueue.log import escaped
 from sa_jobqueue.urls import masked
 from sa_jobqueue.words import age, duration, estimated, jobs_of
 
+if TYPE_CHECKING:  # a pipe needs no Rich
+    from rich.table import Table
+
 __all__ = [
-    "Column", "age", "cleaned", "duration", "estimated", "fitted", "jobs_of", "last_part", "masked", "moment", "moment_said", "note",
+    "Column", "age", "cleaned", "duration", "estimated", "fitted", "in_terminal", "jobs_of", "last_part", "masked", "moment", "moment_said", "note",
     "print_json", "print_table", "rate", "say", "watch_table",
 ]  # fmt: skip
 
@@ -67,10 +65,12 @@ def print_table(
     `narrow`: the columns and rows that say the same where the terminal has no room for these.
     """
     cells = [[cleaned(value) for value in row] for row in rows]
-    console = Console(highlight=False)
-    if not console.is_terminal:
+    if not in_terminal(sys.stdout):
         sys.stdout.write(_plain(columns, cells))
         return
+    from rich.console import Console
+
+    console = Console(highlight=False)
     if narrow is not None and not _fits(columns, cells, console.width, 2 if rule else 1):
         columns = narrow[0]
         keeps = ["\n" if column.wrapped else "" for column in columns]
@@ -84,6 +84,10 @@ def fitted(
     """A table that is not wider than `width`; what is cut ends with an ellipsis. `rule`: with a line below the headings, and two
     spaces between columns, not one.
     """
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
     gap = 2 if rule else 1
     if not _fits(columns, cells, width, gap):
         cells = [
@@ -114,9 +118,12 @@ def watch_table(columns: Sequence[Column], look: Callable[[int], tuple[Rows, Seq
 
     `look` is told how many rows fit, and returns rows and styles. Raises ConfigurationError without a terminal.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:
+    if not in_terminal(sys.stdout):
         raise ConfigurationError("--watch needs a terminal to write to")
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(highlight=False)
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             rows, styles = look(max(console.height - 3, 1))
@@ -164,13 +171,33 @@ def _encoded(value: object) -> str:
 
 def say(text: str, style: str = "", *, wrap: bool = False) -> None:
     """Print lines on stdout; in a terminal with a style, and with `wrap` broken between words."""
-    console = Console(highlight=False)
-    console.print(Text(text, style=style), soft_wrap=not (wrap and console.is_terminal))
+    if not in_terminal(sys.stdout):
+        sys.stdout.write(f"{text}\n")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(highlight=False).print(Text(text, style=style), soft_wrap=not wrap)
 
 
 def note(text: str) -> None:
     """Print a line on stderr that is no part of the result."""
+    if not in_terminal(sys.stderr):
+        sys.stderr.write(f"{text}\n")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text, style="dim"))
+
+
+def in_terminal(stream: TextIO) -> bool:
+    """Whether a stream is a terminal, or is to be taken for one, as Rich says it; for most pipes it need not be asked."""
+    if not stream.isatty() and {"FORCE_COLOR", "TTY_COMPATIBLE"}.isdisjoint(os.environ):
+        return False
+    from rich.console import Console
+
+    return Console(file=stream).is_terminal
 
 
 def cleaned(value: object, *, keep: str = "") -> str:

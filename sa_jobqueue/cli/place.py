@@ -15,18 +15,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
-import psycopg
-from psycopg import DataError
-from psycopg.abc import Buffer
-from psycopg.types.datetime import TimestamptzLoader
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
 
-from sa_jobqueue.embedded import EmbeddedServer, default_directory
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations import check_schema
-from sa_jobqueue.models import SCHEMA
 from sa_jobqueue.payload import load_any
-from sa_jobqueue.urls import database_url
+from sa_jobqueue.schema import SCHEMA
+from sa_jobqueue.urls import check_psycopg, database_url
 
 from .config import DATABASE_URL, Config
 from .output import cleaned, note
@@ -50,6 +45,9 @@ def database(config: Config, *, make: bool = False) -> URL:
 
 def embedded_database(config: Config, name: str = "sa_jobqueue", *, make: bool) -> URL:
     """The URL of a database on the embedded server, which is named on stderr."""
+    check_psycopg()
+    from sa_jobqueue.embedded import EmbeddedServer, default_directory
+
     server = EmbeddedServer(config.embedded_dir or default_directory())
     url = server.create_database(name) if make else server.find_database(name)
     note(f"database: {name} on the embedded PostgreSQL in {server.home}")
@@ -96,8 +94,10 @@ def transaction(config: Config, engine: Engine | None = None, *, make: bool = Fa
 
 def name_database(config: Config, connection: Connection) -> None:
     """Say on stderr which database this is, unless `database` has said it. No password is in it."""
+    from psycopg import Connection as Raw
+
     raw = connection.connection.dbapi_connection
-    if config.database_url is not None and isinstance(raw, psycopg.Connection):
+    if config.database_url is not None and isinstance(raw, Raw):
         schema = "" if config.schema == SCHEMA else f", schema {cleaned(config.schema)}"
         note(f"database: {_place(raw.info.dbname, raw.info.host, raw.info.port, {})}{schema}")
 
@@ -115,19 +115,21 @@ def _place(name: str | None, host: str | None, port: int | None, query: Any) -> 
     return f"{cleaned(name or 'the default')} on {cleaned(where)}{beside}"
 
 
-class _AnyTime(TimestamptzLoader):
-    """Times that Python cannot hold become its first or last ones: one odd row must not hide the others."""
-
-    def load(self, data: Buffer) -> datetime:
-        try:
-            return super().load(data)
-        except DataError:
-            early = bytes(data).startswith(b"-") or bytes(data).endswith(b"BC")
-            return datetime(2 if early else 9_999, 1, 1, tzinfo=UTC)
-
-
 def _read_any_time(connection: Any, record: object) -> None:
-    connection.adapters.register_loader("timestamptz", _AnyTime)
+    from psycopg import DataError
+    from psycopg.types.datetime import TimestamptzLoader
+
+    class AnyTime(TimestamptzLoader):
+        """Times that Python cannot hold become its first or last ones: one odd row must not hide the others."""
+
+        def load(self, data: Any) -> datetime:
+            try:
+                return super().load(data)
+            except DataError:
+                early = bytes(data).startswith(b"-") or bytes(data).endswith(b"BC")
+                return datetime(2 if early else 9_999, 1, 1, tzinfo=UTC)
+
+    connection.adapters.register_loader("timestamptz", AnyTime)
     # psycopg reads no times in another style. PgBouncer keeps it for each of its clients, also between transactions.
     if not str(connection.info.parameter_status("DateStyle")).startswith("ISO"):
         connection.execute("SET DateStyle = ISO")

@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import errno
 import gc
 import io
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
-from typer.core import TyperCommand, TyperGroup
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.urls import mask_passwords
 from sa_jobqueue.version import __version__
 
-from . import (
-    actions,
-    alive,
-    bench,
-    dashboard,
-    demo,
-    doctor,
-    embedded,
-    enqueue,
-    grants,
-    jobs,
-    limits,
-    metrics,
-    migrate,
-    schedule_actions,
-    schedules,
-    show,
-    stats,
-    top,
-    why,
-    work,
-    workers,
-    workflows,
-)
-from .command import command, help_text
+from .command import help_text
 from .config import LogLevel, defaults_from_pyproject, key_of, working_folder
+from .loading import Entries, Entry, Group, group_of, pass_on
 from .messages import fail, say_error
 
 __all__ = ["app", "main"]
@@ -57,24 +33,91 @@ _EXPECTED = {"int_parsing": "expected a whole number", "float_parsing": "expecte
 
 _RUN, _LOOK, _ACT, _SET_UP = "Run jobs", "Look", "Act on jobs", "Set up"
 
+_BENCH = """\
+Measure the queue on your own database: drain, steady, enqueue.
 
-class _Flags:
-    """Flags are shown without a type: `--json <bool>` would read as if it took a value."""
+All is done in the schema sa_jobqueue_bench, which is made for it and dropped at the end, also on Ctrl-C. Your own jobs are
+left alone, and so is a schema of that name that this command did not make. But it makes as much load as it can: do not run it
+beside users.
+"""
+_SCHEDULE = """\
+Jobs at set times: look at schedules, make, pause and run them.
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        options: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for option in options:
-            if getattr(option, "is_flag", False) and option.metavar is None:
-                option.metavar = ""
-        return options
+A schedule says which job to enqueue, and when. Running workers enqueue it. Code declares schedules with registry.schedule(...).
+"""
+_WORKFLOW = """\
+Graphs of jobs that wait for each other: look at them, cancel, retry and pause them.
+
+Code makes them: session.add(Workflow(...)).
+"""
+_LIMITS = """\
+How many jobs run at once, and how fast they start: of a queue, a task, or each key.
+
+Limits hold over all workers, and a change at once. Code declares them with @task(limits=...) and registry.queue(...).
+"""
+
+#: All commands, in the order of the help.
+COMMANDS: Entries = {
+    "demo": Entry("demo:demo", _RUN),
+    "work": Entry("work:work", _RUN, {"app": True, "log_level": LogLevel.INFO}),
+    "enqueue": Entry("enqueue:enqueue", _RUN, {"app": True}),
+    "list": Entry("jobs:list_jobs", _LOOK),
+    "show": Entry("show:show", _LOOK),
+    "why": Entry("why:why", _LOOK),
+    "stats": Entry("stats:stats", _LOOK),
+    "top": Entry("top.command:top", _LOOK),
+    "workers": Entry("workers:workers", _LOOK),
+    "doctor": Entry("doctor:doctor", _LOOK, {"app": True}),
+    "alive": Entry("alive:alive", _LOOK),
+    "metrics": Entry("metrics:metrics", _LOOK, {"log_level": LogLevel.INFO}),
+    "dashboard": Entry("dashboard:dashboard", _LOOK, {"app": True}),
+    "retry": Entry("actions:retry", _ACT),
+    "cancel": Entry("actions:cancel", _ACT),
+    "discard": Entry("actions:discard", _ACT),
+    "prune": Entry("actions:prune", _ACT),
+    "drain": Entry("workers:drain", _ACT),
+    "pause": Entry("limits:pause_", _ACT),
+    "resume": Entry("limits:resume_", _ACT),
+    "migrate": Entry("migrate:migrate", _SET_UP),
+    "grants": Entry("grants:grants", _SET_UP),
+    "bench": Group(
+        _RUN,
+        _BENCH,
+        {name: Entry(f"bench:{name}", options={"schema": False}) for name in ("drain", "steady", "enqueue")},
+    ),
+    "schedule": Group(
+        _ACT,
+        _SCHEDULE,
+        {
+            "list": Entry("schedules:list_"),
+            "next": Entry("schedules:next_"),
+            "add": Entry("schedule_actions:add", options={"app": True}),
+            **{name: Entry(f"schedule_actions:{name}") for name in ("pause", "resume", "run", "backfill", "remove")},
+        },
+    ),
+    "workflow": Group(
+        _ACT,
+        _WORKFLOW,
+        {
+            "list": Entry("workflows:list_"),
+            **{name: Entry(f"workflows:{name}") for name in ("show", "cancel", "retry", "pause", "resume")},
+        },
+    ),
+    "limits": Group(
+        _ACT,
+        _LIMITS,
+        {"list": Entry("limits:list_"), "set": Entry("limits:set_"), "remove": Entry("limits:remove")},
+    ),
+    "embedded": Group(
+        _SET_UP,
+        "The embedded PostgreSQL: status, stop, path.",
+        {name: Entry(f"embedded:{name}", options={"database": False}) for name in ("status", "stop", "path")},
+    ),
+}
 
 
-class Command(_Flags, TyperCommand):
-    """A command."""
-
-
-class Commands(_Flags, TyperGroup):
-    """A group whose usage errors are one line; unexpected errors keep their traceback, without passwords."""
+class Root(group_of(COMMANDS)):  # type: ignore[misc]
+    """The root, whose usage errors are one line; unexpected errors keep their traceback, without passwords."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[_HELP] = not {"-h", "--help"}.isdisjoint(args)
@@ -128,6 +171,8 @@ def _usage_error(error: Any) -> str:
     elif getattr(option, "envvar", None):
         said = f"Invalid value for '{option.opts[0]}': {error.message.rstrip('.')}"
     said = said.replace("Value error, ", "", 1)  # pydantic's word, from Typer
+    from pydantic import ValidationError
+
     if isinstance(reason := error.__cause__, ValidationError) and not option.multiple:
         found = reason.errors()[0]
         expected = _EXPECTED.get(found["type"], found["msg"])
@@ -139,7 +184,7 @@ def _usage_error(error: Any) -> str:
 
 
 app = typer.Typer(
-    cls=Commands,
+    cls=Root,
     name="sa-jobqueue",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -177,101 +222,13 @@ def root(
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
         return
+    defaults: dict[str, Any] = {}
     try:
-        context.default_map = defaults_from_pyproject(context.command, working_folder())
+        defaults = defaults_from_pyproject(working_folder())
     except ConfigurationError as error:
         if not context.meta[_HELP]:  # help must work all the same
             fail(str(error))
-
-
-def _add(handler: Callable[..., None], panel: str, name: str | None = None, **options: Any) -> None:
-    app.command(name or handler.__name__, cls=Command, rich_help_panel=panel)(command(handler, **options))
-
-
-_add(demo.demo, _RUN)
-_add(work.work, _RUN, app=True, log_level=LogLevel.INFO)
-_add(enqueue.enqueue, _RUN, app=True)
-_add(jobs.list_jobs, _LOOK, "list")
-_add(show.show, _LOOK)
-_add(why.why, _LOOK)
-_add(stats.stats, _LOOK)
-_add(top.top, _LOOK)
-_add(workers.workers, _LOOK)
-_add(doctor.doctor, _LOOK, app=True)
-_add(alive.alive, _LOOK)
-_add(metrics.metrics, _LOOK, log_level=LogLevel.INFO)
-_add(dashboard.dashboard, _LOOK, app=True)
-_add(actions.retry, _ACT)
-_add(actions.cancel, _ACT)
-_add(actions.discard, _ACT)
-_add(actions.prune, _ACT)
-_add(workers.drain, _ACT)
-_add(limits.pause_, _ACT, "pause")
-_add(limits.resume_, _ACT, "resume")
-_add(migrate.migrate, _SET_UP)
-_add(grants.grants, _SET_UP)
-
-
-def _show_help(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-def _add_group(
-    name: str,
-    panel: str,
-    help: str,
-    *handlers: Callable[..., None],
-    with_app: Sequence[Callable[..., None]] = (),
-    **options: Any,
-) -> None:
-    """Add a command that has commands of its own, each named as its handler, without a `_` at the end.
-
-    `with_app`: those that take `--app`.
-    """
-    group = typer.Typer(cls=Commands, callback=_show_help, invoke_without_command=True, help=help_text(help))
-    app.add_typer(group, name=name, rich_help_panel=panel)
-    for handler in handlers:
-        group.command(handler.__name__.rstrip("_"), cls=Command)(command(handler, app=handler in with_app, **options))
-
-
-_BENCH = """\
-Measure the queue on your own database: drain, steady, enqueue.
-
-All is done in the schema sa_jobqueue_bench, which is made for it and dropped at the end, also on Ctrl-C. Your own jobs are
-left alone, and so is a schema of that name that this command did not make. But it makes as much load as it can: do not run it
-beside users.
-"""
-_add_group("bench", _RUN, _BENCH, bench.drain, bench.steady, bench.enqueue, schema=False)
-_SCHEDULE = """\
-Jobs at set times: look at schedules, make, pause and run them.
-
-A schedule says which job to enqueue, and when. Running workers enqueue it. Code declares schedules with registry.schedule(...).
-"""
-_add_group(
-    "schedule", _ACT, _SCHEDULE, schedules.list_, schedules.next_, schedule_actions.add, schedule_actions.pause,
-    schedule_actions.resume, schedule_actions.run, schedule_actions.backfill, schedule_actions.remove,
-    with_app=[schedule_actions.add],
-)  # fmt: skip
-_WORKFLOW = """\
-Graphs of jobs that wait for each other: look at them, cancel, retry and pause them.
-
-Code makes them: session.add(Workflow(...)).
-"""
-_add_group(
-    "workflow", _ACT, _WORKFLOW, workflows.list_, workflows.show, workflows.cancel, workflows.retry, workflows.pause,
-    workflows.resume,
-)  # fmt: skip
-_LIMITS = """\
-How many jobs run at once, and how fast they start: of a queue, a task, or each key.
-
-Limits hold over all workers, and a change at once. Code declares them with @task(limits=...) and registry.queue(...).
-"""
-_add_group("limits", _ACT, _LIMITS, limits.list_, limits.set_, limits.remove)
-_add_group(
-    "embedded", _SET_UP, "The embedded PostgreSQL: status, stop, path.",
-    embedded.status, embedded.stop, embedded.path, database=False,
-)  # fmt: skip
+    pass_on(context, defaults)
 
 
 def main() -> None:
@@ -279,6 +236,7 @@ def main() -> None:
     # What is imported stays to the end. To search it for garbage, above all at the exit, took a quarter of the time of a short
     # command (0.76 s of CPU instead of 0.58 s, November 2026).
     gc.freeze()
+    atexit.register(gc.freeze)  # also of what is loaded later
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed, as by `>&-`

@@ -58,11 +58,35 @@ def test_a_worker_needs_it_and_a_producer_over_another_driver_does_not() -> None
     assert all("install sa_jobqueue[binary]" in line for line in said)
 
 
-def test_a_command_says_it_on_one_line() -> None:
-    """Even when only help is asked for: no traceback."""
-    done = python("-m", "sa_jobqueue", "--help")
+HELP_OF_ALL = """
+import typer.main
+from sa_jobqueue.cli import app
+
+def load(group):
+    for command in group.commands.values():
+        load(command) if hasattr(command, "commands") else print(command.name)
+
+load(typer.main.get_command(app))
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("list",), ("alive",), ("embedded", "path"), ("doctor", "--database-url", "postgresql://localhost/shop")],
+)
+def test_a_command_that_needs_it_says_so_on_one_line(arguments: tuple[str, ...]) -> None:
+    """No traceback."""
+    done = python("-m", "sa_jobqueue", *arguments)
 
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: psycopg cannot be used")
     assert "install sa_jobqueue[binary]" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_help_does_not_need_it() -> None:
+    """Of no command: each can be loaded."""
+    done = python("-c", HELP_OF_ALL)
+
+    assert done.returncode == 0, done.stderr
+    assert {"alive", "doctor", "path", "top"} <= set(done.stdout.split())

@@ -11,14 +11,12 @@ from datetime import datetime
 from time import monotonic
 from typing import TypeAlias
 
-import psycopg
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import SQLAlchemyError
 
 from sa_jobqueue.log import one_line
 from sa_jobqueue.urls import mask_passwords
 
-from ..messages import explained
+from ..messages import expected_errors, explained
 from .read import JobSeen, Picture, read_job, read_picture
 
 __all__ = ["Action", "Reader", "Seen", "Wanted"]
@@ -28,7 +26,6 @@ Action: TypeAlias = Callable[[Connection], str]
 
 #: The share of the time that may be spent on reading: what is slow is read less often.
 _SHARE = 0.1
-_ERRORS = (SQLAlchemyError, psycopg.Error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +109,7 @@ class Reader:
             with self._connection.begin():
                 picture = read_picture(self._connection, failures=wanted.failures, schedules=wanted.schedules)
                 job = None if wanted.job is None else read_job(self._connection, wanted.job)
-        except _ERRORS as error:
+        except expected_errors() as error:
             self._disconnect()
             since = seen.since or datetime.now().astimezone()
             self.seen = replace(
@@ -128,14 +125,14 @@ class Reader:
             with self._engine.begin() as connection:
                 connection.exec_driver_sql("SET LOCAL statement_timeout = '5s'")
                 said = action(connection)
-        except _ERRORS as error:
+        except expected_errors() as error:
             said = f"not done: {one_line(mask_passwords(explained(error)))}"
         self.seen = replace(self.seen, said=said, done=self.seen.done + 1)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with suppress(*_ERRORS):
+            with suppress(*expected_errors()):
                 connection.invalidate()
-            with suppress(*_ERRORS):
+            with suppress(*expected_errors()):
                 connection.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import psycopg
-from psycopg import sql
 from sqlalchemy import func, select, text
 
 from ...errors import ConfigurationError, SchemaError
@@ -83,6 +81,9 @@ def check_schema_version(examination: Examination) -> Finding:
 
 def check_wake_ups(examination: Examination) -> Finding:
     """LISTEN on one connection, NOTIFY on another, over a channel beside the real one."""
+    import psycopg  # the help of `doctor` needs no libpq
+    from psycopg import sql
+
     engine = examination.engine
     if engine is None or examination.server.in_recovery:
         return Finding("wake-ups", "ok", "not tried here: it takes two more connections, to a primary")

@@ -1,0 +1,151 @@
+"""Commands that are loaded when they are called, because importing all of them would take each command 0.4 s.
+
+    COMMANDS = {"list": Entry("jobs:list_jobs", "Look"), "limits": Group("Act on jobs", "How many ...", {...})}
+    app = typer.Typer(cls=group_of(COMMANDS))
+
+The names come from these entries, and the first line of each help from `table`, so that the help of a group and shell
+completion load no command.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, ClassVar
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+from .command import command, help_text
+from .config import key_of, settings_of
+from .table import FIRST_LINES
+
+Entries = Mapping[str, "Entry | Group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A command: its function, as "module:function" of this package; its heading in the help; what `command` is told of it."""
+
+    handler: str
+    panel: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A command that has commands of its own."""
+
+    panel: str
+    help: str
+    commands: Entries
+
+
+class _Flags:
+    """Flags are shown without a type: `--json <bool>` would read as if it took a value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        options: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for option in options:
+            if getattr(option, "is_flag", False) and option.metavar is None:
+                option.metavar = ""
+        return options
+
+
+class Command(_Flags, TyperCommand):
+    """A command."""
+
+
+class Commands(_Flags, TyperGroup):
+    """A group that loads a command when it is called. `commands` has all of them, each loaded when it is taken out."""
+
+    path: ClassVar[tuple[str, ...]]
+    entries: ClassVar[Entries]
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = _Loaded(self.path, self.entries)  # type: ignore[assignment]
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.entries)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return what help and completion show of a command; it cannot be run."""
+        if (entry := self.entries.get(cmd_name)) is None:
+            return None
+        first_line = FIRST_LINES[" ".join((*self.path, cmd_name))]
+        return Command(name=cmd_name, help=first_line, rich_help_panel=entry.panel, rich_markup_mode="rich")
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, shown, rest = super().resolve_command(ctx, args)
+        return name, None if shown is None else self.commands[str(shown.name)], rest
+
+
+class _Loaded(Mapping[str, Any]):
+    def __init__(self, path: tuple[str, ...], entries: Entries) -> None:
+        self._path, self._entries = path, entries
+        self._loaded: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = _load((*self._path, name), self._entries[name])
+        return self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def group_of(entries: Entries, *path: str) -> type[Commands]:
+    """The class of a group with these commands; `path`: its name, unless it is the root."""
+    return type("Commands", (Commands,), {"entries": entries, "path": path})
+
+
+def pass_on(context: typer.Context, defaults: Mapping[str, Any]) -> None:
+    """Give the command that is called those of the defaults that are settings of it; a group gets all, for its commands."""
+    called = context.command.commands[context.invoked_subcommand]  # type: ignore[attr-defined]
+    settings = set(defaults) if isinstance(called, Commands) else {key_of(option) for option in settings_of(called)}
+    context.default_map = {called.name: {key: value for key, value in defaults.items() if key in settings}}
+
+
+def _show_help(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+    else:
+        pass_on(context, context.default_map or {})
+
+
+def _load(path: tuple[str, ...], entry: Entry | Group) -> Any:
+    """A command, or a group without its commands, as Typer makes it."""
+    name, shared = path[-1], {"add_completion": False, "rich_markup_mode": "rich"}
+    if isinstance(entry, Entry):
+        maker = typer.Typer(**shared)
+        maker.command(name, cls=Command, rich_help_panel=entry.panel)(command(_handler(entry), **entry.options))
+    else:
+        maker = typer.Typer(
+            name=name,
+            cls=group_of(entry.commands, *path),
+            callback=_show_help,
+            invoke_without_command=True,
+            help=help_text(entry.help),
+            **shared,
+        )
+    return typer.main.get_command(maker)
+
+
+def _handler(entry: Entry) -> Callable[..., None]:
+    module, _, function = entry.handler.partition(":")
+    # What is imported stays; to search it for garbage meanwhile took a tenth of the time (November 2026).
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        handler: Callable[..., None] = getattr(import_module(f".{module}", __package__), function)
+    finally:
+        if collects:
+            gc.enable()
+    return handler

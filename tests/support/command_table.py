@@ -1,0 +1,57 @@
+"""Writes `sa_jobqueue/cli/table.py`: what the command line says of its commands before it loads them.
+
+python -m tests.support.command_table
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from sa_jobqueue.cli import app, loading
+from sa_jobqueue.cli.config import key_of, settings_of
+
+PAGE = Path(loading.__file__).with_name("table.py")
+
+_TEXT = '''\
+"""What the command line says of its commands before it loads them; written by `python -m tests.support.command_table`."""
+
+from __future__ import annotations
+
+#: What the help of a group says of each command.
+FIRST_LINES = {{
+{lines}}}
+
+#: The keys of [tool.sa_jobqueue] in pyproject.toml, and whether one may have several values.
+SETTINGS = {{
+{settings}}}
+'''
+
+
+def table() -> str:
+    """The module, made from all commands."""
+    commands = dict(_commands(typer.main.get_command(app)))
+    first_lines = {path: command.help.split("\n\n")[0] for path, command in commands.items()}
+    settings = {key_of(option): bool(option.multiple) for one in commands.values() for option in settings_of(one)}
+    return _TEXT.format(
+        lines="".join(f'    "{path}": {_quoted(line)},\n' for path, line in first_lines.items()),
+        settings="".join(f'    "{key}": {several},\n' for key, several in sorted(settings.items())),
+    )
+
+
+def _commands(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        yield " ".join((*path, name)), command
+        if hasattr(command, "commands"):
+            yield from _commands(command, *path, name)
+
+
+def _quoted(text: str) -> str:
+    return repr(text) if '"' in text else f'"{text}"'
+
+
+if __name__ == "__main__":
+    PAGE.write_text(table())
