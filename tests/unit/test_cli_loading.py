@@ -11,6 +11,7 @@ import typer.main
 from sa_jobqueue.cli import app
 from tests.support import command_table
 
+
 def loaded(*arguments: str) -> set[str]:
     """The modules that a process has loaded at the end of a command."""
     program = (
