@@ -1,4 +1,4 @@
-"""The name of the schema in which the tables are."""
+"""The schema in which the tables are: its name and its version."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ from .errors import ConfigurationError
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-__all__ = ["BODY_TAG", "SCHEMA", "quote", "schema_on"]
+__all__ = ["BODY_TAG", "CURRENT", "SCHEMA", "quote", "schema_on"]
 
 #: What models and statements call the schema. A connection's `schema_translate_map` gives it another name.
 SCHEMA: Final = "sa_jobqueue"
+
+#: The version of the schema that this release works with.
+CURRENT: Final = 1
 
 #: The dollar quote around the bodies of migrations, in which the schema's name stands.
 BODY_TAG: Final = "$migration$"

@@ -10,15 +10,25 @@ from __future__ import annotations
 
 import importlib
 import re
+from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, unquote
 
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:  # commands mask passwords, and need not wait for SQLAlchemy
     from sqlalchemy import URL
 
-__all__ = ["check_psycopg", "database_url", "mask_passwords", "masked", "not_connected", "same_database"]
+__all__ = [
+    "check_psycopg",
+    "connect_arguments",
+    "database_url",
+    "mask_passwords",
+    "masked",
+    "not_connected",
+    "same_database",
+]
 
 #: Driver names that mean psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
 _PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
@@ -53,6 +63,38 @@ def database_url(text: str | URL) -> URL:
         raise _refused(text, "has a host with an at sign in it; in a user's name or password write %40 for it")
     check_psycopg()
     return url.set(drivername="postgresql+psycopg")
+
+
+#: What nearly all URLs look like; an escape in the database's name, several hosts and the like are left to SQLAlchemy.
+_USUAL = re.compile(
+    r"(?P<driver>[a-z_+]+)://(?:(?P<user>[^:/?#@\s]*)(?::(?P<password>[^:/?#@\s]*))?@)?"
+    r"(?P<host>[\w.-]*)(?::(?P<port>[1-9]\d{0,4}))?(?:/(?P<dbname>[\w.-]*))?(?:\?(?P<query>[^\s]*))?"
+)
+
+
+def connect_arguments(text: str) -> dict[str, Any]:
+    """Return what `psycopg.connect` takes for a URL: the same that SQLAlchemy would give it.
+
+    The usual form of a URL is read here, because loading SQLAlchemy takes longer than all else that a probe does. Raises what
+    `database_url` raises.
+    """
+    usual = _USUAL.fullmatch(text)
+    query = parse_qsl(usual["query"] or "") if usual else []
+    options = dict(query)
+    if usual is None or usual["driver"] not in _PSYCOPG or len(options) < len(query) or _has_several_hosts(options):
+        from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+        dialect: Any = PGDialect_psycopg
+        return dict(dialect().create_connect_args(database_url(text))[1])
+    check_psycopg()
+    found = {name: usual[name] for name in ("host", "port", "dbname")}
+    found |= {name: unquote(usual[name] or "") for name in ("user", "password")}
+    return {name: int(value) if name == "port" else value for name, value in found.items() if value} | options
+
+
+def _has_several_hosts(options: Mapping[str, str]) -> bool:
+    """Or one with its port in the query."""
+    return "port" in options or not {",", ":"}.isdisjoint(options.get("host", ""))
 
 
 def check_psycopg() -> None:

@@ -17,11 +17,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sa_jobqueue.statements.overview import list_workers
+from sa_jobqueue.schema import quote
 
 from .config import Config
 from .output import age, cleaned, say
-from .place import transaction
+from .place import raw_transaction
+from .table import WORKERS
 
 __all__ = ["alive"]
 
@@ -50,8 +51,11 @@ def alive(
     sa-jobqueue alive
     sa-jobqueue alive 4711
     """
-    with transaction(config) as connection:
-        rows = connection.execute(list_workers()).all()
+    with raw_transaction(config) as connection:
+        from psycopg.rows import namedtuple_row
+
+        cursor = connection.cursor(row_factory=namedtuple_row)
+        rows = cursor.execute(WORKERS.format(schema=quote(config.schema)).encode()).fetchall()
     found = _latest(row for row in rows if _is_meant(row, worker) and _is_there(row))
     for row in found:
         state = "stale" if row.stale else "live"
@@ -96,8 +100,8 @@ def _is_there(row: Any) -> bool:
 
 
 def _latest(rows: Iterable[Any]) -> list[Any]:
-    """Of several rows for one place the last: a container that is started again has the same process ids."""
-    return list({(row.host, row.pid): row for row in sorted(rows, key=lambda row: row.started_at)}.values())
+    """Of several rows for one place, the oldest first, the last: a container that is started again has the same process ids."""
+    return list({(row.host, row.pid): row for row in rows}.values())
 
 
 @dataclass(frozen=True, slots=True)

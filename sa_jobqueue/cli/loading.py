@@ -110,7 +110,7 @@ def pass_on(context: typer.Context, defaults: Mapping[str, Any]) -> None:
     """Give the command that is called those of the defaults that are settings of it; a group gets all, for its commands."""
     called = context.command.commands[context.invoked_subcommand]  # type: ignore[attr-defined]
     settings = set(defaults) if isinstance(called, Commands) else {key_of(option) for option in settings_of(called)}
-    context.default_map = {called.name: {key: value for key, value in defaults.items() if key in settings}}
+    context.default_map = {str(called.name): {key: value for key, value in defaults.items() if key in settings}}
 
 
 def _show_help(context: typer.Context) -> None:
@@ -122,7 +122,8 @@ def _show_help(context: typer.Context) -> None:
 
 def _load(path: tuple[str, ...], entry: Entry | Group) -> Any:
     """A command, or a group without its commands, as Typer makes it."""
-    name, shared = path[-1], {"add_completion": False, "rich_markup_mode": "rich"}
+    name = path[-1]
+    shared: dict[str, Any] = {"add_completion": False, "rich_markup_mode": "rich"}
     if isinstance(entry, Entry):
         maker = typer.Typer(**shared)
         maker.command(name, cls=Command, rich_help_panel=entry.panel)(command(_handler(entry), **entry.options))

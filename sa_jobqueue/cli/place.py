@@ -10,23 +10,32 @@ database before it uses it, in case a setting was forgotten. A command that only
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any
-
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.migrations import check_schema
-from sa_jobqueue.payload import load_any
-from sa_jobqueue.schema import SCHEMA
-from sa_jobqueue.urls import check_psycopg, database_url
+from sa_jobqueue.schema import CURRENT, SCHEMA, quote
+from sa_jobqueue.urls import check_psycopg, connect_arguments, database_url
 
 from .config import DATABASE_URL, Config
 from .output import cleaned, note
 
-__all__ = ["database", "embedded_database", "given_url", "name_database", "name_of", "open_engine", "transaction"]
+if TYPE_CHECKING:  # probes do without SQLAlchemy
+    import psycopg
+    from sqlalchemy import URL, Connection, Engine
+
+__all__ = [
+    "database",
+    "embedded_database",
+    "given_url",
+    "name_database",
+    "name_of",
+    "open_engine",
+    "raw_transaction",
+    "transaction",
+]
 
 
 def database(config: Config, *, make: bool = False) -> URL:
@@ -34,36 +43,56 @@ def database(config: Config, *, make: bool = False) -> URL:
 
     `make`: start the embedded server and make the database on it where needed; else both must be there.
     """
+    return _database(config, database_url, make=make)
+
+
+_Read = TypeVar("_Read")
+
+
+def _database(config: Config, read: Callable[[str], _Read], *, make: bool = False) -> _Read:
     if config.database_url is not None:
-        return given_url(config.database_url, "the database URL that was given")
+        return _given(config.database_url, "the database URL that was given", read)
     if config.other_url is not None:
-        url = given_url(config.other_url, DATABASE_URL)
-        note(f"database: {name_of(url)}, from {DATABASE_URL}")
+        url = _given(config.other_url, DATABASE_URL, read)
+        to = connect_arguments(config.other_url)
+        note(f"database: {_place(to.get('dbname'), to.get('host'), to.get('port'), {})}, from {DATABASE_URL}")
         return url
-    return embedded_database(config, make=make)
+    return read(_embedded_url(config, make=make))
 
 
 def embedded_database(config: Config, name: str = "sa_jobqueue", *, make: bool) -> URL:
     """The URL of a database on the embedded server, which is named on stderr."""
+    return database_url(_embedded_url(config, name, make=make))
+
+
+def _embedded_url(config: Config, name: str = "sa_jobqueue", *, make: bool) -> str:
     check_psycopg()
     from sa_jobqueue.embedded import EmbeddedServer, default_directory
 
     server = EmbeddedServer(config.embedded_dir or default_directory())
     url = server.create_database(name) if make else server.find_database(name)
     note(f"database: {name} on the embedded PostgreSQL in {server.home}")
-    return database_url(url)
+    return url
 
 
 def given_url(text: str, source: str) -> URL:
     """The URL that `text` means. Raises ConfigurationError, which names the `source`, and shows no password."""
+    return _given(text, source, database_url)
+
+
+def _given(text: str, source: str, read: Callable[[str], _Read]) -> _Read:
     if "://" not in text:  # not shown, because a password may be in it
         raise ConfigurationError(
             f"{source} has no scheme: expected postgresql://host:port/database, with user and password before the host"
         )
     try:
-        return database_url(text)
+        return read(text)
     except ConfigurationError as error:
         raise ConfigurationError(f"{DATABASE_URL}: {error}") if source == DATABASE_URL else error from None
+
+
+#: What a connection is told, unless its URL says so.
+_TOLD: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
 
 
 def open_engine(config: Config, url: URL | None = None, *, make: bool = False, pooled: bool = False) -> Engine:
@@ -71,9 +100,12 @@ def open_engine(config: Config, url: URL | None = None, *, make: bool = False, p
 
     `url`: what `database` has said, where it was asked before. `make`: see `database`.
     """
+    from sqlalchemy import NullPool, create_engine, event
+
+    from sa_jobqueue.payload.plain import load_any
+
     url = url or database(config, make=make)
-    wanted: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
-    arguments = {name: value for name, value in wanted.items() if name not in url.query}
+    arguments = {name: value for name, value in _TOLD.items() if name not in url.query}
     pool: dict[str, Any] = {"pool_pre_ping": True} if pooled else {"poolclass": NullPool}
     engine = create_engine(url, connect_args=arguments, json_deserializer=load_any, **pool)
     event.listen(engine, "connect", _read_any_time)
@@ -86,10 +118,47 @@ def transaction(config: Config, engine: Engine | None = None, *, make: bool = Fa
 
     `engine`: where a command has opened one already. `make`: see `database`.
     """
+    from sa_jobqueue.migrations import check_schema
+
     with (engine or open_engine(config, make=make)).begin() as connection:
         check_schema(connection)
         name_database(config, connection)
         yield connection
+
+
+@contextmanager
+def raw_transaction(config: Config) -> Generator[psycopg.Connection[Any]]:
+    """The same by psycopg alone, for probes, which are started often: loading SQLAlchemy takes longer than all they do."""
+    arguments = _database(config, connect_arguments)
+    import psycopg
+
+    with psycopg.connect(**_TOLD | arguments) as connection:
+        if not _is_current(config, connection):
+            _check_schema(config, connection, arguments.get("dbname"))
+        _name_database(config, connection)
+        yield connection
+
+
+def _is_current(config: Config, connection: psycopg.Connection[Any]) -> bool:
+    from psycopg import errors
+
+    try:
+        found = connection.execute(f"SELECT max(version) FROM {quote(config.schema)}.schema_version".encode())  # noqa: S608
+    except (errors.UndefinedTable, errors.InvalidSchemaName, errors.InsufficientPrivilege):
+        connection.rollback()
+        return False
+    return found.fetchone() == (CURRENT,)
+
+
+def _check_schema(config: Config, connection: psycopg.Connection[Any], database: str | None) -> None:
+    """Let a newer schema pass with which this release can work, and say what is wrong with any other."""
+    from sqlalchemy import URL, StaticPool, create_engine
+
+    from sa_jobqueue.migrations import check_schema
+
+    url = URL.create("postgresql+psycopg", database=database)
+    with create_engine(url, creator=lambda: connection, poolclass=StaticPool).begin() as checked:
+        check_schema(checked, config.schema)
 
 
 def name_database(config: Config, connection: Connection) -> None:
@@ -97,9 +166,14 @@ def name_database(config: Config, connection: Connection) -> None:
     from psycopg import Connection as Raw
 
     raw = connection.connection.dbapi_connection
-    if config.database_url is not None and isinstance(raw, Raw):
+    if isinstance(raw, Raw):
+        _name_database(config, raw)
+
+
+def _name_database(config: Config, connection: psycopg.Connection[Any]) -> None:
+    if config.database_url is not None:
         schema = "" if config.schema == SCHEMA else f", schema {cleaned(config.schema)}"
-        note(f"database: {_place(raw.info.dbname, raw.info.host, raw.info.port, {})}{schema}")
+        note(f"database: {_place(connection.info.dbname, connection.info.host, connection.info.port, {})}{schema}")
 
 
 def name_of(url: URL) -> str:
@@ -107,11 +181,11 @@ def name_of(url: URL) -> str:
     return _place(url.database, url.host, url.port, url.query)
 
 
-def _place(name: str | None, host: str | None, port: int | None, query: Any) -> str:
+def _place(name: str | None, host: str | None, port: int | str | None, query: Any) -> str:
     """Like "shop on db.example:6432"; a socket by its folder."""
     where = host or query.get("host") or os.environ.get("PGHOST") or "localhost"
     where = where if isinstance(where, str) else ",".join(where)
-    beside = f":{port}" if port and port != 5432 and not where.startswith("/") else ""
+    beside = f":{port}" if port and str(port) != "5432" and not where.startswith("/") else ""
     return f"{cleaned(name or 'the default')} on {cleaned(where)}{beside}"
 
 

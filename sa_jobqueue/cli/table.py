@@ -91,3 +91,10 @@ SETTINGS = {
     "schema": False,
     "session_idle_timeout": False,
 }
+
+#: `list_workers()` as text, with what `alive` reads of it.
+WORKERS = """SELECT {schema}.worker.id, {schema}.worker.host, {schema}.worker.pid, CAST(EXTRACT(epoch FROM now() - {schema}.worker.seen_at) AS FLOAT) AS unseen, EXTRACT(epoch FROM now() - {schema}.worker.seen_at) > 60.0 OR (SELECT count(*) AS count_1
+FROM {schema}.job
+WHERE {schema}.job.status = 'running' AND {schema}.job.worker = CAST({schema}.worker.id AS TEXT) AND {schema}.job.lease_expires_at <= now()) > 0 AS stale
+FROM {schema}.worker ORDER BY {schema}.worker.started_at, {schema}.worker.id
+"""

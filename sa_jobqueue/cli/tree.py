@@ -119,7 +119,7 @@ COMMANDS: Entries = {
 class Root(group_of(COMMANDS)):  # type: ignore[misc]
     """The root, whose usage errors are one line; unexpected errors keep their traceback, without passwords."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
         ctx.meta[_HELP] = not {"-h", "--help"}.isdisjoint(args)
         return super().parse_args(ctx, args)
 

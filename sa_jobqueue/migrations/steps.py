@@ -11,10 +11,10 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final, Protocol
+from typing import Protocol
 
 from ..errors import ConfigurationError
-from ..schema import BODY_TAG, quote
+from ..schema import BODY_TAG, CURRENT, quote
 from . import v01
 
 __all__ = ["CURRENT", "VERSIONS", "Step", "downgrades", "preparation", "upgrades"]
@@ -40,9 +40,6 @@ class Version(Protocol):
 
 #: Every version there was.
 VERSIONS: Mapping[int, Version] = MappingProxyType({1: v01})
-
-#: The version this release works with.
-CURRENT: Final = 1
 
 #: How long to wait for another migration, which is harmless, and for a table, behind which all its users queue up.
 #: Both give way to a `lock_timeout` that the session has set.

@@ -9,12 +9,12 @@ import uuid
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import func, insert, select, text
 
+from sa_jobqueue.cli import alive
 from sa_jobqueue.models import WorkerRow
-from sa_jobqueue.statements import overview
 from tests.acceptance.conftest import ONE, Shop
-from tests.support.cli import invoke
+from tests.support.cli import invoke, refused
 from tests.support.nightly import nightly_sets
 from tests.support.waiting import wait_until
 
@@ -36,7 +36,7 @@ def test_a_probe_tells_a_live_worker_from_a_frozen_and_a_killed_one(
 
         os.kill(worker.pid, signal.SIGSTOP)
         with monkeypatch.context() as shorter:
-            shorter.setattr(overview, "STALE", 1.0)
+            shorter.setattr(alive, "WORKERS", alive.WORKERS.replace("> 60.0", "> 1.0"))
             wait_until(lambda: invoke("alive", str(worker.pid), url=shop.url).stdout.endswith("ago: stale\n"))
             assert code(shop) == 1
         os.kill(worker.pid, signal.SIGCONT)
@@ -62,6 +62,31 @@ def test_a_supervisor_lives_where_all_its_workers_do(shop: Shop, options: tuple[
                 )
             )
         assert (code(shop, supervisor.pid), code(shop)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "options", [("--schema=elsewhere",), ("--schema=",), ("--database-url=postgresql://me@127.0.0.1:1/x",)]
+)
+def test_a_probe_refuses_a_database_as_other_commands_do(shop: Shop, options: tuple[str, ...]) -> None:
+    """A missing schema, one that cannot be, and a server that is away: in the same words."""
+    assert refused("alive", *options, url=shop.url) == refused("workers", *options, url=shop.url)
+
+
+def test_a_probe_names_its_database_as_other_commands_do(shop: Shop) -> None:
+    """On stderr, whether the URL was meant for this package or for the application."""
+    for given in ({"url": shop.url}, {"env": {"DATABASE_URL": shop.url}}):
+        named = invoke("alive", **given).stderr
+        assert named.startswith("database: ")
+        assert invoke("workers", **given).stderr.startswith(named)
+
+
+def test_a_probe_works_with_a_newer_schema_that_lets_it(shop: Shop) -> None:
+    """As while a deployment rolls; with one that does not, it refuses."""
+    add_version = "INSERT INTO sa_jobqueue.schema_version (version, compatible_with) VALUES ({}, {})"
+    shop.execute(text(add_version.format(2, 1)))
+    assert code(shop) == 1
+    shop.execute(text(add_version.format(3, 2)))
+    assert "can no longer work with" in refused("alive", url=shop.url)
 
 
 def test_a_probe_says_that_the_database_is_away(shop: Shop) -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import typer.main
+from sqlalchemy.dialects.postgresql.psycopg import dialect
 
 from sa_jobqueue.cli import app, loading
 from sa_jobqueue.cli.config import key_of, settings_of
+from sa_jobqueue.schema import SCHEMA
+from sa_jobqueue.statements.overview import list_workers
 
 PAGE = Path(loading.__file__).with_name("table.py")
 
@@ -28,6 +31,11 @@ FIRST_LINES = {{
 #: The keys of [tool.sa_jobqueue] in pyproject.toml, and whether one may have several values.
 SETTINGS = {{
 {settings}}}
+
+#: `list_workers()` as text, with what `alive` reads of it.
+WORKERS = """\
+{workers}
+"""
 '''
 
 
@@ -39,7 +47,18 @@ def table() -> str:
     return _TEXT.format(
         lines="".join(f'    "{path}": {_quoted(line)},\n' for path, line in first_lines.items()),
         settings="".join(f'    "{key}": {several},\n' for key, several in sorted(settings.items())),
+        workers=_workers(),
     )
+
+
+def _workers() -> str:
+    columns = [
+        column for column in list_workers().selected_columns if column.key in {"id", "host", "pid", "unseen", "stale"}
+    ]
+    compiled = (
+        list_workers().with_only_columns(*columns).compile(dialect=dialect(), compile_kwargs={"literal_binds": True})
+    )
+    return "\n".join(line.rstrip() for line in str(compiled).replace(f"{SCHEMA}.", "{schema}.").splitlines())
 
 
 def _commands(group: Any, *path: str) -> Iterator[tuple[str, Any]]:

@@ -38,6 +38,13 @@ def test_what_calls_no_command_loads_none(arguments: tuple[str, ...]) -> None:
         assert "pydantic" not in modules
 
 
+def test_alive_needs_no_sqlalchemy(database_url: str) -> None:
+    """A probe is started every few seconds; loading SQLAlchemy takes longer than all that it does."""
+    modules = loaded("alive", "--database-url", database_url)
+    assert "psycopg" in modules
+    assert "sqlalchemy" not in modules
+
+
 def test_a_command_loads_no_other() -> None:
     """`list` needs no worker, and none of the large commands."""
     modules = loaded("list", "--help")

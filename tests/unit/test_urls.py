@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import URL
+from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.exc import SQLAlchemyError
 
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.urls import database_url, mask_passwords, not_connected
+from sa_jobqueue.urls import connect_arguments, database_url, mask_passwords, not_connected
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg_async"])
@@ -72,6 +75,42 @@ def test_a_refused_url_object_hides_its_password() -> None:
     """As that of a text does."""
     with pytest.raises(ConfigurationError, match=r"mysql://me:\*\*\*@db"):
         database_url(URL.create("mysql", "me", "secret", "db"))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "", "/", "db.example", "db.example/shop", "me@db.example:6432/shop", "me:p%40ss@db/shop", ":pw@/shop", "me:@db/shop",
+        "me:p:w/x@db/shop", "@:5432/shop?host=%2Ftmp%2Frun", "/shop?host=a:1&host=b:2", "/shop?host=a,b&port=1,2", "/shop?host=a:1",
+        "[::1]:5432/shop", "db:5432/a%20shop", "db/shop?sslmode=require&connect_timeout=3", "db/shop?host=other", "db/shop?x=&y",
+        "db:0/shop", "/shop?application_name=a+b%2Bc", "grün/täglich", "db/shop?port=7",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg_async"])
+def test_psycopg_is_told_what_sqlalchemy_would_tell_it(scheme: str, rest: str) -> None:
+    """Whether the URL is read by SQLAlchemy or not."""
+    url = f"{scheme}://{rest}"
+    assert connect_arguments(url) == PGDialect_psycopg().create_connect_args(database_url(url))[1]
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["me", ":", "@", "/", "?", "=", "&", "80", "host", "port", ",", "%41", ".", " ", "[", "]", "+"]
+        ),
+        max_size=12,
+    )
+)
+def test_psycopg_is_told_what_sqlalchemy_would_tell_it_of_any_text(parts: list[str]) -> None:
+    """What the one refuses, the other refuses in the same words."""
+
+    def told(read: Callable[[str], object]) -> object:
+        try:
+            return read(f"postgresql://{''.join(parts)}")
+        except (ConfigurationError, SQLAlchemyError, ValueError) as error:
+            return type(error), str(error)
+
+    assert told(connect_arguments) == told(lambda url: PGDialect_psycopg().create_connect_args(database_url(url))[1])
 
 
 @pytest.mark.parametrize(
