@@ -206,8 +206,8 @@ class Change(NamedTuple):
     """A fenced write: job `id` goes from `running` to `status`, if `claim_token` is still that of its last claim.
 
     `if_cancelled` is the status to take if a cancel was asked for meanwhile. `delay` is the time until the next
-    claim and `retain` the time until the row may be deleted, both in seconds from the database's now; `retain` 0 on
-    a completion deletes the row at once, None keeps it. `attempt` and `rescues` are added to the counters.
+    claim and `retain` the time until the row may be deleted, both in seconds from the database's now; `delay` None: the job keeps
+    its place in the queue; `retain` 0 on a completion deletes the row at once, None keeps it. `attempt` and `rescues` are added to the counters.
     `expired`: only if the lease has run out, looked at again in the write itself. `unique`: the job has a key to give back
     when it ends. `blocks`: the time for which no other job of its key is to be started, or of its queue if it has none; a cancel
     does not change that. `workflow`: the one that the job is a member of, to which its end is told.
@@ -218,7 +218,7 @@ class Change(NamedTuple):
     event: Event
     status: JobStatus
     if_cancelled: JobStatus
-    delay: float = 0.0
+    delay: float | None = 0.0
     attempt: int = 0
     rescues: int = 0
     error: ErrorEntry | None = None
@@ -335,7 +335,7 @@ def not_started(claim: Claimed, elapsed: float) -> NotStarted | None:
 
 
 def _in_time(claim: Claimed, change: Change, rules: Rules, elapsed: float) -> Change:
-    if change.delay < seconds_left(claim, "deadline", elapsed):
+    if (change.delay or 0.0) < seconds_left(claim, "deadline", elapsed):
         return change
     error, why = change.error, "its deadline is over before it could be tried again"
     error = DEADLINE_OVER if error is None else entry(error.type, f"{error.message}; {why}", error.traceback)
@@ -379,10 +379,10 @@ def _retry(claim: Claimed, error: ErrorEntry, delay: float | None, rules: Rules)
 def _interrupted(claim: Claimed, outcome: Released | Rescued | Crashed, rules: Rules, random: float) -> Change:
     match outcome:
         case Released(seconds, started=False):
-            return _change(claim, Event.RELEASE, rules.retain, delay=seconds, attempt=-1)
+            return _change(claim, Event.RELEASE, rules.retain, delay=seconds or None, attempt=-1)
         case Released(seconds):
             error = _INTERRUPTED if rules.rescue else _NOT_TWICE
-            return _lost_worker(claim, Event.RELEASE, error, rules.rescue, rules, delay=seconds)
+            return _lost_worker(claim, Event.RELEASE, error, rules.rescue, rules, delay=seconds or None)
         case Rescued(error, retry):
             return _lost_worker(claim, Event.RESCUE, error, retry and rules.rescue, rules, expired=True)
         case Crashed(error):  # what killed it may do so again at once
@@ -397,7 +397,7 @@ def _lost_worker(
     retry: bool,
     rules: Rules,
     *,
-    delay: float = 0.0,
+    delay: float | None = None,
     expired: bool = False,
 ) -> Change:
     """Its worker died, or left while the handler ran. The attempt does not count, but a rescue does. Rescues have a bound,
@@ -418,7 +418,7 @@ def _change(
     event: Event,
     retain: float | None,
     *,
-    delay: float = 0.0,
+    delay: float | None = 0.0,
     attempt: int = 0,
     rescues: int = 0,
     error: ErrorEntry | None = None,

@@ -115,7 +115,7 @@ class Undecodable:
 class Released:
     """The worker gives the job back, unstarted or because it stops; no attempt is spent.
 
-    `seconds`: the time until the next claim. `started`: the handler had begun. Then it counts as a rescue, because the
+    `seconds`: the time until the next claim; 0: the job keeps its place in the queue. `started`: the handler had begun. Then it counts as a rescue, because the
     handler may be the reason why the worker stops.
     """
 

@@ -166,7 +166,7 @@ def release_jobs(
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
-    """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent.
+    """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent. Without a delay they keep their place.
 
     Their workers, if they still work on them, lose them at once. One that was asked to cancel ends as cancelled. Workers that
     listen and wait for a permit are told at the commit.
@@ -174,7 +174,8 @@ def release_jobs(
     columns = table_of(job).c
     asked = columns.cancel_requested_at.is_not(None)
     back, cancelled = TRANSITIONS[JobStatus.RUNNING, Event.RELEASE], TRANSITIONS[JobStatus.RUNNING, Event.CANCEL]
-    later = in_seconds(seconds_of(delay, what="release_jobs(delay=...)"), name="delay_seconds")
+    seconds = seconds_of(delay, what="release_jobs(delay=...)")
+    later = in_seconds(seconds, name="delay_seconds") if seconds else func.least(columns.run_at, func.now())
     end = ended(
         type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
         retain=Rules().retain,

@@ -209,6 +209,7 @@ def _updated(
             ),
             run_at=case(
                 (finished, columns.run_at),
+                (change.c.delay.is_(None), func.least(columns.run_at, func.now())),
                 # At once, and so also for a claim in this same transaction.
                 (change.c.delay == literal_column("0"), func.now()),
                 else_=in_seconds(change.c.delay, after=at_end()),

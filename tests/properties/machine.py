@@ -292,7 +292,8 @@ class QueueMachine(RuleBasedStateMachine):
         if job.deleted:
             del self.jobs[change.id]
         elif job.status is JobStatus.QUEUED:
-            job.comes(LATER if change.delay else self.now)
+            if change.delay is not None:
+                job.comes(LATER if change.delay else self.now)
         else:
             job.purge_at = None if change.retain is None else LATER if change.retain else self.now
         return answer
@@ -398,8 +399,6 @@ class QueueMachine(RuleBasedStateMachine):
                 job.expired = job.overdue = False
                 job.result = None
                 job.comes(min(job.run_at, self.now))
-            if name == "release" and job.status is JobStatus.QUEUED:
-                job.comes(self.now)
             job.purge_at = LATER if job.status in FINISHED else None
             if job.status is not JobStatus.RUNNING:
                 job.lapsed = False

@@ -384,6 +384,16 @@ def test_a_released_job_goes_back_without_the_attempt(connection: Connection) ->
     assert default_store.apply(connection, [completed(one)]) == {one: Answer.LOST}
 
 
+def test_a_job_that_is_released_without_a_delay_keeps_its_place(connection: Connection) -> None:
+    """It goes before all that became due after it."""
+    one = make_job(connection, "running", run_at=timedelta(hours=-1))
+    due = row(connection, one).run_at
+
+    run(connection, release_jobs(Job.id == one))
+
+    assert row(connection, one).run_at == due
+
+
 def test_a_released_job_that_was_asked_to_cancel_is_cancelled(connection: Connection) -> None:
     """It must not run again."""
     one = make_job(connection, "running", cancel_requested_at=timedelta(0))

@@ -17,6 +17,7 @@ from sa_jobqueue.outcomes import (
     Discard,
     ErrorEntry,
     Failed,
+    Outcome,
     Released,
     Rescued,
     Retry,
@@ -114,20 +115,33 @@ def test_the_last_failure_is_final(connection: Connection) -> None:
     assert job.purge_at - job.finished_at == timedelta(seconds=120)
 
 
-def test_snooze_and_release_give_the_attempt_back(connection: Connection) -> None:
-    """They leave no error. What goes back without a delay is due at once, also in this very transaction."""
-    (snoozed, released), began = make_jobs(connection, 2, "running", attempt=3), clock(connection)
-
-    apply(
-        connection,
-        change(connection, snoozed, Snooze(1.5), RULES),
-        change(connection, released, Released(), RULES),
+def test_a_snooze_gives_the_attempt_back(connection: Connection) -> None:
+    """It leaves no error. Without a delay the job is due at once, also in this very transaction, and behind those that wait."""
+    (later, at_once), began = (
+        make_jobs(connection, 2, "running", attempt=3, run_at=timedelta(hours=-1)),
+        clock(connection),
     )
 
-    jobs = [row(connection, one) for one in (snoozed, released)]
+    apply(
+        connection, change(connection, later, Snooze(1.5), RULES), change(connection, at_once, Snooze(0), RULES)
+    )  # fmt: skip
+
+    jobs = [row(connection, one) for one in (later, at_once)]
     assert [(job.status, job.attempt, job.errors) for job in jobs] == [(JobStatus.QUEUED, 2, [])] * 2
     assert began < jobs[0].run_at - timedelta(seconds=1.5) < clock(connection)
     assert jobs[1].run_at == connection.scalar(select(func.now()))
+
+
+@pytest.mark.parametrize("outcome", [Released(), Released(started=True), Rescued(ERROR)])
+def test_what_a_worker_that_ends_gives_back_keeps_its_place(connection: Connection, outcome: Outcome) -> None:
+    """It goes before all that became due after it, and no attempt is spent."""
+    one = make_job(connection, "running", attempt=3, run_at=timedelta(hours=-1), lease_expires_at=timedelta(seconds=-1))
+    due = row(connection, one).run_at
+
+    apply(connection, change(connection, one, outcome, RULES))
+
+    job = row(connection, one)
+    assert (job.status, job.attempt, job.run_at) == (JobStatus.QUEUED, 2, due)
 
 
 def test_the_attempt_never_becomes_negative(connection: Connection) -> None:

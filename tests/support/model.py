@@ -61,7 +61,7 @@ class ModelJob:
         self.rescues += change.rescues
         self.errors = min(self.errors + (change.error is not None), MAX_ERRORS)
         if self.status is JobStatus.QUEUED:
-            self.due = change.delay == 0
+            self.due = not change.delay
         return Answer.CANCELLED if cancelled else Answer.APPLIED
 
     def time_passes(self) -> None:

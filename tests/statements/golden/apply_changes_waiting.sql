@@ -50,7 +50,7 @@ WITH locked AS MATERIALIZED (
     updated AS (
     UPDATE sa_jobqueue.job
     SET status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END,
-        run_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.run_at WHEN (change.delay = 0) THEN now() ELSE statement_timestamp() + change.delay * interval '1 second' END,
+        run_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.run_at WHEN (change.delay IS NULL) THEN least(sa_jobqueue.job.run_at, now()) WHEN (change.delay = 0) THEN now() ELSE statement_timestamp() + change.delay * interval '1 second' END,
         lease_expires_at=NULL,
         finished_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN statement_timestamp() END,
         purge_at=CASE WHEN (CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NULL) THEN change.status ELSE change.if_cancelled END IN ('completed', 'failed', 'cancelled')) THEN statement_timestamp() + change.retain * interval '1 second' END,

@@ -56,7 +56,7 @@ WITH locked AS MATERIALIZED (
     events AS (INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id, completed) SELECT locked.workflow_id AS workflow_id, locked.id AS id, false FROM locked WHERE locked.workflow_id IS NOT NULL RETURNING sa_jobqueue.tell_workflows() AS told)
 UPDATE sa_jobqueue.job
 SET status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN 'cancelled' ELSE 'queued' END,
-    run_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN sa_jobqueue.job.run_at ELSE now() + %(delay_seconds)s * interval '1 second' END,
+    run_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN sa_jobqueue.job.run_at ELSE least(sa_jobqueue.job.run_at, now()) END,
     lease_expires_at=NULL,
     finished_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN statement_timestamp() END,
     purge_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN CASE WHEN (sa_jobqueue.job.workflow_id IS NULL) THEN statement_timestamp() + 604800.0 * interval '1 second' END END,
