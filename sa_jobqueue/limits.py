@@ -97,7 +97,7 @@ class Limits:
     `running`: how many of its jobs may run at once, 1 to 1,000,000. `rate`: how fast they may start. `per_key`: the same for the
     jobs of each key by itself. None: no such limit.
 
-    `strict`: while a job of a key waits for its next attempt, no other job of that key starts.
+    `strict`: a job that was claimed and is queued again goes first in its key, and while it waits, no other job of that key starts.
 
     `when_full`, what becomes of jobs that wait because their key is at its limit: "wait", they wait; "drop_newest", they are
     cancelled; "replace_oldest_waiting", the newest waits and the others are cancelled; "cancel_running", the same, and what runs is

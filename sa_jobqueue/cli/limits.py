@@ -133,7 +133,7 @@ def set_(
     ] = None,
     strict: Annotated[
         bool | None,
-        typer.Option("--strict/--not-strict", help="A key waits while a job of it waits for its next attempt."),
+        typer.Option("--strict/--not-strict", help="A key waits while a job of it that was begun waits to run again."),
     ] = None,
     max_waiting: Annotated[str | None, typer.Option(metavar="N|none", help="How many of each key may wait.")] = None,
     when_full: Annotated[

@@ -88,7 +88,7 @@ def constraints_and_indexes() -> tuple[SchemaItem, ...]:
             text("(status <> 'queued')"),
             "id",
             postgresql_where=text(
-                "concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND attempt > 0))"
+                "concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND claims > 0))"
             ),
         ),
         subject_index("job_subject_idx"),

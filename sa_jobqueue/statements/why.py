@@ -300,5 +300,5 @@ def _begun(table: Table, scope: CTE) -> ColumnElement[bool]:
 
 
 def _is_begun(table: Table) -> ColumnElement[bool]:
-    tried = and_(table.c.status == _QUEUED, table.c.attempt > literal_column("0"))
-    return and_(table.c.concurrency_key.is_not(None), or_(table.c.status == _RUNNING, tried))
+    claimed_before = and_(table.c.status == _QUEUED, table.c.claims > literal_column("0"))
+    return and_(table.c.concurrency_key.is_not(None), or_(table.c.status == _RUNNING, claimed_before))

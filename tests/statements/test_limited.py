@@ -9,19 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Connection, Engine, select, text, update
+from sqlalchemy import Connection, Engine, delete, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.context import ClaimedJob
 from sa_jobqueue.migrations.v01 import limited
-from sa_jobqueue.models import TASK_GROUP
+from sa_jobqueue.models import TASK_GROUP, LimitState
+from sa_jobqueue.outcomes import ErrorEntry, Outcome, RateLimited, Released, Rescued, Snooze
 from sa_jobqueue.statements import pause, resume, set_limit
 from sa_jobqueue.store import ClaimRequest, KnownLimits, default_store, is_limits_changed
-from tests.support.factory import TABLE, make_job, wait_until_blocked_by
+from tests.support.factory import TABLE, change, make_job, wait_until_blocked_by
 from tests.support.limits import Claimant, end, fill, key, limit, no_limit
 from tests.support.nightly import nightly
 
 HOUR = timedelta(hours=1)
+ERROR = ErrorEntry("WorkerLost", "its lease had run out")
 
 
 def ids(jobs: Iterable[ClaimedJob]) -> list[int]:
@@ -448,7 +450,7 @@ def test_lowering_a_limit_stops_nothing_and_raising_it_lets_more_start(connectio
 @pytest.mark.parametrize("owner", ["queue", "task"])
 def test_under_strict_a_key_waits_for_its_head_that_is_tried_again(connection: Connection, owner: str) -> None:
     """Other keys go on; when it is due, it comes before all others of its key. The limits of a queue and of a task say so alike."""
-    head = make_job(connection, concurrency_key="a", attempt=1, run_at=HOUR)
+    head = make_job(connection, concurrency_key="a", claims=1, run_at=HOUR)
     fill(connection, 2, "a", priority=9)
     (other,) = fill(connection, 1, "b")
     limit(connection, "a_task" if owner == "task" else "default", owner=owner, key_running=1, strict=True)
@@ -460,11 +462,58 @@ def test_under_strict_a_key_waits_for_its_head_that_is_tried_again(connection: C
     assert ids(claimant.claim() or claimant.claim()) == [head]  # the first may only find that it is due
 
 
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Rescued(ERROR), RateLimited(60.0),
+        *nightly(Released(), Released(started=True), Released(60.0), Snooze(0), Snooze(60.0)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_under_strict_a_job_that_comes_back_without_an_attempt_goes_first_in_its_key(
+    connection: Connection, outcome: Outcome
+) -> None:
+    """Its worker died or was stopped, it was snoozed, or the other side said 429: nothing of its key passes it, however long it waits."""
+    head, _ = fill(connection, 2, "a")
+    limit(connection, key_running=1, strict=True)
+    claimant = Claimant(connection)
+    assert ids(claimant.claim()) == [head]
+    connection.execute(update(TABLE).where(TABLE.c.id == head).values(lease_expires_at=text("now()")))
+
+    default_store.apply(connection, [change(connection, head, outcome)])
+    fill(connection, 1, "a", priority=9)
+
+    if isinstance(outcome, RateLimited) or getattr(outcome, "seconds", 0):
+        assert claimant.claim() == []
+        connection.execute(update(TABLE).where(TABLE.c.id == head).values(run_at=text("now()")))
+        connection.execute(delete(LimitState))
+    assert ids(claimant.claim() or claimant.claim()) == [head]  # the first may only find that it is due
+
+
+def test_under_strict_a_job_that_became_due_goes_before_those_that_were_enqueued_after(connection: Connection) -> None:
+    """It was enqueued for later, and no worker has looked since its time came."""
+    head = make_job(connection, concurrency_key="a", created_at=-HOUR * 2, run_at=-HOUR)
+    (behind,) = fill(connection, 1, "a")
+    limit(connection, key_running=1, strict=True)
+
+    assert ids(serve(Claimant(connection), 10, 3)) == [head, behind]
+
+
+def test_the_strict_order_of_a_task_holds_over_all_queues(connection: Connection) -> None:
+    """A job that was begun and waits in one queue keeps those of its key waiting in another."""
+    head = make_job(connection, concurrency_key="a", claims=1, queue="other")
+    (behind,) = fill(connection, 1, "a")
+    limit(connection, "a_task", owner="task", key_running=1, strict=True)
+
+    assert Claimant(connection).claim() == []
+    assert ids(serve(Claimant(connection, "default", "other"), 10, 3)) == [head, behind]
+
+
 @pytest.mark.parametrize("owner", ["queue", "task"])
 def test_strict_is_for_keys_and_not_for_jobs_without_one(connection: Connection, owner: str) -> None:
     """Those of a limited task go on, while one of them waits to be tried again; also where they were put aside."""
     group = f"{TASK_GROUP}few"
-    make_job(connection, concurrency_key=group, task="few", attempt=1, run_at=HOUR)
+    make_job(connection, concurrency_key=group, task="few", claims=1, run_at=HOUR)
     (behind,) = fill(connection, 1, group, task="few")
     limit(connection, "few", owner="task", running=5)
     limit(connection, "few" if owner == "task" else "default", owner=owner, strict=True)
@@ -474,7 +523,7 @@ def test_strict_is_for_keys_and_not_for_jobs_without_one(connection: Connection,
 
 def test_without_strict_a_key_goes_on_while_a_job_waits_to_be_tried_again(connection: Connection) -> None:
     """The next one of the key takes its place."""
-    make_job(connection, concurrency_key="a", attempt=1, run_at=HOUR)
+    make_job(connection, concurrency_key="a", claims=1, run_at=HOUR)
     (behind,) = fill(connection, 1, "a")
     limit(connection, key_running=1)
 

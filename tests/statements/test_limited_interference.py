@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, select, text
 
+from sa_jobqueue import Job
 from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.statements import release_jobs
 from tests.support.factory import TABLE, make_job, wait_until_blocked_by
 from tests.support.limits import Claimant, fill, key, limit, rate
+from tests.support.nightly import nightly
 
 #: The claim with this opener waits for the lock of this number once it has read what is said of the queue.
 SLOW, LOCK = 7, 42
@@ -150,6 +153,42 @@ def test_a_claim_that_leaves_a_job_because_it_may_be_of_a_savepoint_asks_for_ano
         two.commit()
         assert [job.id for job in claimant.claim_once(1)] == young
         assert [job.id for job in claimant.claim_once(1)] == later
+
+
+@pytest.mark.parametrize("owner", ["queue", *nightly("task")])
+def test_under_strict_a_key_waits_for_its_first_job_while_that_is_locked(
+    connection: Connection, other: Connection, owner: str
+) -> None:
+    """Others go on: keys, and jobs of the key whose task is not strict. A second look comes soon, for nothing tells of the lock's end."""
+    (of_other_task,) = fill(connection, 1, "a", task="loose")
+    first, second = fill(connection, 2, "a", priority=5)
+    (of_other_key,) = fill(connection, 1, "b")
+    limit(connection, "a_task" if owner == "task" else "default", owner=owner, key_running=3, strict=True)
+    connection.commit()
+    other.execute(select(TABLE.c.id).where(TABLE.c.id == first).with_for_update())
+    claimant = Claimant(connection)
+
+    went_on = [of_other_task, of_other_key] if owner == "task" else [of_other_key]
+    assert sorted(job.id for one in (1, 10) for job in claimant.claim(one)) == went_on
+    assert claimant.claim() == []
+    assert 0 < (claimant.state.rate_in or 0) <= 0.1
+    other.rollback()
+    assert [job.id for job in claimant.claim()][:2] == [first, second]
+
+
+def test_under_strict_a_job_that_comes_back_while_a_claim_goes_on_is_not_passed(slow: Engine) -> None:
+    """That claim cannot see it, and takes nothing of its key."""
+    with slow.begin() as setup:
+        (first, _) = fill(setup, 2, "a")
+        limit(setup, key_running=1, strict=True)
+        assert [job.id for job in Claimant(setup).claim(1)] == [first]
+
+    with meanwhile(slow) as (other, jobs):
+        other.execute(release_jobs(Job.id == first))
+
+    assert jobs == []
+    with slow.begin() as connection:
+        assert [job.id for job in Claimant(connection).claim(10)] == [first]
 
 
 def test_a_running_job_that_is_locked_is_not_waited_for_where_it_is_to_be_cancelled(

@@ -197,7 +197,7 @@ def test_a_rate_of_one_key_goes_before_that_of_each(connection: Connection) -> N
 def test_a_strict_key_waits_for_its_job_that_is_tried_again(connection: Connection) -> None:
     """That job itself waits for its own time, and a key without such a job for nothing."""
     connection.execute(set_limit("sync", strict=True))
-    retried = waiting(connection, concurrency_key="42", attempt=1, run_at=timedelta(minutes=5))
+    retried = waiting(connection, concurrency_key="42", claims=1, run_at=timedelta(minutes=5))
     job, other = waiting(connection, concurrency_key="42"), waiting(connection, concurrency_key="43")
     (reason,) = reasons(connection, job)
     assert (reason.what, reason.key, list(reason.job_ids or ())) == ("strict", "42", [retried])
@@ -214,8 +214,8 @@ def test_a_strict_key_waits_for_its_job_that_is_tried_again(connection: Connecti
 def test_a_strict_task_says_so_of_its_own_jobs(connection: Connection) -> None:
     """Those of other tasks of the key do not wait."""
     connection.execute(set_limit("a_task", owner="task", strict=True))
-    retried = waiting(connection, concurrency_key="42", attempt=1, run_at=timedelta(minutes=5))
-    waiting(connection, concurrency_key="43", task="b_task", attempt=1, run_at=timedelta(minutes=5))
+    retried = waiting(connection, concurrency_key="42", claims=1, run_at=timedelta(minutes=5))
+    waiting(connection, concurrency_key="43", task="b_task", claims=1, run_at=timedelta(minutes=5))
     job, other = waiting(connection, concurrency_key="42"), waiting(connection, concurrency_key="43")
     (reason,) = reasons(connection, job)
     assert (*reason[:4], list(reason.job_ids or ())) == (*TASK, "42", "strict", [retried])

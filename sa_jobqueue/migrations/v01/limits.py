@@ -108,10 +108,10 @@ UP = (
     CREATE INDEX job_key_later_idx ON {schema}.job (queue, run_at, id)
     WHERE concurrency_key IS NOT NULL AND status = 'queued' AND run_at > GREATEST(created_at, ready_at)
     """,
-    # Those that run, or ran and wait to be tried again: the jobs that may have a key's permits. Of those that wait there may be many.
+    # Those that run, or were claimed before and wait again: the jobs that may have a key's permits. Of those that wait there may be many.
     """
     CREATE INDEX job_key_begun_idx ON {schema}.job (concurrency_key, (status <> 'queued'), id)
-    WHERE concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND attempt > 0))
+    WHERE concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND claims > 0))
     """,
     # A claim that knows other limits than there are ends with this error; the worker reads them, and claims again.
     """

@@ -154,7 +154,7 @@ FROM (
         FROM sa_jobqueue.job
         WHERE sa_jobqueue.job.concurrency_key = scope.key
         AND sa_jobqueue.job.concurrency_key IS NOT NULL
-        AND (sa_jobqueue.job.status = 'running' OR sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.attempt > 0)
+        AND (sa_jobqueue.job.status = 'running' OR sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.claims > 0)
         AND sa_jobqueue.job.status != 'running'
         AND sa_jobqueue.job.run_at > greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at)
         AND CASE WHEN (scope.owner = 'queue') THEN sa_jobqueue.job.queue = scope.name ELSE sa_jobqueue.job.task = scope.name END
@@ -210,7 +210,7 @@ FROM (
         WHERE (sa_jobqueue.job.concurrency_key, sa_jobqueue.job.status != 'queued', sa_jobqueue.job.id) >= (scope.key, true, 0)
         AND sa_jobqueue.job.concurrency_key <= scope.key
         AND sa_jobqueue.job.concurrency_key IS NOT NULL
-        AND (sa_jobqueue.job.status = 'running' OR sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.attempt > 0)
+        AND (sa_jobqueue.job.status = 'running' OR sa_jobqueue.job.status = 'queued' AND sa_jobqueue.job.claims > 0)
         AND CASE WHEN (scope.owner = 'queue') THEN sa_jobqueue.job.queue = scope.name ELSE sa_jobqueue.job.task = scope.name END
     ) AS these ON true
     WHERE scope.key IS NOT NULL

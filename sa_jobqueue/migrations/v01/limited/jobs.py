@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import BEGUN_AND_READY, FREE, OF_JOB, READY, TURN
+from .texts import BEGUN_AND_READY, FREE, OF_JOB, READY, TURN, inside
 
 __all__ = ["ASKED", "FOUND", "TAKEN"]
 
@@ -21,6 +21,45 @@ SELECT array_agg(greatest(least(w.room, w.units, w.weight * quantum - CASE WHEN 
 INTO asked FROM unnest(weights, rooms, key_units) WITH ORDINALITY AS w (weight, room, units, number);
 """.strip()
 
+# Under strict, the jobs of a key up to the first that is not among them: another transaction has locked it, this claim cannot see it yet, or
+# the worker skips it. Those behind it wait, and nothing tells when it is free: so the next claim looks soon.
+IN_ORDER = f"""
+SELECT array_agg(j.id ORDER BY j.number) FILTER (WHERE j.goes) AS ids, array_agg(j.place ORDER BY j.number) FILTER (WHERE j.goes) AS places,
+    array_agg(j.task ORDER BY j.number) FILTER (WHERE j.goes) AS tasks, array_agg(j.units ORDER BY j.number) FILTER (WHERE j.goes) AS units,
+    array_agg(j.sure ORDER BY j.number) FILTER (WHERE j.goes) AS sures, array_agg(DISTINCT j.place) FILTER (WHERE NOT j.goes) AS closed
+INTO answer FROM (
+    SELECT f.*, NOT f.is_ordered OR bool_and((f.id = first.ids[f.rank]) IS TRUE) OVER (PARTITION BY f.place, f.is_ordered ORDER BY f.rank) AS goes
+    FROM (
+        SELECT f.*, row_number() OVER (PARTITION BY f.place, f.is_ordered ORDER BY f.number) AS rank FROM (
+            SELECT f.*, keys[f.place] >= chr(2) COLLATE "C" AND (rule."strict" IS TRUE OR f.task = ANY (strict_tasks)) AS is_ordered
+            FROM unnest(ids, places, tasks, units, sures) WITH ORDINALITY AS f (id, place, task, units, sure, number)) AS f) AS f
+    LEFT JOIN (
+        SELECT p.place, ARRAY (
+            SELECT * FROM (
+                SELECT job.id FROM {{schema}}.job
+                WHERE job.concurrency_key = keys[p.place] AND {BEGUN_AND_READY} AND job.queue = this
+                    AND (rule."strict" IS TRUE OR job.task = ANY (strict_tasks)) AND job.id <> ALL (picked)
+                ORDER BY (job.id + 0) LIMIT p.number) AS begun
+            UNION ALL
+            SELECT * FROM (
+                SELECT job.id FROM {{schema}}.job
+                WHERE job.queue = this AND job.concurrency_key = keys[p.place]
+                    AND ((- job.priority), job.run_at, job.id) >= (priorities[p.place], times[p.place], firsts[p.place])
+                    AND {READY} AND job.claims = 0 AND (rule."strict" IS TRUE OR job.task = ANY (strict_tasks)) AND job.id <> ALL (picked)
+                ORDER BY job.concurrency_key, {TURN} LIMIT p.number) AS with_key) AS ids
+        FROM (SELECT f.place, count(*) AS number FROM unnest(places) AS f (place) GROUP BY f.place) AS p) AS first ON first.place = f.place) AS j;
+IF answer.closed IS NOT NULL THEN
+    rate_at := least(rate_at, clock + interval '0.1 seconds');
+    ids := answer.ids; places := answer.places; tasks := answer.tasks; units := answer.units; sures := answer.sures;
+    all_sure := true = ALL (sures);
+    FOR n IN 1 .. cardinality(keys) LOOP
+        limits[n] := CASE WHEN n = ANY (answer.closed) THEN 0 ELSE limits[n] END;
+        rooms[n] := CASE WHEN ids IS NULL THEN limits[n] - taken[n] ELSE rooms[n] END;
+    END LOOP;
+    CONTINUE WHEN ids IS NULL;
+END IF;
+""".strip()
+
 FOUND = f"""
 SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units), bool_and(d.sure), array_agg(d.sure)
 INTO ids, places, tasks, units, all_sure, sures FROM (
@@ -36,7 +75,7 @@ INTO ids, places, tasks, units, all_sure, sures FROM (
         SELECT * FROM (
             SELECT {OF_JOB} FROM {{schema}}.job
             WHERE job.queue = this AND job.concurrency_key = c.key AND ((- job.priority), job.run_at, job.id) >= (c.priority, c.time, c.first)
-                AND {READY} AND NOT (is_strict AND job.attempt > 0)
+                AND {READY} AND NOT (is_strict AND job.claims > 0)
                 AND {FREE}
             ORDER BY job.concurrency_key, {TURN} LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
         UNION ALL
@@ -49,6 +88,9 @@ INTO ids, places, tasks, units, all_sure, sures FROM (
             LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key
         LIMIT c.most) AS d
     LIMIT room) AS d;
+IF is_strict AND ids IS NOT NULL THEN
+    {inside(IN_ORDER, 4)}
+END IF;
 IF NOT all_sure THEN
     -- The next claim sees whether they are there. What is behind them in their key waits with them.
     again := true;

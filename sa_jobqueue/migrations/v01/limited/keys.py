@@ -106,9 +106,9 @@ SELECT array_agg(r.room) AS rooms, array_agg(r.units) AS units,
 INTO answer FROM (
     SELECT c.number, c.running <= n.runs AS full, n.lowest, s.free_at, CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END AS lowest_id,
         CASE WHEN s.blocked_until > clock
-                -- A job that waits to be tried again keeps its key closed.
-                OR rule."strict" AND c.key >= chr(2) COLLATE "C" AND EXISTS (SELECT FROM {{schema}}.job
-                    WHERE job.concurrency_key = c.key AND {BEGUN_AND_LATER} AND job.queue = this) THEN 0
+                -- A job that waits to be tried again keeps its key closed, and so does one that is due and not yet among the ready ones.
+                OR rule."strict" AND c.key >= chr(2) COLLATE "C" AND (c.key = ANY (late_keys) OR EXISTS (SELECT FROM {{schema}}.job
+                    WHERE job.concurrency_key = c.key AND {BEGUN_AND_LATER} AND job.queue = this)) THEN 0
             WHEN c.running IS NULL THEN 1000000 ELSE greatest(c.running - n.runs, 0) END AS room,
         {{schema}}.rate_room(s.free_at, clock, c.count, c.seconds, c.burst) AS units,
         greatest(s.blocked_until, {next_at("s", "c.")}) AS again_at

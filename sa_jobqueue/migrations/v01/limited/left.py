@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import BEGUN_AND_LATER, READY, needed_at, running_of_key
+from .texts import BEGUN_AND_LATER_OR_ELSEWHERE, READY, needed_at, running_of_key
 
 __all__ = ["LEFT", "WAITING"]
 
@@ -53,8 +53,8 @@ said AS (
         c.key = '' AND l.name IS NOT NULL AND EXISTS (SELECT FROM {{schema}}.job
             WHERE job.queue = this AND job.concurrency_key = chr(1) || c.task AND {READY}) AS is_behind,
         CASE WHEN c.is_key AND s.blocked_until > clock OR o.paused_at IS NOT NULL
-                OR l."strict" AND c.is_key AND EXISTS (SELECT FROM {{schema}}.job
-                    WHERE job.concurrency_key = c.key AND {BEGUN_AND_LATER} AND job.task = c.task) THEN 0
+                OR l."strict" AND c.is_key AND (c.key = ANY (late_keys) OR EXISTS (SELECT FROM {{schema}}.job
+                    WHERE job.concurrency_key = c.key AND {BEGUN_AND_LATER_OR_ELSEWHERE} AND job.task = c.task)) THEN 0
             WHEN c.is_key AND coalesce(o.running, l.key_running) IS NOT NULL THEN
                 greatest(coalesce(o.running, l.key_running) - (SELECT count(*) FROM {{schema}}.job WHERE {running_of_key('c.key')} AND job.task = c.task)
                     - (SELECT count(*) FROM unnest(all_keys, all_tasks) AS g (key, task) WHERE g.key = c.key AND g.task = c.task), 0)

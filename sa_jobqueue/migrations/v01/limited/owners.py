@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import HAS_STATES, next_at
+from .texts import HAS_STATES, LATER, next_at
 
 __all__ = ["LOCKS", "QUEUE", "TASKS"]
 
@@ -30,7 +30,7 @@ IF cardinality(limited_tasks) > 0 THEN
             WHERE l.owner = 'task' AND l.name = ANY (limited_tasks) AND l.running IS NOT NULL)
         GROUP BY job.task)
     SELECT coalesce(array_agg(t.name), '{{{{}}}}') AS names, array_agg(t.room) AS rooms, array_agg(t.units) AS units, array_agg(t.free_at) AS frees,
-        coalesce(bool_or(t.by_key), false) AS by_key, coalesce(bool_or(t.is_strict), false) AS is_strict, min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
+        coalesce(bool_or(t.by_key), false) AS by_key, coalesce(array_agg(t.name) FILTER (WHERE t.is_strict), '{{{{}}}}') AS stricts, min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
         coalesce(bool_or(t.room <= 0 AND NOT t.is_paused), false) AS full
     INTO answer FROM (
         SELECT l.name, l.key_running IS NOT NULL OR l.key_rate_count IS NOT NULL
@@ -45,7 +45,7 @@ IF cardinality(limited_tasks) > 0 THEN
             ON s.owner = 'task' AND s.name = l.name AND s.key = ''
         LEFT JOIN runs AS r ON r.task = l.name
         WHERE l.owner = 'task' AND l.name = ANY (limited_tasks)) AS t;
-    task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; task_frees := answer.frees; by_key := answer.by_key; by_strict := answer.is_strict; tasks_at := answer.again_at;
+    task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; task_frees := answer.frees; by_key := answer.by_key; strict_tasks := answer.stricts; tasks_at := answer.again_at;
     any_permit := answer.full;
 END IF;
 """.strip()
@@ -54,7 +54,9 @@ END IF;
 QUEUE = f"""
 SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
 SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
-is_strict := by_strict OR coalesce(rule."strict", false);
+is_strict := coalesce(rule."strict", false) OR cardinality(strict_tasks) > 0;
+late_keys := CASE WHEN is_strict THEN ARRAY (SELECT DISTINCT job.concurrency_key FROM {{schema}}.job
+    WHERE job.queue = this AND {LATER} AND job.run_at <= clock) END;
 has_keys := EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
 has_states := {HAS_STATES};
 alike := NOT (has_keys OR has_states OR cardinality(limited_tasks) > 0 OR coalesce(rule.key_running IS NOT NULL

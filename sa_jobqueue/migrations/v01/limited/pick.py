@@ -39,10 +39,10 @@ PICK = f"""
         clock timestamptz;
         -- The limited tasks, side by side: what they may start, in all queues together.
         task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; task_frees timestamptz[];
-        by_key boolean := false; by_strict boolean := false; drops boolean; any_permit boolean := false; tasks_at timestamptz;
+        by_key boolean := false; strict_tasks text[] := '{{{{}}}}'; drops boolean; any_permit boolean := false; tasks_at timestamptz;
         -- The queue: its limits, and what they leave.
         this text; rule record; state record; room integer; units_left integer; lowest bigint; is_strict boolean;
-        has_keys boolean; has_states boolean; alike boolean;
+        has_keys boolean; has_states boolean; alike boolean; late_keys text[];
         -- Where the walk is.
         cursor_key text; inclusive boolean; from_key text; second_half boolean; circled boolean; bound integer; visits integer;
         visited text; seen text[];

@@ -7,6 +7,7 @@ from textwrap import indent
 __all__ = [
     "BEGUN",
     "BEGUN_AND_LATER",
+    "BEGUN_AND_LATER_OR_ELSEWHERE",
     "BEGUN_AND_READY",
     "FREE",
     "HAS_STATES",
@@ -27,11 +28,13 @@ READY = (
 LATER = (
     "job.concurrency_key IS NOT NULL AND job.status = 'queued' AND job.run_at > GREATEST(job.created_at, job.ready_at)"
 )
-BEGUN = "job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.attempt > 0))"
+BEGUN = "job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.claims > 0))"
 TURN = "(- job.priority), job.run_at, job.id"
 # Said so that only the index of the condition can be used, not that of the ready jobs.
 BEGUN_AND_READY = f"{BEGUN} AND job.status <> 'running' AND NOT job.run_at > GREATEST(job.created_at, job.ready_at)"
-BEGUN_AND_LATER = f"{BEGUN} AND job.status <> 'running' AND NOT job.run_at <= GREATEST(job.created_at, job.ready_at)"
+_NOT_READY = "NOT job.run_at <= GREATEST(job.created_at, job.ready_at)"
+BEGUN_AND_LATER = f"{BEGUN} AND job.status <> 'running' AND {_NOT_READY}"
+BEGUN_AND_LATER_OR_ELSEWHERE = f"{BEGUN} AND job.status <> 'running' AND ({_NOT_READY} OR job.queue <> this)"
 # What the statement that calls the function can see, too. A job that was enqueued while this one waited for a lock is none of its rows.
 # Of the ages, those far below zero are of rows that are older than any transaction that goes on.
 FREE = (
