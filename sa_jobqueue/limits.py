@@ -44,13 +44,13 @@ MOST_JOBS = 1_000_000
 _HEAVIEST = 1_000
 #: The largest numbers of a rate, which PostgreSQL keeps as integers.
 _MOST_UNITS = 1_000_000_000
-#: The longest period of a rate, in seconds: a year.
-_LONGEST = 365.25 * 86_400
+#: The shortest and the longest period of a rate, in seconds: a microsecond, a year.
+_SHORTEST, _LONGEST = 0.000_001, 365.25 * 86_400
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """At most `count` starts in `per`, which is seconds or a timedelta, up to a year.
+    """At most `count` starts in `per`, which is seconds or a timedelta, from a microsecond to a year.
 
     They are spread evenly, by the generic cell rate algorithm (ITU-T I.371). `burst`: how many may start at once after a time in
     which none did; then the others follow one by one. So no window of the length `per` has more than `count + burst` starts.
@@ -67,8 +67,8 @@ class Rate:
         checked_number(self.count, "a rate's count", 1, _MOST_UNITS)
         checked_number(self.burst, "a rate's burst", 1, _MOST_UNITS)
         seconds = checked_duration(self.per, "a rate's per")
-        if not 0 < seconds <= _LONGEST:
-            raise OptionError(f"a rate's per must be more than 0 seconds and at most a year, not {self.per!r}")
+        if not _SHORTEST <= seconds <= _LONGEST:
+            raise OptionError(f"a rate's per must be from a microsecond to a year, not {self.per!r}")
         object.__setattr__(self, "per", seconds)
 
 

@@ -22,7 +22,7 @@ _OWNERS = "owner IN ('queue', 'task')"
 def _rate_check(table: str, prefix: str = "") -> CheckConstraint:
     count, seconds, burst = (f"{prefix}rate_{part}" for part in ("count", "seconds", "burst"))
     return CheckConstraint(
-        f"num_nulls({count}, {seconds}, {burst}) IN (0, 3) AND {count} >= 1 AND {seconds} > 0 AND {seconds} <= 31557600 AND {burst} >= 1",
+        f"num_nulls({count}, {seconds}, {burst}) IN (0, 3) AND {count} >= 1 AND {seconds} >= 0.000001 AND {seconds} <= 31557600 AND {burst} >= 1",
         name=f"{table}_{prefix}rate_check",
     )
 
@@ -119,6 +119,10 @@ class LimitState(Base):
     """When the rate would be as if nothing had started: the theoretical arrival time of the generic cell rate algorithm."""
     blocked_until: Mapped[datetime | None]
     """Until when nothing of it is started, because a handler has said so."""
+    owed_at: Mapped[datetime | None]
+    """When its rate last let something start."""
+    owed: Mapped[float | None]
+    """How many units of the rate's burst were used up then. So a state says something to another rate, too."""
     lowest_id: Mapped[int | None] = mapped_column(BigInteger)
     """No job of it with a lower id runs, as long as its limit has this `version`."""
     version: Mapped[int | None] = mapped_column(BigInteger)

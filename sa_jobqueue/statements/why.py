@@ -212,7 +212,7 @@ def _scopes(asked: CTE, limits: Table, keys: Table, states: Table) -> CTE:
         states.c.key == func.coalesce(scope.c.key, literal_column("''")),
     )
     return (
-        select(*scope.c, states.c.free_at, states.c.blocked_until)
+        select(*scope.c, states.c.free_at, states.c.owed_at, states.c.owed, states.c.blocked_until)
         .select_from(scope.outerjoin(states, kept))
         .cte("scope")
     )
@@ -258,13 +258,15 @@ def _behind_a_retry(table: Table, asked: CTE, scope: CTE) -> Select[Any]:
 def _too_fast(table: Table, asked: CTE, scope: CTE) -> Select[Any]:
     """A rate lets fewer units start now than the job has; one with more than its burst starts when the whole of it is free."""
     count, seconds, burst = (scope.c[name] for name in _RATE)
-    room = schema_function("rate_room", table.schema, scope.c.free_at, _NOW, count, seconds, burst, of=Integer())
-    needed = func.least(asked.c.units, burst)
-    until = in_seconds((needed - burst) * seconds / cast(count, Float(53)), after=scope.c.free_at)
+    state = (scope.c.free_at, scope.c.owed_at, scope.c.owed)
+    owed = schema_function("rate_owed", table.schema, *state, _NOW, count, seconds, of=Float(53))
+    # A millionth of a unit is nothing, as claims have it.
+    behind = owed + func.least(asked.c.units, burst) - burst
+    until = in_seconds(func.least(behind * seconds / cast(count, Float(53)), literal_column("1e10")), after=_NOW)
     return (
         _row(5, "rate", scope, limit=count, until=until, seconds=seconds)
         .select_from(scope.join(asked, true()))
-        .where(count.is_not(None), room < needed)
+        .where(count.is_not(None), behind > literal_column("0.000001"))
     )
 
 

@@ -387,7 +387,7 @@ class TestLeastPrivilege:
             ("pause_workflows", True, [path, seek], False),
             ("permits_freed", False, [path], True),
             ("pick_limited", False, [path, *scans, "jit=off", "plan_cache_mode=force_generic_plan"], True),
-            ("rate_room", False, None, True),
+            ("rate_owed", False, None, True),
             ("ready_keys", False, [path, "plan_cache_mode=force_generic_plan"], True),
             ("refuse_argument", False, None, True),
             ("resume_workflows", True, [path, seek], False),

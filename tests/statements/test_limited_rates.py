@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, select, text
 
 from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.statements import why_waiting
 from tests.support.factory import TABLE
 from tests.support.limits import LIMITS, Claimant, end, fill, key, limit, rate
 from tests.support.nightly import examples
@@ -33,7 +34,7 @@ class Model:
         return self.seconds / self.count
 
     def allows(self, now: float, units: int) -> bool:
-        """Jobs of more units than the burst start where all of that is free. `rate_room` adds a millionth of a unit before it rounds down."""
+        """Jobs of more units than the burst start where all of that is free. A millionth of a unit is nothing."""
         most = self.burst * self.step + self.step * 1e-6 + 1e-5
         return max(self.free_at - now, 0.0) + min(units, self.burst) * self.step <= most
 
@@ -60,7 +61,7 @@ def most_in_a_window(found: list[tuple[float, int]], seconds: float) -> int:
 def shift(connection: Connection, seconds: float) -> None:
     """Let this time pass, for the rates and the starts so far."""
     for statement in (
-        "UPDATE sa_jobqueue.limit_state SET free_at = free_at - :gone * interval '1 s'",
+        "UPDATE sa_jobqueue.limit_state SET free_at = free_at - :gone * interval '1 s', owed_at = owed_at - :gone * interval '1 s'",
         "UPDATE sa_jobqueue.job SET claimed_at = claimed_at - :gone * interval '1 s' WHERE claimed_at IS NOT NULL",
     ):
         connection.execute(text(statement), {"gone": seconds})
@@ -243,3 +244,51 @@ def test_a_rate_that_is_set_later_begins_anew(connection: Connection) -> None:
     assert claimant.claim(10) == []
     connection.execute(LIMITS.update().values(rate_count=None, rate_seconds=None, rate_burst=None))
     assert len(claimant.claim(10)) == 10
+
+
+#: Two of them in the run of each change, all in the nights.
+FEW = [place if place in ("queue", "key of a task") else pytest.param(place, marks=pytest.mark.nightly) for place in PLACES]
+
+
+@pytest.mark.parametrize("place", FEW)
+def test_a_raised_rate_holds_from_its_commit(connection: Connection, place: str) -> None:
+    """What the slow rate has let start counts against the new burst, and for no longer than the new rate says."""
+    set_rate(connection, place, 1, 30 * 86_400.0, 10)
+    fill(connection, 30, "a")
+    claimant = Claimant(connection)
+    assert len(claimant.claim(12)) == 10
+
+    set_rate(connection, place, 1, 3_600.0, 15)
+    assert len(claimant.claim(12)) == 5
+    assert claimant.claim(12) == []
+    assert claimant.state.rate_in is not None
+    assert 3_500 < claimant.state.rate_in <= 3_600
+    set_rate(connection, place, 1_000, 1.0, 100)
+    assert len(claimant.claim(12)) == 12
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((1, 31_557_600.0, 2**31 - 1), (1, 31_557_600.0, 2**31 - 1)),
+        ((1, 31_557_600.0, 2**31 - 1), (2**31 - 1, 0.000_001, 1)),
+        ((2**31 - 1, 0.000_001, 2**31 - 1), (1, 31_557_600.0, 1)),
+    ],
+)
+@pytest.mark.parametrize("place", FEW)
+def test_no_rate_and_no_state_of_one_stops_a_claim(
+    connection: Connection, place: str, before: tuple[int, float, int], after: tuple[int, float, int]
+) -> None:
+    """The slowest and the fastest that can be kept, one after the other, with the largest jobs and a clock that is set back by a century:
+    another queue's jobs are claimed, and the reasons of the waiting ones can be asked for.
+    """
+    fill(connection, 3, queue="other", task="other_task")
+    claimant = Claimant(connection, "default", "other")
+    for step, numbers in enumerate((before, before, after)):
+        set_rate(connection, place, *numbers)
+        (last, *_) = fill(connection, 20, "a", units=32_767)
+        jobs = claimant.claim({"default": 9, "other": 1})
+        assert "other" in {job.queue for job in jobs}
+        list(connection.execute(why_waiting(last + 19)))
+        if step:
+            shift(connection, -100 * 31_557_600.0)

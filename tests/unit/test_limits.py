@@ -47,8 +47,8 @@ def test_limits_are_values() -> None:
         (lambda: Rate(0), "a rate's count must be an integer from 1 to 1,000,000,000, not 0"),
         (lambda: Rate(True), "a rate's count must be an integer"),
         (lambda: Rate(1.5), "a rate's count must be an integer"),  # type: ignore[arg-type]
-        (lambda: Rate(1, per=0), "a rate's per must be more than 0 seconds and at most a year, not 0"),
-        (lambda: Rate(1, per=timedelta(days=367)), "a rate's per must be more than 0 seconds and at most a year"),
+        (lambda: Rate(1, per=0), "a rate's per must be from a microsecond to a year, not 0"),
+        (lambda: Rate(1, per=timedelta(days=367)), "a rate's per must be from a microsecond to a year"),
         (lambda: Rate(1, per="1s"), "a rate's per must be seconds or a timedelta, not '1s'"),  # type: ignore[arg-type]
         (lambda: Rate(1, burst=0), "a rate's burst must be an integer from 1"),
         (lambda: KeyLimits(running=0), "running must be an integer from 1 to 1,000,000, not 0; to start none, pause it"),

@@ -21,7 +21,7 @@ _CHECKS = """
         CONSTRAINT {table}_running_check CHECK (running >= 1),
         CONSTRAINT {table}_rate_check CHECK (
             num_nulls(rate_count, rate_seconds, rate_burst) IN (0, 3)
-            AND rate_count >= 1 AND rate_seconds > 0 AND rate_seconds <= 31557600 AND rate_burst >= 1),"""
+            AND rate_count >= 1 AND rate_seconds >= 0.000001 AND rate_seconds <= 31557600 AND rate_burst >= 1),"""
 
 UP = (
     # `owner`: "queue" or "task". `key_...`: what holds for each key, unless `job_key` says otherwise. `version` is a random number, new
@@ -50,7 +50,7 @@ UP = (
         CONSTRAINT job_limit_key_running_check CHECK (key_running >= 1),
         CONSTRAINT job_limit_key_rate_check CHECK (
             num_nulls(key_rate_count, key_rate_seconds, key_rate_burst) IN (0, 3)
-            AND key_rate_count >= 1 AND key_rate_seconds > 0 AND key_rate_seconds <= 31557600 AND key_rate_burst >= 1),
+            AND key_rate_count >= 1 AND key_rate_seconds >= 0.000001 AND key_rate_seconds <= 31557600 AND key_rate_burst >= 1),
         CONSTRAINT job_limit_when_full_check
             CHECK (when_full IN ('wait', 'drop_newest', 'replace_oldest_waiting', 'cancel_running')),
         CONSTRAINT job_limit_max_waiting_check CHECK (max_waiting BETWEEN 0 AND 1000000)
@@ -78,13 +78,16 @@ UP = (
         autovacuum_vacuum_threshold = 5000
     )
     """,
-    # What claims keep: `free_at`, when a rate would be as if nothing had started (the theoretical arrival time of GCRA); until when
+    # What claims keep: `free_at`, when a rate would be as if nothing had started (the theoretical arrival time of GCRA), and how many units
+    # it `owed` at the last start, by which another rate can read the state; until when
     # nothing starts, because the other side has said so; and an id below which no job of the owner runs, as long as its limit has this
     # `version`. `key` is '' for all of them.
     """
     CREATE TABLE {schema}.limit_state (
         free_at timestamptz,
         blocked_until timestamptz,
+        owed_at timestamptz,
+        owed double precision,
         lowest_id bigint,
         version bigint,
         owner text NOT NULL,

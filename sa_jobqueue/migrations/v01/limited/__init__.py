@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from .drop import DROP
 from .pick import PICK
-from .rates import PERMITS_FREED, RATE_ROOM
+from .rates import PERMITS_FREED, RATE_OWED
 from .ring import RING
 
 __all__ = ["DOWN", "UP"]
 
 UP = (
-    RATE_ROOM,
+    RATE_OWED,
     PERMITS_FREED,
     RING,
     DROP,
@@ -35,5 +35,5 @@ DOWN = (
     "DROP FUNCTION {schema}.drop_waiting(text, text, text, text, integer, bigint[])",
     "DROP FUNCTION {schema}.ready_keys(text, text, text, integer)",
     "DROP FUNCTION {schema}.permits_freed(integer)",
-    "DROP FUNCTION {schema}.rate_room(timestamptz, timestamptz, integer, double precision, integer)",
+    "DROP FUNCTION {schema}.rate_owed(timestamptz, timestamptz, double precision, timestamptz, integer, double precision)",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import READY, TURN, running_of_key
+from .texts import READY, TURN, owed_of, room_of, running_of_key
 
 __all__ = ["DROP"]
 
@@ -20,6 +20,7 @@ DROP = f"""
         most integer;
         is_group boolean := $4 < chr(2) COLLATE "C";
         is_full boolean;
+        clock timestamptz := clock_timestamp();
         reason text;
         dropped bigint[];
     BEGIN
@@ -27,7 +28,7 @@ DROP = f"""
             CASE WHEN is_group THEN l.rate_count ELSE coalesce(k.rate_count, l.key_rate_count) END AS rate_count,
             CASE WHEN is_group THEN l.rate_seconds WHEN k.rate_count IS NULL THEN l.key_rate_seconds ELSE k.rate_seconds END AS rate_seconds,
             CASE WHEN is_group THEN l.rate_burst WHEN k.rate_count IS NULL THEN l.key_rate_burst ELSE k.rate_burst END AS rate_burst,
-            s.free_at
+            s.free_at, s.owed_at, s.owed
         INTO rule FROM {{schema}}.job_limit AS l
         LEFT JOIN {{schema}}.job_key AS k ON k.owner = l.owner AND k.name = l.name AND k.key = $4
         LEFT JOIN {{schema}}.limit_state AS s ON s.owner = l.owner AND s.name = l.name AND s.key = CASE WHEN is_group THEN '' ELSE $4 END
@@ -43,7 +44,7 @@ DROP = f"""
                 AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END) + $5 >= rule.running;
         END IF;
         is_full := coalesce(is_full, false)
-            OR coalesce({{schema}}.rate_room(rule.free_at, clock_timestamp(), rule.rate_count, rule.rate_seconds, rule.rate_burst) <= $5, false);
+            OR coalesce({room_of(owed_of("rule", "rule.rate_count", "rule.rate_seconds"), "rule.rate_burst")} <= $5, false);
         IF NOT is_full AND rule.max_waiting IS NULL THEN
             RETURN;
         END IF;

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import BEGUN_AND_LATER, HAS_STATES, next_at, running_of_key
+from .texts import BEGUN_AND_LATER, HAS_STATES, next_at, owed_of, room_of, running_of_key
 
 __all__ = ["ALIKE", "LOCKED_KEYS", "NEXT_KEYS", "NOTED", "ROOMS"]
 
@@ -52,7 +52,7 @@ seen := CASE WHEN drops THEN seen || keys ELSE seen END;
 # Where nothing is said of any key, each may start as many as there is room for.
 ALIKE = """
 weights := array_fill(1, ARRAY[cardinality(keys)]); rooms := array_fill(1000000, ARRAY[cardinality(keys)]);
-limits := rooms; key_units := array_fill(NULL::integer, ARRAY[cardinality(keys)]); key_frees := NULL; lows := NULL;
+limits := rooms; key_units := array_fill(NULL::integer, ARRAY[cardinality(keys)]); key_owed := NULL; lows := NULL;
 has_rates := false; slow := false;
 """.strip()
 
@@ -101,27 +101,28 @@ began := clock_timestamp();
 has_states := {HAS_STATES};
 SELECT array_agg(r.room) AS rooms, array_agg(r.units) AS units,
     array_agg(r.lowest) AS lowest, array_agg(r.lowest_id) AS known_lowest,
-    array_agg(r.free_at) AS frees,
+    array_agg(r.owed) AS owed,
     coalesce(bool_or(r.full), false) AS full, min(r.again_at) FILTER (WHERE r.again_at > clock) AS again_at
 INTO answer FROM (
-    SELECT c.number, c.running <= n.runs AS full, n.lowest, s.free_at, CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END AS lowest_id,
+    SELECT c.number, c.running <= n.runs AS full, n.lowest, o.owed, CASE WHEN s.version = rule.version AND rule.key_running IS NOT NULL THEN s.lowest_id END AS lowest_id,
         CASE WHEN s.blocked_until > clock
                 -- A job that waits to be tried again keeps its key closed, and so does one that is due and not yet among the ready ones.
                 OR rule."strict" AND c.key >= chr(2) COLLATE "C" AND (c.key = ANY (late_keys) OR EXISTS (SELECT FROM {{schema}}.job
                     WHERE job.concurrency_key = c.key AND {BEGUN_AND_LATER} AND job.queue = this)) THEN 0
             WHEN c.running IS NULL THEN 1000000 ELSE greatest(c.running - n.runs, 0) END AS room,
-        {{schema}}.rate_room(s.free_at, clock, c.count, c.seconds, c.burst) AS units,
-        greatest(s.blocked_until, {next_at("s", "c.")}) AS again_at
+        {room_of("o.owed", "c.burst")} AS units,
+        greatest(s.blocked_until, {next_at("o.owed", "c.")}) AS again_at
     FROM unnest(keys, answer.running, answer.counts, answer.spans, answer.bursts) WITH ORDINALITY
         AS c (key, running, count, seconds, burst, number)
     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.limit_state AS s
         WHERE s.owner = 'queue' AND s.name = this AND s.key = c.key AND c.key <> '' AND has_states OFFSET 0) AS s ON true
+    CROSS JOIN LATERAL (SELECT {owed_of("s", "c.count", "c.seconds")} AS owed) AS o
     CROSS JOIN LATERAL (SELECT count(*) AS runs, min(o.id) AS lowest FROM (SELECT job.id FROM {{schema}}.job
         WHERE c.running IS NOT NULL AND job.queue = this AND {running_of_key("c.key", _LOWEST)}) AS o) AS n
     ORDER BY c.number) AS r;
 -- Behind the entries of jobs that are done, which an old snapshot keeps, it pays to note where those that run begin.
 slow := clock_timestamp() - began > interval '1 ms' + cardinality(keys) * interval '15 microseconds';
-rooms := answer.rooms; limits := rooms; key_units := answer.units; lows := answer.lowest; known_lows := answer.known_lowest; key_frees := answer.frees;
+rooms := answer.rooms; limits := rooms; key_units := answer.units; lows := answer.lowest; known_lows := answer.known_lowest; key_owed := answer.owed;
 permit := permit OR answer.full;
 rate_at := least(rate_at, answer.again_at);
 """.strip()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .texts import BEGUN_AND_LATER_OR_ELSEWHERE, READY, needed_at, running_of_key
+from .texts import BEGUN_AND_LATER_OR_ELSEWHERE, READY, needed_at, owed_of, room_of, running_of_key
 
 __all__ = ["LEFT", "WAITING"]
 
 _OF_KEY = needed_at(
-    free="key_frees[r.place]",
+    owed="key_owed[r.place]",
     step="r.key_step",
     burst="r.key_burst",
     used="(SELECT sum(g.units) FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key = r.key)",
@@ -15,7 +15,7 @@ _OF_KEY = needed_at(
     found="sum(r.units) OVER of_place",
 )
 _OF_KEY_AND_TASK = needed_at(
-    free="r.free_at",
+    owed="r.owed_of_key",
     step="r.step_of_key",
     burst="r.burst_of_key",
     used="(SELECT sum(g.units) FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)"
@@ -24,7 +24,7 @@ _OF_KEY_AND_TASK = needed_at(
     found="sum(r.units) OVER of_both",
 )
 _OF_TASK = needed_at(
-    free="task_frees[k.task_place]",
+    owed="task_owed[k.task_place]",
     step="k.step",
     burst="k.burst",
     used="(SELECT sum(g.units) FROM unnest(all_tasks, all_units) AS g (task, units) WHERE g.task = k.task)",
@@ -32,7 +32,7 @@ _OF_TASK = needed_at(
     found="sum(k.units) FILTER (WHERE k.key_goes) OVER of_task",
 )
 _OF_QUEUE = needed_at(
-    free="state.free_at",
+    owed="queue_owed",
     step="rule.rate_seconds / rule.rate_count",
     burst="rule.rate_burst",
     used="(SELECT sum(u) FROM unnest(of_units) AS u)",
@@ -59,17 +59,15 @@ said AS (
                 greatest(coalesce(o.running, l.key_running) - (SELECT count(*) FROM {{schema}}.job WHERE {running_of_key('c.key')} AND job.task = c.task)
                     - (SELECT count(*) FROM unnest(all_keys, all_tasks) AS g (key, task) WHERE g.key = c.key AND g.task = c.task), 0)
         END AS room_of_key,
-        coalesce(o.rate_burst, l.key_rate_burst) AS burst_of_key,
-        CASE WHEN c.is_key AND coalesce(o.rate_count, l.key_rate_count) IS NOT NULL THEN
-            {{schema}}.rate_room(s.free_at, clock, coalesce(o.rate_count, l.key_rate_count),
-                CASE WHEN o.rate_count IS NULL THEN l.key_rate_seconds ELSE o.rate_seconds END,
-                coalesce(o.rate_burst, l.key_rate_burst))
+        w.burst AS burst_of_key,
+        CASE WHEN c.is_key AND w.count IS NOT NULL THEN
+            {room_of("w.owed", "w.burst")}
             - (SELECT coalesce(sum(g.units), 0) FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)
                WHERE g.key = c.key AND g.task = c.task)::integer
         END AS units_of_key,
-        s.blocked_until, s.free_at, l.rate_seconds / l.rate_count AS step,
+        s.blocked_until, w.owed AS owed_of_key, l.rate_seconds / l.rate_count AS step,
         CASE WHEN own.rate_count IS NULL THEN rule.key_rate_seconds / rule.key_rate_count ELSE own.rate_seconds / own.rate_count END AS key_step,
-        CASE WHEN o.rate_count IS NULL THEN l.key_rate_seconds / l.key_rate_count ELSE o.rate_seconds / o.rate_count END AS step_of_key
+        w.seconds / w.count AS step_of_key
     FROM found AS c
     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_limit AS l
         WHERE l.owner = 'task' AND l.name = c.task AND c.task = ANY (limited_tasks) OFFSET 0) AS l ON true
@@ -77,6 +75,8 @@ said AS (
         WHERE o.owner = 'task' AND o.name = c.task AND o.key = c.key AND l.name IS NOT NULL OFFSET 0) AS o ON true
     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.limit_state AS s
         WHERE s.owner = 'task' AND s.name = c.task AND s.key = c.key AND c.key <> '' AND l.name IS NOT NULL OFFSET 0) AS s ON true
+    CROSS JOIN LATERAL (SELECT r.*, {owed_of("s", "r.count", "r.seconds")} AS owed FROM (SELECT coalesce(o.rate_count, l.key_rate_count) AS count,
+        CASE WHEN o.rate_count IS NULL THEN l.key_rate_seconds ELSE o.rate_seconds END AS seconds, coalesce(o.rate_burst, l.key_rate_burst) AS burst) AS r) AS w
     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS own
         WHERE own.owner = 'queue' AND own.name = this AND own.key = c.key AND has_rates OFFSET 0) AS own ON true),
 of_keys_limits AS (

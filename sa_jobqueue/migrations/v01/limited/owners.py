@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import HAS_STATES, LATER, next_at
+from .texts import HAS_STATES, LATER, next_at, owed_of, room_of
 
 __all__ = ["LOCKS", "QUEUE", "TASKS"]
 
@@ -29,7 +29,7 @@ IF cardinality(limited_tasks) > 0 THEN
         WHERE job.status = 'running' AND job.task = ANY (limited_tasks) AND EXISTS (SELECT FROM {{schema}}.job_limit AS l
             WHERE l.owner = 'task' AND l.name = ANY (limited_tasks) AND l.running IS NOT NULL)
         GROUP BY job.task)
-    SELECT coalesce(array_agg(t.name), '{{{{}}}}') AS names, array_agg(t.room) AS rooms, array_agg(t.units) AS units, array_agg(t.free_at) AS frees,
+    SELECT coalesce(array_agg(t.name), '{{{{}}}}') AS names, array_agg(t.room) AS rooms, array_agg(t.units) AS units, array_agg(t.owed) AS owed,
         coalesce(bool_or(t.by_key), false) AS by_key, coalesce(array_agg(t.name) FILTER (WHERE t.is_strict), '{{{{}}}}') AS stricts, min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
         coalesce(bool_or(t.room <= 0 AND NOT t.is_paused), false) AS full
     INTO answer FROM (
@@ -39,13 +39,14 @@ IF cardinality(limited_tasks) > 0 THEN
             l.paused_at IS NOT NULL AS is_paused, CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock THEN 0
                 WHEN l.running IS NULL THEN 1000000
                 ELSE greatest(l.running - coalesce(r.number, 0), 0) END AS room,
-            {{schema}}.rate_room(s.free_at, clock, l.rate_count, l.rate_seconds, l.rate_burst) AS units, s.free_at,
-            greatest(s.blocked_until, {next_at("s", "l.rate_")}) AS again_at
+            {room_of("o.owed", "l.rate_burst")} AS units, o.owed,
+            greatest(s.blocked_until, {next_at("o.owed", "l.rate_")}) AS again_at
         FROM {{schema}}.job_limit AS l LEFT JOIN {{schema}}.limit_state AS s
             ON s.owner = 'task' AND s.name = l.name AND s.key = ''
         LEFT JOIN runs AS r ON r.task = l.name
+        CROSS JOIN LATERAL (SELECT {owed_of('s', 'l.rate_count', 'l.rate_seconds')} AS owed) AS o
         WHERE l.owner = 'task' AND l.name = ANY (limited_tasks)) AS t;
-    task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; task_frees := answer.frees; by_key := answer.by_key; strict_tasks := answer.stricts; tasks_at := answer.again_at;
+    task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; task_owed := answer.owed; by_key := answer.by_key; strict_tasks := answer.stricts; tasks_at := answer.again_at;
     any_permit := answer.full;
 END IF;
 """.strip()
@@ -77,10 +78,11 @@ IF room > 0 AND rule.running IS NOT NULL THEN
     permit := permit OR room <= 0;
 END IF;
 IF room > 0 AND rule.rate_count IS NOT NULL THEN
-    units_left := {{schema}}.rate_room(state.free_at, clock, rule.rate_count, rule.rate_seconds, rule.rate_burst);
+    queue_owed := {owed_of('state', 'rule.rate_count', 'rule.rate_seconds')};
+    units_left := {room_of("queue_owed", "rule.rate_burst")};
     room := least(room, units_left);
     IF room <= 0 THEN
-        rate_at := least(rate_at, {next_at("state", "rule.rate_")});
+        rate_at := least(rate_at, {next_at("queue_owed", "rule.rate_")});
     END IF;
 END IF;
 """.strip()

@@ -38,17 +38,17 @@ PICK = f"""
         -- One time for all that is picked here, and for its claims.
         clock timestamptz;
         -- The limited tasks, side by side: what they may start, in all queues together.
-        task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; task_frees timestamptz[];
+        task_names text[] := '{{{{}}}}'; task_rooms integer[] := '{{{{}}}}'; task_units integer[] := '{{{{}}}}'; task_owed double precision[];
         by_key boolean := false; strict_tasks text[] := '{{{{}}}}'; drops boolean; any_permit boolean := false; tasks_at timestamptz;
         -- The queue: its limits, and what they leave.
-        this text; rule record; state record; room integer; units_left integer; lowest bigint; is_strict boolean;
+        this text; rule record; state record; room integer; units_left integer; queue_owed double precision; lowest bigint; is_strict boolean;
         has_keys boolean; has_states boolean; alike boolean; late_keys text[];
         -- Where the walk is.
         cursor_key text; inclusive boolean; from_key text; second_half boolean; circled boolean; bound integer; visits integer;
         visited text; seen text[];
         -- The keys that have a turn, side by side; the next three are of the first job of each.
         keys text[]; priorities smallint[]; times timestamptz[]; firsts bigint[]; weights integer[]; rooms integer[]; limits integer[];
-        key_units integer[]; key_frees timestamptz[]; asked integer[]; taken integer[]; lows bigint[]; known_lows bigint[];
+        key_units integer[]; key_owed double precision[]; asked integer[]; taken integer[]; lows bigint[]; known_lows bigint[];
         has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
         -- The jobs found for them, side by side, and the place of the first key that the queue's rate keeps waiting.
         ids bigint[]; places integer[]; tasks text[]; units integer[]; sures boolean[]; all_sure boolean; short integer;
@@ -72,7 +72,7 @@ PICK = f"""
             -- Whether the key at which the last claim stopped has turns left.
             inclusive := after_keys[place] IS NULL OR had_turns[place] > 0;
             stopped := cursor_key; turns := coalesce(had_turns[place], 0);
-            visits := 0; again := false; permit := any_permit; rate_at := tasks_at; next_at := NULL; units_left := NULL; lowest := NULL;
+            visits := 0; again := false; permit := any_permit; rate_at := tasks_at; next_at := NULL; units_left := NULL; queue_owed := NULL; lowest := NULL;
             circled := false; visited := NULL; short := NULL;
             picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; to_route := '{{{{}}}}'; skipped := '{{{{}}}}'; seen := '{{{{}}}}';
             {inside(QUEUE, 12)}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["PERMITS_FREED", "RATE_ROOM"]
+__all__ = ["PERMITS_FREED", "RATE_OWED"]
 
-# How many units may start now: the generic cell rate algorithm, `free_at` is its theoretical arrival time. NULL without a rate. It is
-# a plain expression, and inlined.
-RATE_ROOM = """
-    CREATE FUNCTION {schema}.rate_room(free_at timestamptz, clock timestamptz, count integer, seconds double precision, burst integer)
-    RETURNS integer LANGUAGE sql IMMUTABLE PARALLEL SAFE
-    RETURN floor(burst - greatest(extract(epoch FROM free_at - clock)::double precision, 0) * count / seconds + 0.000001)::integer
+# How many units of the burst are used up now: the generic cell rate algorithm, `free_at` is its theoretical arrival time. The state may be
+# of another rate. Its units count as if they had started at this one, and for no longer than they would have at the other one. So a change
+# never makes a job wait for the old rate's period. No state is 0 units, and no rate NULL. It is a plain expression, and inlined.
+RATE_OWED = """
+    CREATE FUNCTION {schema}.rate_owed(
+        free_at timestamptz, owed_at timestamptz, owed double precision, clock timestamptz, count integer, seconds double precision
+    ) RETURNS double precision LANGUAGE sql IMMUTABLE PARALLEL SAFE
+    RETURN greatest(least(
+        extract(epoch FROM free_at - clock)::double precision,
+        owed * seconds / count - extract(epoch FROM clock - owed_at)::double precision), 0) * count / seconds
     """
 
 # Permits of this worker's jobs are free again: those that wait for some are told at the commit. The gate's cell holds a second of the

@@ -15,9 +15,12 @@ __all__ = [
     "OF_JOB",
     "READY",
     "TURN",
+    "free_at",
     "inside",
     "needed_at",
     "next_at",
+    "owed_of",
+    "room_of",
     "running_of_key",
 ]
 
@@ -57,6 +60,11 @@ OF_JOB = f"job.id, job.task, coalesce(job.units, 1)::integer AS units, {SURE} AS
 HAS_STATES = "EXISTS (SELECT FROM {schema}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key > '')"
 
 
+def owed_of(state: str, count: str, seconds: str) -> str:
+    """How many units of this rate are used up."""
+    return f"{{schema}}.rate_owed({state}.free_at, {state}.owed_at, {state}.owed, clock, {count}, {seconds})"
+
+
 def inside(text: str, spaces: int) -> str:
     """A part of a function, to stand at `spaces` behind the margin."""
     return indent(text, " " * spaces).strip()
@@ -71,15 +79,30 @@ def running_of_key(key: str, lowest: str = "0") -> str:
     return f"{begin} AND job.concurrency_key <= {key} AND {BEGUN}"
 
 
-def next_at(state: str, limit: str) -> str:
+def free_at(owed: str, step: str) -> str:
+    """When a rate will be as if nothing had started: at most in 30,000 years, of which a time can still be written."""
+    return f"CASE WHEN {owed} IS NOT NULL THEN clock + least({owed} * ({step}), 1e12) * interval '1 second' END"
+
+
+def room_of(owed: str, burst: str) -> str:
+    """How many units a rate lets start, of whose burst `owed` units are used up. NULL without a rate."""
+    return f"CASE WHEN {owed} IS NOT NULL THEN floor({burst} - least({owed}, {burst}) + 0.000001)::integer END"
+
+
+def next_at(owed: str, limit: str) -> str:
     """When a rate would let the next unit start."""
-    return f"{state}.free_at - ({limit}burst - 1) * {limit}seconds / {limit}count * interval '1 second'"
+    return _later(f"{owed} + 1 - {limit}burst", f"{limit}seconds / {limit}count")
 
 
-def needed_at(*, free: str, step: str, burst: str, used: str, units: str, found: str) -> str:
+def needed_at(*, owed: str, step: str, burst: str, used: str, units: str, found: str) -> str:
     """When a rate would let these `units` of one job start, behind those that are `used` in this claim.
 
     `found`: the units of all jobs up to it that were found now. `step`: seconds for one unit.
     """
     behind = f"coalesce({used}, 0) + coalesce({found}, 0) - {units}"
-    return f"greatest({free}, clock) + ({behind} + least({units}, {burst}) - {burst}) * ({step}) * interval '1 second'"
+    return _later(f"{owed} + {behind} + least({units}, {burst}) - {burst}", step)
+
+
+def _later(units: str, step: str) -> str:
+    """When a rate has let so many `units` start; NULL without a rate. At most in 300 years, so that no number of units makes a claim fail."""
+    return f"CASE WHEN {step} IS NOT NULL THEN clock + greatest(least(({units}) * ({step}), 1e10), 0) * interval '1 second' END"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from .texts import LATER
+from .texts import LATER, free_at, owed_of
 
 __all__ = ["DROPPED", "GATE", "READIED", "SAID", "USED"]
+
+_OWED = "free_at = excluded.free_at, owed_at = excluded.owed_at, owed = excluded.owed"
 
 # fmt: off
 # Jobs that may not wait, in these keys and in the group of each task.
@@ -23,42 +25,40 @@ END IF;
 """.strip()
 
 # What rates were used, and the lowest id that may run.
-USED = """
+USED = f"""
 IF cardinality(picked) > 0 THEN
     IF rule.rate_count IS NOT NULL OR rule.running IS NOT NULL THEN
         lowest := least(lowest, (SELECT min(p) FROM unnest(picked) AS p));
-        INSERT INTO {schema}.limit_state AS s (owner, name, key, free_at, lowest_id, version)
-        SELECT 'queue', this, '', clock + (SELECT sum(u) FROM unnest(of_units) AS u) * (rule.rate_seconds / rule.rate_count) * interval '1 second',
+        queue_owed := queue_owed + (SELECT sum(u) FROM unnest(of_units) AS u);
+        INSERT INTO {{schema}}.limit_state AS s (owner, name, key, free_at, owed_at, owed, lowest_id, version)
+        SELECT 'queue', this, '', {free_at("queue_owed", "rule.rate_seconds / rule.rate_count")}, clock, queue_owed,
             CASE WHEN rule.running IS NOT NULL THEN lowest END, rule.version
         WHERE rule.rate_count IS NOT NULL OR state.lowest_id IS NULL OR lowest < state.lowest_id OR lowest > state.lowest_id + 10000
-        ON CONFLICT (owner, name, key) DO UPDATE SET lowest_id = excluded.lowest_id, version = excluded.version,
-            free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
+        ON CONFLICT (owner, name, key) DO UPDATE SET lowest_id = excluded.lowest_id, version = excluded.version, {_OWED};
     END IF;
-    IF cardinality(task_names) > 0 AND of_tasks && task_names THEN
-        INSERT INTO {schema}.limit_state AS s (owner, name, key, free_at)
-        SELECT 'task', l.name, '', clock + g.units * (l.rate_seconds / l.rate_count) * interval '1 second'
+    INSERT INTO {{schema}}.limit_state AS l (owner, name, key, free_at, owed_at, owed)
+    SELECT r.owner, r.name, r.key, {free_at("w.owed", "r.seconds / r.count")}, clock, w.owed FROM (
+        SELECT 'task' AS owner, l.name, '' AS key, g.units, l.rate_count AS count, l.rate_seconds AS seconds
         FROM (SELECT g.task, sum(g.units) AS units FROM unnest(of_tasks, of_units) AS g (task, units) GROUP BY g.task) AS g
-        JOIN {schema}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
-        WHERE l.rate_count IS NOT NULL
-        ORDER BY l.name
-        ON CONFLICT (owner, name, key) DO UPDATE SET free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
-    END IF;
-    INSERT INTO {schema}.limit_state AS s (owner, name, key, free_at)
-    SELECT r.owner, r.name, r.key, clock + r.units * r.step * interval '1 second' FROM (
-        SELECT 'queue' AS owner, this AS name, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds / rule.key_rate_count
-            ELSE k.rate_seconds / k.rate_count END AS step
-        FROM (SELECT g.key, sum(g.units) AS units FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key >= chr(2) COLLATE "C" GROUP BY g.key) AS g
-        LEFT JOIN LATERAL (SELECT * FROM {schema}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = g.key OFFSET 0) AS k ON true
+        JOIN {{schema}}.job_limit AS l ON l.owner = 'task' AND l.name = g.task AND g.task = ANY (task_names)
         UNION ALL
-        SELECT 'task', g.task, g.key, g.units, CASE WHEN k.rate_count IS NULL THEN l.key_rate_seconds / l.key_rate_count
-            ELSE k.rate_seconds / k.rate_count END
+        SELECT 'queue', this, g.key, g.units, coalesce(k.rate_count, rule.key_rate_count),
+            CASE WHEN k.rate_count IS NULL THEN rule.key_rate_seconds ELSE k.rate_seconds END
+        FROM (SELECT g.key, sum(g.units) AS units FROM unnest(of_keys, of_units) AS g (key, units) WHERE g.key >= chr(2) COLLATE "C" GROUP BY g.key) AS g
+        LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.key = g.key OFFSET 0) AS k ON true
+        UNION ALL
+        SELECT 'task', g.task, g.key, g.units, coalesce(k.rate_count, l.key_rate_count),
+            CASE WHEN k.rate_count IS NULL THEN l.key_rate_seconds ELSE k.rate_seconds END
         FROM (SELECT g.key, g.task, sum(g.units) AS units FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)
               WHERE g.key >= chr(2) COLLATE "C" AND g.task = ANY (task_names) GROUP BY g.key, g.task) AS g
-        JOIN {schema}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
-        LEFT JOIN LATERAL (SELECT * FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = g.task AND k.key = g.key OFFSET 0) AS k ON true) AS r
-    WHERE r.step IS NOT NULL
+        JOIN {{schema}}.job_limit AS l ON l.owner = 'task' AND l.name = g.task
+        LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS k WHERE k.owner = 'task' AND k.name = g.task AND k.key = g.key OFFSET 0) AS k ON true) AS r
+    LEFT JOIN LATERAL (SELECT * FROM {{schema}}.limit_state AS s
+        WHERE s.owner = r.owner AND s.name = r.name AND s.key = r.key OFFSET 0) AS s ON true
+    CROSS JOIN LATERAL (SELECT {owed_of("s", "r.count", "r.seconds")} + r.units AS owed) AS w
+    WHERE r.count IS NOT NULL
     ORDER BY 1, 2, 3
-    ON CONFLICT (owner, name, key) DO UPDATE SET free_at = greatest(s.free_at, clock) + (excluded.free_at - clock);
+    ON CONFLICT (owner, name, key) DO UPDATE SET {_OWED};
 END IF;
 """.strip()
 
