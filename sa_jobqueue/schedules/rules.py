@@ -142,11 +142,35 @@ class Cron:
         before = moment
         # In the hour that comes twice the library begins at its first coming, and in an hour that is skipped two times of the
         # day may fall together.
-        for local in CronSim(self._fields, moment.astimezone(_zone(self.timezone))):
+        for local in _Times(self._fields, moment.astimezone(_zone(self.timezone))):
             at = local.astimezone(UTC)
             if at > before:
                 yield at
                 before = at
+
+
+class _Times(CronSim):
+    """The times of an expression, also where a clock is not changed by an hour, or in the middle of one: the library's steps miss a time there."""
+
+    def advance_hour(self) -> bool:
+        """Go on to the begin of an hour that matches. Returns whether it went on."""
+        if self.dt.hour in self.hours:
+            return False
+        # Clocks are changed at quarters of an hour, on the Chatham Islands at 2:45.
+        step = 3_600 if self.dt.tzinfo in (None, UTC) else 900
+        while self.dt.hour not in self.hours:
+            self.tick(step - (60 * self.dt.minute + self.dt.second) % step)
+            if self.dt.hour == 0:  # the day may not match
+                break
+        return True
+
+    def advance_minute(self) -> bool:
+        """Go on to a minute of this hour that matches, or to the begin of the next hour. Returns whether it went on."""
+        if self.dt.minute in self.minutes:
+            return False
+        minute = min((one for one in self.minutes if one > self.dt.minute), default=60)
+        self.tick(60 * (minute - self.dt.minute) - self.dt.second)
+        return True
 
 
 Rule: TypeAlias = Every | Cron
@@ -185,6 +209,11 @@ def _parsed(text: str, timezone: str) -> Rule:
     words = text.split()
     if words[:1] == ["every"]:
         return _parsed_interval(text, words)
+    if len(words) == 6:  # some take the seconds first, others last
+        raise OptionError(
+            f"a schedule's rule must be {_EXAMPLE}, not {text!r}: it has six fields, and a cron expression has no seconds here; "
+            "every(...) takes seconds"
+        )
     zone = _zone(timezone)
     expression = " ".join(words)
     try:
