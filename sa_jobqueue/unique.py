@@ -52,7 +52,7 @@ class Unique:
 
     `on_clash`, what becomes of a job whose key is taken: "skip", it is written as cancelled, with `duplicate_of`; "replace", the
     same, and the job that holds the key takes over what `replace` names of its arguments, time and priority, if it is still
-    queued; "raise", the INSERT fails, as one does that breaks a unique constraint.
+    queued and of the same task; "raise", the INSERT fails, as one does that breaks a unique constraint.
 
     Raises OptionError for anything else.
     """

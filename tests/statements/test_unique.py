@@ -241,6 +241,16 @@ def test_a_replacing_duplicate_gives_the_queued_holder_what_it_names(connection:
         assert getattr(holder, name) == (value if name == what else getattr(before, name))
 
 
+def test_a_holder_of_another_task_is_not_replaced(connection: Connection) -> None:
+    """It would not understand the arguments. The duplicate is one all the same."""
+    connection.execute(insert(TABLE).values(task="a", args={"n": 1}, priority=1, uniqueness=of("k")))
+    rule = of("k", scope="queued", on_clash="replace")
+    connection.execute(insert(TABLE).values(task="b", args={"m": 2}, priority=9, uniqueness=rule))
+    holder, duplicate = connection.execute(select(TABLE).order_by(TABLE.c.id)).all()
+    assert (holder.args, holder.priority, holder.status) == ({"n": 1}, 1, "queued")
+    assert (duplicate.status, duplicate.duplicate_of) == ("cancelled", holder.id)
+
+
 def test_a_holder_that_is_locked_or_runs_is_not_replaced_nor_waited_for(
     connection: Connection, other: Connection
 ) -> None:

@@ -172,7 +172,8 @@ UP = (
         END LOOP;
         IF clash = 'replace' THEN
             BEGIN
-                -- Not one that is being claimed, or is locked by another, just now: it is not waited for.
+                -- Not one of another task, which would not understand these arguments. Nor one that is being claimed, or is locked by
+                -- another, just now: it is not waited for.
                 UPDATE {schema}.job AS job
                 SET args = CASE WHEN parts ? 'args' THEN NEW.args ELSE job.args END,
                     subject_type = CASE WHEN parts ? 'args' THEN NEW.subject_type ELSE job.subject_type END,
@@ -184,7 +185,7 @@ UP = (
                 WHERE job.id = (
                     SELECT waiting.id FROM {schema}.unique_key AS key
                     JOIN {schema}.job AS waiting ON waiting.id = key.job_id
-                    WHERE key.key = wanted AND waiting.status = 'queued'
+                    WHERE key.key = wanted AND waiting.status = 'queued' AND waiting.task = NEW.task
                     FOR NO KEY UPDATE OF waiting SKIP LOCKED
                 ) AND job.status = 'queued'
                 RETURNING job.id INTO held;
