@@ -38,10 +38,11 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..durations import Duration, seconds_of
 from ..errors import OptionError
 from ..lifecycle import HELD, JobStatus
-from ..models import GATE, TASK_GROUP, Job, JobMixin, checked_due, status_in
+from ..models import GATE, Job, JobMixin, checked_due, status_in
 from ..options import MAX_PRIORITY, checked_int, checked_name
 from ..payload import encode_plain
 from .admin import Criterion, Locked, check_chosen, check_locked, with_those_left
+from .limits import FIRST_KEY
 from .parts import in_seconds, lock_in_order, members, table_of
 from .unique import key_of
 
@@ -130,8 +131,7 @@ def _copied(table: Table, due: ColumnElement[Any]) -> dict[str, ColumnElement[An
     """What a copy's columns are made of, by name."""
     alike = ("task", "args", "queue", "meta", "priority", "max_attempts", "units", "subject_type", "subject_id")
     key, rule = table.c.concurrency_key, table.c.uniqueness
-    # Below are no keys of users: see TASK_GROUP.
-    own_key = case((key > literal_column(f"chr({ord(TASK_GROUP) + 1})"), key), else_=null())
+    own_key = case((key >= FIRST_KEY, key), else_=null())
     ours = frozenset(column.name for column in table_of(Job).c)
     own = {one.name: one for one in table.c if one.name not in ours and one.computed is None and one.identity is None}
     return {

@@ -33,7 +33,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from ..models import Job, JobMixin, LimitRow, LimitState
 from .ends import at_end
-from .limits import limits_nothing
+from .limits import FIRST_KEY, limits_nothing
 from .parts import array, in_seconds, rows, table_of
 
 __all__ = ["FIRST_STATE", "StateKey", "block", "forget_states", "limit_queues"]
@@ -65,10 +65,7 @@ def block(
     table, states = table_of(job), table_of(state)
     given = array("blocking_ids", ids, BigInteger())
     said = rows("said", id=given, seconds=array("blocking_seconds", seconds, Float(53)))
-    # Below are no keys of users: see TASK_GROUP.
-    key = case(
-        (table.c.concurrency_key > literal_column("chr(2)"), table.c.concurrency_key), else_=literal_column("''")
-    )
+    key = case((table.c.concurrency_key >= FIRST_KEY, table.c.concurrency_key), else_=literal_column("''"))
     of = (
         select(table.c.queue.label("name"), key.label("key"), func.max(said.c.seconds).label("seconds"))
         .select_from(table.join(said, said.c.id == table.c.id))

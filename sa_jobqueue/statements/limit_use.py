@@ -43,7 +43,7 @@ from ..models import TASK_GROUP, Job, JobMixin, KeyRow, LimitRow, LimitState
 from .claim import PRIORITIES
 from .depths import CAP
 from .ends import has_run_out, is_held
-from .limits import is_keyless, is_later, is_ready
+from .limits import FIRST_KEY, is_keyless, is_later, is_ready
 from .parts import array, epoch, rows, table_of
 
 __all__ = [
@@ -66,8 +66,6 @@ _NAMED, _MOST = 3, 100
 
 _ONE: ColumnElement[int] = literal_column("1", Integer)
 _QUEUE, _TASK = literal_column("'queue'", Text), literal_column("'task'", Text)
-#: All keys of users are behind it.
-_FIRST_KEY: ColumnElement[str] = literal_column(f"chr({ord(TASK_GROUP) + 1})", Text)
 
 
 def limits_said(*, limits: int = 1_000, limit: type[LimitRow] = LimitRow) -> Executable:
@@ -134,7 +132,7 @@ def running_of_tasks(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable
 def running_of_keys(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
     """A row per queue, task and key of running jobs: how many there are, `running`, among `cap` of all. The key is NULL where the jobs have none."""
     held = _held(table_of(job), cap)
-    key = case((held.c.key >= _FIRST_KEY, held.c.key)).label("key")
+    key = case((held.c.key >= FIRST_KEY, held.c.key)).label("key")
     return select(held.c.queue, held.c.task, key, func.count().label("running")).group_by(
         held.c.queue, held.c.task, key
     )
@@ -219,7 +217,7 @@ def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: 
         found = select(columns.concurrency_key.label("key")).where(is_ready(table), columns.queue == of.c.queue, after)
         return _in_turn(found, columns).limit(_ONE).correlate(of).lateral("next_key")
 
-    start = next_key(place, columns.concurrency_key >= _FIRST_KEY)
+    start = next_key(place, columns.concurrency_key >= FIRST_KEY)
     begin = select(place.c.queue, start.c.key, _ONE.label("number")).select_from(place.join(start, true()))
     ring = begin.cte("ring", recursive=True)
     following = next_key(ring, columns.concurrency_key > ring.c.key)
@@ -247,7 +245,7 @@ def stuck_permits(
     table = table_of(job)
     limits, keys = table_of(limit), table_of(limit_key)
     held = _held(table, cap)
-    given = case((held.c.key >= _FIRST_KEY, held.c.key))
+    given = case((held.c.key >= FIRST_KEY, held.c.key))
     scopes = union_all(
         _scope(held, _QUEUE, held.c.queue, null()),
         _scope(held, _TASK, held.c.task, null()),

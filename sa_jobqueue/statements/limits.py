@@ -29,10 +29,11 @@ from sqlalchemy import (
 
 from ..lifecycle import Event, sources
 from ..limits import Limits
-from ..models import Job, JobMixin, KeyRow, LimitRow, schema_function, status_in
+from ..models import TASK_GROUP, Job, JobMixin, KeyRow, LimitRow, schema_function, status_in
 from .parts import array, rows, table_of
 
 __all__ = [
+    "FIRST_KEY",
     "LIMITS_CHANGED",
     "is_keyless",
     "is_later",
@@ -43,6 +44,8 @@ __all__ = [
     "read_limits",
 ]
 
+#: All keys that users give begin here; below are those of limited tasks, see TASK_GROUP.
+FIRST_KEY: ColumnElement[str] = literal_column(f"chr({ord(TASK_GROUP) + 1})", Text)
 #: The SQLSTATE of a claim that does not know the limits that there are.
 LIMITS_CHANGED = "SJQ03"
 

@@ -42,7 +42,6 @@ from sqlalchemy.types import TypeEngine
 
 from ..lifecycle import LIVE, JobStatus
 from ..models import (
-    TASK_GROUP,
     Job,
     JobMixin,
     KeyRow,
@@ -55,6 +54,7 @@ from ..models import (
     status_literal,
 )
 from .beside import with_companions
+from .limits import FIRST_KEY
 from .parts import in_calendar, in_seconds, table_of
 
 __all__ = ["why_waiting"]
@@ -158,7 +158,7 @@ def _asked(table: Table, job_id: int) -> CTE:
             table.c.queue,
             table.c.task,
             table.c.run_at,
-            case((key > literal_column(f"chr({ord(TASK_GROUP) + 1})"), key)).label("key"),
+            case((key >= FIRST_KEY, key)).label("key"),
             func.coalesce(table.c.units, literal_column("1"), type_=Integer()).label("units"),
         )
         .where(table.c.id == bindparam("job_id", job_id, BigInteger), table.c.status == _QUEUED)

@@ -74,14 +74,15 @@ def counted(engine: Engine) -> Iterator[list[str]]:
 # ---- jobs that were rate limited
 
 
-def test_the_jobs_of_a_key_wait(connection: Connection) -> None:
-    """And no others: the queue has a key that waits, and no limit."""
-    one = make_job(connection, "running", queue="sync", concurrency_key="42", attempt=3)
-    same, other = (make_job(connection, queue="sync", concurrency_key=key) for key in ("42", "43"))
+@pytest.mark.parametrize("key", ["42", "\x02"])
+def test_the_jobs_of_a_key_wait(connection: Connection, key: str) -> None:
+    """And no others: the queue has a key that waits, and no limit. The lowest key that can be given is one, too."""
+    one = make_job(connection, "running", queue="sync", concurrency_key=key, attempt=3)
+    same, other = (make_job(connection, queue="sync", concurrency_key=key) for key in (key, "43"))
 
     assert apply(connection, one) == [Answer.APPLIED]
 
-    assert blocked(connection) == {("queue", "sync", "42"): 30}
+    assert blocked(connection) == {("queue", "sync", key): 30}
     assert limits(connection) == []
     job = row(connection, one)
     assert (job.status, job.attempt, job.errors) == (JobStatus.QUEUED, 2, [])

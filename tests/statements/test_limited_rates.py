@@ -247,7 +247,9 @@ def test_a_rate_that_is_set_later_begins_anew(connection: Connection) -> None:
 
 
 #: Two of them in the run of each change, all in the nights.
-FEW = [place if place in ("queue", "key of a task") else pytest.param(place, marks=pytest.mark.nightly) for place in PLACES]
+FEW = [
+    place if place in ("queue", "key of a task") else pytest.param(place, marks=pytest.mark.nightly) for place in PLACES
+]
 
 
 @pytest.mark.parametrize("place", FEW)

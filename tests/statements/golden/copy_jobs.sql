@@ -12,7 +12,7 @@ SELECT sa_jobqueue.job.task,
     sa_jobqueue.job.uniqueness - '{on_clash,replace,max_wait}'::text[] AS anon_2,
     CASE WHEN (sa_jobqueue.job.expires_at > sa_jobqueue.job.created_at) THEN now() + (sa_jobqueue.job.expires_at - sa_jobqueue.job.created_at) ELSE NULL END AS anon_3,
     CASE WHEN (sa_jobqueue.job.deadline_at > sa_jobqueue.job.created_at) THEN now() + (sa_jobqueue.job.deadline_at - sa_jobqueue.job.created_at) ELSE NULL END AS anon_4,
-    CASE WHEN (sa_jobqueue.job.concurrency_key > chr(2)) THEN sa_jobqueue.job.concurrency_key ELSE NULL END AS anon_5
+    CASE WHEN (sa_jobqueue.job.concurrency_key >= chr(2)) THEN sa_jobqueue.job.concurrency_key ELSE NULL END AS anon_5
 FROM sa_jobqueue.job
 WHERE sa_jobqueue.job.inputs IS NULL
 AND sa_jobqueue.job.task != '(gate)'

@@ -3,7 +3,7 @@ WITH asked AS (
         sa_jobqueue.job.queue AS queue,
         sa_jobqueue.job.task AS task,
         sa_jobqueue.job.run_at AS run_at,
-        CASE WHEN (sa_jobqueue.job.concurrency_key > chr(2)) THEN sa_jobqueue.job.concurrency_key END AS key,
+        CASE WHEN (sa_jobqueue.job.concurrency_key >= chr(2)) THEN sa_jobqueue.job.concurrency_key END AS key,
         coalesce(sa_jobqueue.job.units, 1) AS units
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.id = %(job_id)s::BIGINT
@@ -21,6 +21,8 @@ WITH asked AS (
         its_scope.pause_reason AS pause_reason,
         its_scope.strict AS strict,
         sa_jobqueue.limit_state.free_at AS free_at,
+        sa_jobqueue.limit_state.owed_at AS owed_at,
+        sa_jobqueue.limit_state.owed AS owed,
         sa_jobqueue.limit_state.blocked_until AS blocked_until
     FROM (
         SELECT its_owner.owner AS owner,
@@ -225,13 +227,13 @@ FROM (
         scope.rate_count AS "limit",
         CAST(NULL AS BIGINT) AS used,
         CAST(NULL AS BIGINT[]) AS job_ids,
-        CASE WHEN (scope.free_at + (((least(asked.units, scope.rate_burst) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53))) * interval '1 second' < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (scope.free_at + (((least(asked.units, scope.rate_burst) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53))) * interval '1 second' > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE scope.free_at + (((least(asked.units, scope.rate_burst) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53))) * interval '1 second' END AS until,
+        CASE WHEN (statement_timestamp() + least((((sa_jobqueue.rate_owed(scope.free_at, scope.owed_at, scope.owed, statement_timestamp(), scope.rate_count, scope.rate_seconds) + least(asked.units, scope.rate_burst)) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53)), 1e10) * interval '1 second' < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (statement_timestamp() + least((((sa_jobqueue.rate_owed(scope.free_at, scope.owed_at, scope.owed, statement_timestamp(), scope.rate_count, scope.rate_seconds) + least(asked.units, scope.rate_burst)) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53)), 1e10) * interval '1 second' > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE statement_timestamp() + least((((sa_jobqueue.rate_owed(scope.free_at, scope.owed_at, scope.owed, statement_timestamp(), scope.rate_count, scope.rate_seconds) + least(asked.units, scope.rate_burst)) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53)), 1e10) * interval '1 second' END AS until,
         scope.rate_seconds AS seconds,
         CAST(NULL AS TEXT) AS reason
     FROM scope
     JOIN asked ON true
     WHERE scope.rate_count IS NOT NULL
-    AND sa_jobqueue.rate_room(scope.free_at, statement_timestamp(), scope.rate_count, scope.rate_seconds, scope.rate_burst) < least(asked.units, scope.rate_burst)
+    AND (sa_jobqueue.rate_owed(scope.free_at, scope.owed_at, scope.owed, statement_timestamp(), scope.rate_count, scope.rate_seconds) + least(asked.units, scope.rate_burst)) - scope.rate_burst > 0.000001
     UNION ALL
     SELECT 6 AS place,
         CAST(NULL AS TEXT) AS owner,
