@@ -24,11 +24,12 @@ from sa_jobqueue.urls import masked
 from sa_jobqueue.words import age, duration, estimated, jobs_of
 
 if TYPE_CHECKING:  # a pipe needs no Rich
+    from rich.console import Console
     from rich.table import Table
 
 __all__ = [
-    "Column", "age", "cleaned", "duration", "estimated", "fitted", "in_terminal", "jobs_of", "last_part", "masked", "moment", "moment_said", "note",
-    "print_json", "print_table", "rate", "say", "watch_table",
+    "Column", "age", "cleaned", "duration", "estimated", "fitted", "jobs_of", "last_part", "masked", "moment", "moment_said", "note",
+    "print_json", "print_table", "rate", "say", "terminal", "watch_table",
 ]  # fmt: skip
 
 
@@ -65,12 +66,9 @@ def print_table(
     `narrow`: the columns and rows that say the same where the terminal has no room for these.
     """
     cells = [[cleaned(value) for value in row] for row in rows]
-    if not in_terminal(sys.stdout):
+    if (console := terminal(sys.stdout)) is None:
         sys.stdout.write(_plain(columns, cells))
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
     if narrow is not None and not _fits(columns, cells, console.width, 2 if rule else 1):
         columns = narrow[0]
         keeps = ["\n" if column.wrapped else "" for column in columns]
@@ -118,12 +116,10 @@ def watch_table(columns: Sequence[Column], look: Callable[[int], tuple[Rows, Seq
 
     `look` is told how many rows fit, and returns rows and styles. Raises ConfigurationError without a terminal.
     """
-    if not in_terminal(sys.stdout):
+    if (console := terminal(sys.stdout)) is None:
         raise ConfigurationError("--watch needs a terminal to write to")
-    from rich.console import Console
     from rich.live import Live
 
-    console = Console(highlight=False)
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             rows, styles = look(max(console.height - 3, 1))
@@ -171,33 +167,32 @@ def _encoded(value: object) -> str:
 
 def say(text: str, style: str = "", *, wrap: bool = False) -> None:
     """Print lines on stdout; in a terminal with a style, and with `wrap` broken between words."""
-    if not in_terminal(sys.stdout):
+    if (console := terminal(sys.stdout)) is None:
         sys.stdout.write(f"{text}\n")
         return
-    from rich.console import Console
     from rich.text import Text
 
-    Console(highlight=False).print(Text(text, style=style), soft_wrap=not wrap)
+    console.print(Text(text, style=style), soft_wrap=not wrap)
 
 
 def note(text: str) -> None:
     """Print a line on stderr that is no part of the result."""
-    if not in_terminal(sys.stderr):
+    if (console := terminal(sys.stderr)) is None:
         sys.stderr.write(f"{text}\n")
         return
-    from rich.console import Console
     from rich.text import Text
 
-    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text, style="dim"))
+    console.print(Text(text, style="dim"), soft_wrap=True)
 
 
-def in_terminal(stream: TextIO) -> bool:
-    """Whether a stream is a terminal, or is to be taken for one, as Rich says it; for most pipes it need not be asked."""
+def terminal(stream: TextIO) -> Console | None:
+    """Rich's console on a stream that is a terminal, or is to be taken for one; None for another, which needs no Rich."""
     if not stream.isatty() and {"FORCE_COLOR", "TTY_COMPATIBLE"}.isdisjoint(os.environ):
-        return False
+        return None
     from rich.console import Console
 
-    return Console(file=stream).is_terminal
+    console = Console(file=stream, highlight=False)
+    return console if console.is_terminal else None
 
 
 def cleaned(value: object, *, keep: str = "") -> str:

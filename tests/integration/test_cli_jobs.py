@@ -233,7 +233,7 @@ def test_in_a_terminal_a_list_fits_its_width(
 ) -> None:
     """Names are shortened, ids and times are not; each job stays one line."""
     monkeypatch.setattr(
-        printing, "Console", lambda **options: Console(**options, width=40, force_terminal=True, color_system=None)
+        printing, "terminal", lambda stream: Console(file=stream, width=40, force_terminal=True, color_system=None)
     )
     columns = [printing.Column("id", "right"), printing.Column("task", wide=True), printing.Column("when")]
     printing.print_table(columns, [(123456789, "a.very.long.name.of.a.task.that.does.not.fit", "3m ago")])

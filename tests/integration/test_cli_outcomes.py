@@ -104,7 +104,11 @@ def test_a_step_shows_when_it_began(url: str) -> None:
 @pytest.mark.usefixtures("counted")
 def test_the_table_fits_into_the_terminal(monkeypatch: pytest.MonkeyPatch, url: str, width: int, by: str) -> None:
     """At 80 columns without means and the highest quantile; no heading is cut."""
-    monkeypatch.setattr(printing, "Console", lambda **options: Console(**{**options, "force_terminal": True, "width": width, "color_system": None}))  # fmt: skip
+    monkeypatch.setattr(
+        printing,
+        "terminal",
+        lambda stream: Console(file=stream, highlight=False, force_terminal=True, width=width, color_system=None),
+    )
     lines = output("stats", "--since", "1h", "--by", by, url=url, env={"TERM": "xterm"}).splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in lines[0]
