@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, delete, select, text, update
@@ -19,7 +20,7 @@ from sa_jobqueue.outcomes import ErrorEntry, Outcome, RateLimited, Released, Res
 from sa_jobqueue.statements import pause, resume, set_limit
 from sa_jobqueue.store import ClaimRequest, KnownLimits, default_store, is_limits_changed
 from tests.support.factory import TABLE, change, make_job, wait_until_blocked_by
-from tests.support.limits import Claimant, end, fill, key, limit, no_limit
+from tests.support.limits import Claimant, end, fill, key, limit, no_limit, rate
 from tests.support.nightly import nightly
 
 HOUR = timedelta(hours=1)
@@ -237,21 +238,23 @@ def test_a_task_has_its_limit_over_all_queues(connection: Connection) -> None:
     assert running(connection, TABLE.c.task == "free") == 2  # the others wait behind one of their key
 
 
-def test_jobs_without_a_key_of_a_full_task_leave_the_way_of_others(connection: Connection) -> None:
-    """They wait in a group of their own, and come from there when there is room."""
-    waiting = fill(connection, 20, task="few")
-    limit(connection, "few", owner="task", running=1)
-    claimant = Claimant(connection)
-    assert len(claimant.claim(5)) == 1
+@pytest.mark.parametrize(
+    "said", [{"running": 1}, {"paused_at": text("now()")}, *nightly(rate(1, 3600.0))], ids=["full", "paused", "rate"]
+)
+def test_jobs_of_a_task_that_can_start_none_delay_others_by_no_claim(
+    connection: Connection, said: dict[str, Any]
+) -> None:
+    """However many they are. They wait in a group of their own, out of the way, and come from there when there is room."""
+    connection.execute(text("INSERT INTO sa_jobqueue.job (task) SELECT 'few' FROM generate_series(1, 2500)"))
     free = fill(connection, 5, task="free")
+    limit(connection, "few", owner="task", **said)
+    claimant = Claimant(connection)
 
-    for _ in range(6):
-        claimant.claim(5)
-
-    found = connection.execute(select(TABLE.c.id).where(TABLE.c.task == "free", TABLE.c.status == "running"))
-    assert sorted(found.scalars()) == free
-    groups = set(connection.scalars(select(TABLE.c.concurrency_key).where(TABLE.c.id.in_(waiting))))
-    assert groups <= {None, f"{TASK_GROUP}few"}
+    assert ids(job for job in claimant.claim_once(6) if job.task == "free") == free
+    for _ in range(2):
+        assert claimant.claim_once(6) == []
+    waiting = select(TABLE.c.concurrency_key).where(TABLE.c.status == "queued").distinct()
+    assert connection.scalars(waiting).all() == [f"{TASK_GROUP}few"]
 
 
 def test_the_strictest_of_several_limits_wins(connection: Connection) -> None:

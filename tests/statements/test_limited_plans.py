@@ -135,6 +135,24 @@ def test_a_claim_that_finds_all_keys_full_reads_no_backlog(connection: Connectio
     assert after["job"][0] == before["job"][0]
 
 
+def test_a_claim_looks_past_the_jobs_of_a_paused_task_once(connection: Connection) -> None:
+    """And looks others up by their ids."""
+    limits(connection)
+    limit(connection, running=None, key_running=1, **{f"rate_{part}": None for part in ("count", "seconds", "burst")})
+    limit(connection, "few", owner="task", paused_at=text("now()"))
+    connection.exec_driver_sql(
+        "UPDATE sa_jobqueue.job SET task = 'few' WHERE concurrency_key IS NULL AND run_at < now() - interval '1 minute'"
+    )
+    before = reads(connection)
+
+    Claimant(connection).claim_once(KEYS * 2)
+
+    after = reads(connection)
+    assert after["job"][0] == before["job"][0]
+    read = {name: after[name][1] - before[name][1] for name in ("job_claim_idx", "job_pkey")}
+    assert max(read.values()) <= 2 * BACKLOG // 11, read
+
+
 def test_the_counters_see_a_scan_of_the_whole_table(connection: Connection) -> None:
     """So the tests above can fail."""
     before = reads(connection)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import BEGUN_AND_READY, FREE, OF_JOB, READY, TURN, inside
+from .texts import BEGUN_AND_READY, FREE, OF_JOB, READY, TURN, WITHOUT_KEY, first_without_key, inside
 
 __all__ = ["ASKED", "FOUND", "TAKEN"]
 
@@ -19,6 +19,10 @@ had := CASE WHEN pass = 1 AND inclusive AND keys[1] = cursor_key AND rooms[1] > 
 quantum := greatest((room + had) / total, 1);
 SELECT array_agg(greatest(least(w.room, w.units, w.weight * quantum - CASE WHEN w.number = 1 THEN had ELSE 0 END), 0) ORDER BY w.number)
 INTO asked FROM unnest(weights, rooms, key_units) WITH ORDINALITY AS w (weight, room, units, number);
+IF cardinality(task_names) > 0 THEN
+    -- Their jobs without a key let those of other tasks pass.
+    away := behind || ARRAY (SELECT t.name FROM unnest(task_names, task_rooms, task_units) AS t (name, room, units) WHERE least(t.room, t.units) <= 0);
+END IF;
 """.strip()
 
 # Under strict, the jobs of a key up to the first that is not among them: another transaction has locked it, this claim cannot see it yet, or
@@ -81,11 +85,19 @@ INTO ids, places, tasks, units, all_sure, sures FROM (
         UNION ALL
         SELECT * FROM (
             SELECT u.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
+                SELECT {OF_JOB} FROM {{schema}}.job WHERE {WITHOUT_KEY} AND {FREE}
+                ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' AND away = '{{{{}}}}' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS u
+            LIMIT CASE WHEN c.key = '' AND away = '{{{{}}}}' THEN c.most ELSE 0 END) AS without_key
+        UNION ALL
+        -- The same behind those of tasks that can start none: as far as a claim can look in a fraction of a second. The second condition of
+        -- a status is said so that a row is looked up by its id.
+        SELECT * FROM (
+            SELECT u.* FROM ({inside(first_without_key(200_000), 16)}) AS near CROSS JOIN LATERAL (
                 SELECT {OF_JOB} FROM {{schema}}.job
-                WHERE job.queue = this AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL
-                    AND job.run_at <= clock AND {FREE}
-                ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS u
-            LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key
+                WHERE job.id = near.id AND job.status LIKE 'queued' AND job.concurrency_key IS NULL AND job.run_at <= clock AND job.queue = this
+                    AND {FREE} FOR NO KEY UPDATE SKIP LOCKED) AS u
+            WHERE near.task <> ALL (away)
+            LIMIT CASE WHEN c.key = '' AND away <> '{{{{}}}}' THEN c.most ELSE 0 END) AS past_others
         LIMIT c.most) AS d
     LIMIT room) AS d;
 IF is_strict AND ids IS NOT NULL THEN

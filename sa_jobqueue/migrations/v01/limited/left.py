@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import BEGUN_AND_LATER_OR_ELSEWHERE, READY, needed_at, owed_of, room_of, running_of_key
+from .texts import BEGUN_AND_LATER_OR_ELSEWHERE, needed_at, owed_of, room_of, running_of_key
 
 __all__ = ["LEFT", "WAITING"]
 
@@ -49,9 +49,6 @@ WITH found AS (
     FROM unnest(ids, places, tasks, units) WITH ORDINALITY AS j (id, place, task, units, number)),
 said AS (
     SELECT c.*, l.rate_burst AS burst, coalesce(own.rate_burst, rule.key_rate_burst) AS key_burst,
-        -- Those that were put aside have waited longer.
-        c.key = '' AND l.name IS NOT NULL AND EXISTS (SELECT FROM {{schema}}.job
-            WHERE job.queue = this AND job.concurrency_key = chr(1) || c.task AND {READY}) AS is_behind,
         CASE WHEN c.is_key AND s.blocked_until > clock OR o.paused_at IS NOT NULL
                 OR l."strict" AND c.is_key AND (c.key = ANY (late_keys) OR EXISTS (SELECT FROM {{schema}}.job
                     WHERE job.concurrency_key = c.key AND {BEGUN_AND_LATER_OR_ELSEWHERE} AND job.task = c.task)) THEN 0
@@ -80,8 +77,7 @@ said AS (
     LEFT JOIN LATERAL (SELECT * FROM {{schema}}.job_key AS own
         WHERE own.owner = 'queue' AND own.name = this AND own.key = c.key AND has_rates OFFSET 0) AS own ON true),
 of_keys_limits AS (
-    SELECT r.*, NOT r.is_behind
-            AND (key_units[r.place] IS NULL OR sum(r.units) OVER of_place <= key_units[r.place]
+    SELECT r.*, (key_units[r.place] IS NULL OR sum(r.units) OVER of_place <= key_units[r.place]
                 OR (taken[r.place] = 0 AND key_units[r.place] >= r.key_burst AND sum(r.units) OVER of_place = r.units))
             AND (r.room_of_key IS NULL OR row_number() OVER of_both <= r.room_of_key)
             AND (r.units_of_key IS NULL OR sum(r.units) OVER of_both <= r.units_of_key
@@ -109,7 +105,8 @@ of_queue AS (
     FROM of_tasks_order AS q WINDOW in_order AS (ORDER BY q.number))
 SELECT array_agg(l.id ORDER BY l.number) FILTER (WHERE l.goes) AS ids, array_agg(l.place ORDER BY l.number) FILTER (WHERE l.goes) AS places,
     array_agg(l.task ORDER BY l.number) FILTER (WHERE l.goes) AS tasks, array_agg(l.units ORDER BY l.number) FILTER (WHERE l.goes) AS units,
-    array_agg(l.id) FILTER (WHERE NOT l.goes) AS skipped, array_agg(l.id) FILTER (WHERE NOT l.goes AND l.key = '' AND NOT l.task_goes) AS to_route,
+    array_agg(l.id) FILTER (WHERE NOT l.goes) AS skipped,
+    count(*) FILTER (WHERE NOT l.goes AND l.key = '' AND NOT l.task_goes)::integer AS passed,
     coalesce(array_agg(DISTINCT l.place) FILTER (WHERE NOT l.goes AND l.key <> ''), '{{{{}}}}') AS closed,
     coalesce(bool_or(l.full), false) AS full, min(l.again_at) FILTER (WHERE NOT l.goes AND l.again_at > clock) AS again_at,
     min(l.place) FILTER (WHERE l.task_goes AND NOT l.goes) AS short,
@@ -119,7 +116,11 @@ INTO answer FROM of_queue AS l;
 
 # What follows for the keys and tasks of which a job has to wait.
 WAITING = """
-skipped := skipped || answer.skipped; to_route := to_route || answer.to_route;
+skipped := skipped || answer.skipped;
+-- Behind those of a task that can start no more there may be others.
+IF answer.passed > 0 THEN
+    total := array_position(keys, ''); asked[total] := asked[total] - answer.passed;
+END IF;
 permit := permit OR answer.full; rate_at := least(rate_at, answer.again_at);
 -- A key with a job that has to wait gets no more.
 SELECT array_agg(CASE WHEN w.number = ANY (answer.closed) THEN 0 ELSE w.room END ORDER BY w.number) INTO limits

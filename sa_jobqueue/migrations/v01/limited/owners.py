@@ -56,8 +56,14 @@ QUEUE = f"""
 SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
 SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
 is_strict := coalesce(rule."strict", false) OR cardinality(strict_tasks) > 0;
-late_keys := CASE WHEN is_strict THEN ARRAY (SELECT DISTINCT job.concurrency_key FROM {{schema}}.job
-    WHERE job.queue = this AND {LATER} AND job.run_at <= clock) END;
+IF cardinality(task_names) > 0 THEN
+    -- Tasks of which some jobs were put aside: these go before those that were not.
+    behind := ARRAY (SELECT substr(g.key, 2) FROM {{schema}}.ready_keys(this, '', chr(2), 1000) AS r, unnest(r.keys) AS g (key)
+        WHERE g.key < chr(2) COLLATE "C" AND substr(g.key, 2) = ANY (task_names));
+END IF;
+IF is_strict THEN
+    late_keys := ARRAY (SELECT DISTINCT job.concurrency_key FROM {{schema}}.job WHERE job.queue = this AND {LATER} AND job.run_at <= clock);
+END IF;
 has_keys := EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
 has_states := {HAS_STATES};
 alike := NOT (has_keys OR has_states OR cardinality(limited_tasks) > 0 OR coalesce(rule.key_running IS NOT NULL

@@ -42,7 +42,7 @@ PICK = f"""
         by_key boolean := false; strict_tasks text[] := '{{{{}}}}'; drops boolean; any_permit boolean := false; tasks_at timestamptz;
         -- The queue: its limits, and what they leave.
         this text; rule record; state record; room integer; units_left integer; queue_owed double precision; lowest bigint; is_strict boolean;
-        has_keys boolean; has_states boolean; alike boolean; late_keys text[];
+        has_keys boolean; has_states boolean; alike boolean; late_keys text[]; behind text[]; away text[];
         -- Where the walk is.
         cursor_key text; inclusive boolean; from_key text; second_half boolean; circled boolean; bound integer; visits integer;
         visited text; seen text[];
@@ -53,7 +53,7 @@ PICK = f"""
         -- The jobs found for them, side by side, and the place of the first key that the queue's rate keeps waiting.
         ids bigint[]; places integer[]; tasks text[]; units integer[]; sures boolean[]; all_sure boolean; short integer;
         -- All that is picked: of this queue, and of all.
-        picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; skipped bigint[]; to_route bigint[];
+        picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; skipped bigint[];
         all_keys text[] := '{{{{}}}}'; all_tasks text[] := '{{{{}}}}'; all_units integer[] := '{{{{}}}}';
         -- What the worker is told.
         permit boolean; again boolean; rate_at timestamptz; next_at timestamptz; stopped text; turns integer;
@@ -74,7 +74,7 @@ PICK = f"""
             stopped := cursor_key; turns := coalesce(had_turns[place], 0);
             visits := 0; again := false; permit := any_permit; rate_at := tasks_at; next_at := NULL; units_left := NULL; queue_owed := NULL; lowest := NULL;
             circled := false; visited := NULL; short := NULL;
-            picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; to_route := '{{{{}}}}'; skipped := '{{{{}}}}'; seen := '{{{{}}}}';
+            picked := '{{{{}}}}'; of_keys := '{{{{}}}}'; of_tasks := '{{{{}}}}'; of_units := '{{{{}}}}'; away := '{{{{}}}}'; skipped := '{{{{}}}}'; seen := '{{{{}}}}';
             {inside(QUEUE, 12)}
             from_key := cursor_key; second_half := false;
             WHILE room > 0 AND NOT circled AND visits < 1000 LOOP

@@ -15,6 +15,8 @@ __all__ = [
     "OF_JOB",
     "READY",
     "TURN",
+    "WITHOUT_KEY",
+    "first_without_key",
     "free_at",
     "inside",
     "needed_at",
@@ -54,6 +56,7 @@ SURE = (
     f"(NOT has_any_rate OR age(job.xmin) >= coalesce(({_ENDED_SINCE}), newest)"
     " OR age(job.xmin) < -1000000 OR coalesce(job.xmin = own, false) OR newest IS NULL)"
 )
+WITHOUT_KEY = "job.queue = this AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL AND job.run_at <= clock"
 OF_JOB = f"job.id, job.task, coalesce(job.units, 1)::integer AS units, {SURE} AS sure"
 
 # Whether anything is kept of a key of this queue. Another claim writes it under the lock of the key; so it is asked behind that lock.
@@ -68,6 +71,13 @@ def owed_of(state: str, count: str, seconds: str) -> str:
 def inside(text: str, spaces: int) -> str:
     """A part of a function, to stand at `spaces` behind the margin."""
     return indent(text, " " * spaces).strip()
+
+
+def first_without_key(most: int, *, but: str = "") -> str:
+    """The first jobs of this queue without a key, of whatever tasks, in their order: id and task."""
+    return f"""SELECT front.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
+    SELECT job.id, job.task FROM {{schema}}.job WHERE {WITHOUT_KEY}{but}
+    ORDER BY job.run_at, job.id LIMIT {most}) AS front LIMIT {most}"""
 
 
 def running_of_key(key: str, lowest: str = "0") -> str:
