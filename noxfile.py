@@ -1,7 +1,7 @@
 """Everything that a reviewer would check, each in an environment of its own.
 
 python -m nox -s demo                    the main job, on the running Python's own standard library
-python -m nox -s tests                   all tests; arguments go to pytest: python -m nox -s tests -- --pg=16 -k claim
+python -m nox -s tests                   the tests; arguments go to pytest: python -m nox -s tests -- --pg=16 -k claim
 python -m nox -l                         the others
 """
 
@@ -52,31 +52,35 @@ PATIENT = ["--timeout=600", "--timeout-method=thread"]
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run all tests."""
+    """Run what each change must pass: every promise once."""
     install(session, "test")
     session.run("pytest", *PATIENT, *in_parallel(session), *session.posargs)
 
 
 @nox.session
 def coverage(session: nox.Session) -> None:
-    """Run all tests and report the coverage of their branches, with which what computes takes twice as long."""
+    """Run the tests and report the coverage of their branches, with which what computes takes twice as long."""
     install(session, "test")
     covered = ["--cov", "--cov-report=term-missing:skip-covered"]
     session.run("pytest", *PATIENT, *in_parallel(session), *covered, *session.posargs)
 
 
 @nox.session
-def slow(session: nox.Session) -> None:
-    """Run the tests that are too slow for each change: for nights and releases."""
+@nox.parametrize(("python", "pg"), [("3.13", 18), ("3.11", 15)], ids=["18", "15"])
+def slow(session: nox.Session, pg: int) -> None:
+    """Run everything, nightly or not, on the newest and the oldest PostgreSQL: `slow(18)` with Python 3.13, `slow(15)` with 3.11."""
     install(session, "test")
-    session.run("pytest", "-m", "nightly", *in_parallel(session), *session.posargs)
+    thorough = ["-m", "", "--hypothesis-profile=nightly", "--timeout=1800", "--timeout-method=thread"]
+    session.run("pytest", *thorough, f"--pg={pg}", *in_parallel(session), *session.posargs)
 
 
 @nox.session
 def properties(session: nox.Session) -> None:
     """Search for long: thousands of random steps against the model, and every pair of operations at once."""
     install(session, "test")
-    session.run("pytest", "tests/properties", "--hypothesis-profile=nightly", *in_parallel(session), *session.posargs)
+    session.run(
+        "pytest", "tests/properties", "-m", "", "--hypothesis-profile=nightly", *in_parallel(session), *session.posargs
+    )
 
 
 @nox.session
@@ -118,16 +122,30 @@ def vendor(session: nox.Session) -> None:
     session.run(sys.executable, "-m", "tests.support.vendoring")
 
 
+#: What may fail in a wheel alone: a file that is not in it, an import of the source tree, an entry point.
+OF_THE_WHEEL = [
+    "tests/unit/test_imports.py",
+    "tests/unit/test_extras.py",
+    "tests/unit/test_without_libpq.py",
+    "tests/migrations/test_commands.py",
+    "tests/integration/test_cli_metrics.py",
+    "tests/integration/test_cli_dashboard.py",
+    "tests/dashboard/test_vendored.py",
+    "tests/acceptance/test_pytest_plugin.py::test_with_anyio_too",
+    "tests/acceptance/test_demo.py::test_the_demo_kills_a_worker_and_proves_that_nothing_is_lost",
+]
+
+
 @nox.session
 def wheel(session: nox.Session) -> None:
-    """Build the wheel and run the tests against it, away from the source tree, with the oldest series of SQLAlchemy that is supported."""
+    """Build the wheel and run what depends on it, away from the source tree: files beside the code, imports, commands."""
     away = Path(session.create_tmp()).resolve()
     shutil.rmtree(away)
     away.mkdir()
     session.install("-q", "build")
     session.run("python", "-m", "build", "--wheel", "--outdir", str(away), ".", silent=True)
     (built,) = away.glob("*.whl")
-    install(session, "test", project=(f"sa_jobqueue[embedded] @ {built.as_uri()}", "sqlalchemy<2.1"))
+    install(session, "test", project=(f"sa_jobqueue[embedded] @ {built.as_uri()}",))
     session.install("-q", "--force-reinstall", "--no-deps", str(built))  # the version of a working copy does not change
     for name in BESIDE_THE_PACKAGE:
         source = Path(name)
@@ -137,7 +155,7 @@ def wheel(session: nox.Session) -> None:
             shutil.copy(source, away)
     session.chdir(away)
     session.run("python", "-c", "import sa_jobqueue, sys; sys.exit('site-packages' not in sa_jobqueue.__path__[0])")
-    session.run("pytest", *in_parallel(session), *session.posargs)
+    session.run("pytest", *in_parallel(session), *(session.posargs or OF_THE_WHEEL))
 
 
 @nox.session

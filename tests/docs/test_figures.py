@@ -121,7 +121,7 @@ def test_the_sessions_of_nox_are_in_the_contributors_guide() -> None:
     page, noxfile = ROOT / "CONTRIBUTING.md", ROOT / "noxfile.py"
     if not page.exists():
         pytest.skip("CONTRIBUTING.md is not in the wheel's tests")
-    functions = re.findall(r"^@nox\.session.*\ndef (\w+)", noxfile.read_text(), re.MULTILINE)
+    functions = re.findall(r"^@nox\.session.*\n(?:@nox\.parametrize.*\n)?def (\w+)", noxfile.read_text(), re.MULTILINE)
     sessions = {name.replace("_", "-") for name in functions}
     named = set(re.findall(r"nox -s ([\w-]+)", page.read_text()))
     assert named == sessions - {"demo"}
