@@ -84,7 +84,11 @@ UP = _gauge("database_up", "1 if the database answered at the last look, else 0"
 READ = _gauge("database_read", "1 if this part could be read at the last look, else 0", "part")
 QUEUED = _gauge("queued", "Jobs that wait, due or not; counted up to 10,001", "queue")
 DUE = _gauge("due", "Jobs that wait and whose time has come; counted up to 10,001", "queue")
-OLDEST_DUE = _gauge("oldest_due_seconds", "How long the first due job has waited; 0 if none is due", "queue")
+OLDEST_DUE = _gauge(
+    "oldest_due_seconds",
+    "How long the first due job has waited; 0 if none is due. A job that a killed or stopped worker held counts from its first due time",
+    "queue",
+)
 RUNNING = _gauge("running", "Jobs that run; 10,001 of all queues are counted", "queue")
 FAILED = _gauge("failed", "Failed jobs that were not deleted yet; 10,001 of all queues are counted", "queue")
 WORKERS = _gauge("workers", "Worker processes in the table of workers. state: live or stale", "state")

@@ -198,13 +198,11 @@ def test_what_ends_with_the_transaction_keeps_the_connection(
     assert len(set(handlers.pids)) == 1
 
 
-def test_a_text_with_many_comments_is_looked_at_within_milliseconds() -> None:
-    """A search in a text holds Python's lock: a box of comments above a statement must not stop the whole process."""
-    begun = monotonic()
+def test_a_text_with_many_comments_is_searched_once() -> None:
+    """A search that tries each way through a box of comments would hold Python's lock, and never end with 60 of them."""
     for comment in ("/* a line */\n", "/**/", "-- a line\n", "/* one */ -- and another\n"):
-        assert not leftovers._LASTING.search(comment * 22 + "SELECT 1")
-        assert leftovers._LASTING.search(comment * 22 + "SET search_path = other")
-    assert monotonic() - begun < 1.0
+        assert not leftovers._LASTING.search(comment * 60 + "SELECT 1")
+        assert leftovers._LASTING.search(comment * 60 + "SET search_path = other")
 
 
 @pytest.mark.parametrize("act", [executed_by_core, executed_by_the_driver])

@@ -15,11 +15,15 @@ from tests.support import pooler
 
 def new_engine(url: str) -> Engine:
     """Make an engine with a pool of its own, and with the dialect and the compiled statements of the first for `url`."""
+    if _first(url).dialect._has_events:  # a test listens to it
+        _first.cache_clear()
     return _like(_first(url))
 
 
 def new_async_engine(url: str) -> AsyncEngine:
     """Make an async engine with a pool of its own, and the dialect and compiled statements of the first for `url`."""
+    if _first_async(url).dialect._has_events:
+        _first_async.cache_clear()
     return AsyncEngine(_like(_first_async(url)))
 
 

@@ -193,4 +193,4 @@ def test_quantiles_at_the_edges() -> None:
 
 def test_the_clock_of_a_tally_is_that_of_this_machine_until_the_database_is_asked() -> None:
     """So that the first waits are not counted from 1970 on."""
-    assert Tally().zero + monotonic() == pytest.approx(time.time(), abs=1.0)
+    assert Tally().zero + monotonic() == pytest.approx(time.time(), abs=60.0)
