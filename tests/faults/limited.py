@@ -6,7 +6,7 @@
     assert load.findings == []
 
 Each look of the auditor is one statement, so one snapshot. A trigger notes each start in `audit.start`, in the transaction that makes it.
-A unique index is a second witness: no key of the queue "default" runs twice.
+A unique index is a second witness: no key of the queue "default" runs twice. The keys of the queue "ordered" are strict.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import signal
 import threading
 import time
 from bisect import bisect_left
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple, Self
 import psycopg
 from sqlalchemy import Engine, create_engine, insert, text
 
-from sa_jobqueue import AsyncJobContext, JobContext, Registry, RetryPolicy, Snooze, task
+from sa_jobqueue import AsyncJobContext, JobContext, RateLimited, Registry, RetryPolicy, Snooze, task
 from tests.faults.clock import ServerClock
 from tests.support import pooler
 from tests.support.commands import Command, start_command
@@ -35,7 +36,7 @@ from tests.support.factory import TABLE
 from tests.support.limits import key, limit, no_limit, rate
 from tests.support.waiting import wait_until
 
-__all__ = ["LEASE", "STEP", "Load", "Look", "above_limits", "above_rates", "registry"]
+__all__ = ["LEASE", "STEP", "Load", "Look", "above_limits", "above_rates", "out_of_order", "registry"]
 
 LEASE = 2.0
 WORKERS = 3
@@ -93,13 +94,20 @@ async def snooze(ctx: AsyncJobContext, seconds: float) -> Snooze | None:
 
 
 @task(**_options)
+async def refused(ctx: AsyncJobContext, seconds: float) -> RateLimited | None:
+    """Is told to come later a few times."""
+    await asyncio.sleep(seconds)
+    return ctx.rate_limited(0.2) if random.random() < 0.5 else None
+
+
+@task(**_options)
 def few(ctx: JobContext, seconds: float) -> None:
     """Its task has a limit, in both queues."""
     time.sleep(seconds)
 
 
 TASKS = ["write", "wait", "write_async", "stumble", "snooze", "few"]
-NAMES = {one.name.rsplit(".", 1)[-1]: one.name for one in (write, wait, write_async, stumble, snooze, few)}
+NAMES = {one.name.rsplit(".", 1)[-1]: one.name for one in (write, wait, write_async, stumble, snooze, few, refused)}
 
 _AUDIT = (
     "CREATE SCHEMA audit",
@@ -172,6 +180,13 @@ def above_rates(starts: Sequence[tuple[float, int]], most: int, seconds: float) 
             yield f"{sums[end] - sums[n]} units in {seconds} s from {begin} on, of {most}"
 
 
+def out_of_order(ids: Sequence[int]) -> Iterator[str]:
+    """The starts of a key's jobs, in their order, that came after one of a later job. `ids`: of these jobs, which were enqueued in this order."""
+    for before, after in pairwise(ids):
+        if after < before:
+            yield f"job {after} was started after {before}"
+
+
 _LOOK = """
     SELECT 'queue', queue, count(*), max(extract(epoch FROM claimed_at))::float8 FROM sa_jobqueue.job WHERE status = 'running' GROUP BY queue
     UNION ALL
@@ -236,6 +251,7 @@ class Load:
         with self._engine.begin() as connection:
             limit(connection, "rated", **rate(RATE, 1.0, BURST), **rate(KEY_RATE, 1.0, KEY_BURST, prefix="key_"))
             key(connection, "k0", "rated", weight=3)
+            limit(connection, "ordered", key_running=1, strict=True)
         now = time.time()
         for one in KEYS:
             self._said.append(Said("key", f"default/{one}", 1, 0.0, now))
@@ -265,7 +281,7 @@ class Load:
     def _worker(self) -> Command:
         return self._stack.enter_context(
             start_command(
-                "work", f"--app={self._app}", "--queue=default=6", "--queue=rated=4", f"--lease={LEASE}", "--poll=0.5", "--grace=3",
+                "work", f"--app={self._app}", "--queue=default=6", "--queue=rated=4", "--queue=ordered=3", f"--lease={LEASE}", "--poll=0.5", "--grace=3",
                 "--max-rescues=1000", url=self._workers_url,
             )
         )  # fmt: skip
@@ -274,7 +290,15 @@ class Load:
 
     def torment(self, seconds: float) -> None:
         """Let everything happen for so long."""
-        for run in (self._produce, self._produce, self._operate, self._cancel, self._kill):
+        for run in (
+            self._produce,
+            self._produce,
+            self._produce_in_order,
+            self._operate,
+            self._cancel,
+            self._lock,
+            self._kill,
+        ):
             self._start(run, self._stop)
         if self._clock is not None:
             self._start(self._step, self._stop)
@@ -371,6 +395,30 @@ class Load:
                 self.committed.update(ids)
         self._stop.wait(own.uniform(0.05, 0.15))
 
+    def _produce_in_order(self, own: random.Random) -> None:
+        """A job of a strict key, committed before the next one begins."""
+        one = {
+            "task": NAMES[own.choice([*TASKS[:-1], "refused"])],
+            "args": {"seconds": own.uniform(0.0, 0.05)},
+            "concurrency_key": own.choice(KEYS[:6]),
+            "queue": "ordered",
+        }
+        with self._engine.begin() as connection:
+            id = connection.scalar(insert(TABLE).values(**one).returning(TABLE.c.id))
+        self.committed.add(int(id))
+        self._stop.wait(own.uniform(0.05, 0.2))
+
+    def _lock(self, own: random.Random) -> None:
+        """Lock jobs of strict keys for a moment, those that come next among them."""
+        with self._engine.begin() as connection:
+            connection.execute(
+                text(
+                    "SELECT id FROM sa_jobqueue.job WHERE status = 'queued' AND queue = 'ordered' ORDER BY id LIMIT 3 FOR UPDATE SKIP LOCKED"
+                )
+            )
+            self._stop.wait(own.uniform(0.0, 0.3))
+        self._stop.wait(own.uniform(0.1, 0.5))
+
     def _operate(self, own: random.Random) -> None:
         """Change a limit, pause and resume."""
         what = own.randrange(5) if self._clock is None else own.randrange(2, 5)
@@ -408,13 +456,21 @@ class Load:
         self._stop.wait(own.uniform(0.2, 0.6))
 
     def _kill(self, own: random.Random) -> None:
-        """Kill one of the workers, and start another one."""
+        """Kill one of the workers, perhaps after it was frozen for about a lease, and start another one."""
         self._stop.wait(own.uniform(0.4, 1.2))
         place = own.randrange(len(self._commands))
+        if own.random() < 0.2:
+            self._freeze(self._commands[place], own.uniform(0.5, 1.5) * LEASE)
         self._note(self._commands[place])
         self._commands[place].kill_group()
         self.kills += 1
         self._commands[place] = self._worker()
+
+    def _freeze(self, command: Command, seconds: float) -> None:
+        command.send_group(signal.SIGSTOP)
+        self._stop.wait(seconds)
+        command.send_group(signal.SIGCONT)
+        self._stop.wait(0.3)
 
     def _step(self, own: random.Random) -> None:
         """Set the server's clock."""
@@ -465,6 +521,9 @@ class Load:
             self.findings += list(above_rates([(at, units) for at, units, _ in starts], RATE // 4 + BURST, 0.25))[:5]
             for of, found in by_key.items():
                 self.findings += [f"{of}: {one}" for one in above_rates(found, KEY_RATE + KEY_BURST, 1.0)][:5]
+            strict = "SELECT key, array_agg(job_id ORDER BY id) FROM audit.start WHERE queue = 'ordered' GROUP BY key"
+            for of, ids in connection.execute(text(strict)) if self._clock is None else ():
+                self.findings += [f"{of}: {one}" for one in out_of_order(ids)][:5]
             ended = set(
                 connection.scalars(text("SELECT id FROM sa_jobqueue.job WHERE status IN ('completed', 'cancelled')"))
             )

@@ -10,7 +10,7 @@ from sqlalchemy import create_engine
 
 from sa_jobqueue.migrations import upgrade_database
 from tests.faults.clock import LIBRARY, ServerClock
-from tests.faults.limited import LEASE, STEP, Load, Look, Said, above_limits, above_rates
+from tests.faults.limited import LEASE, STEP, Load, Look, Said, above_limits, above_rates, out_of_order
 from tests.faults.limited_mutants import MUTANTS, mutate
 from tests.faults.server import Guard, Server
 from tests.support import pooler
@@ -123,3 +123,9 @@ def test_the_auditor_sees_more_than_a_rate() -> None:
     assert len(list(above_rates([(0.0, 1), (0.5, 1), (0.9, 1), (1.5, 1)], 2, 1.0))) == 1
     assert len(list(above_rates([(0.0, 2), (0.5, 1)], 2, 1.0))) == 1
     assert LEASE < 10
+
+
+def test_the_auditor_sees_a_start_out_of_order() -> None:
+    """A job may be started again and again, but not after a later one."""
+    assert list(out_of_order([1, 1, 2, 5, 5])) == []
+    assert list(out_of_order([1, 2, 1, 2])) == ["job 1 was started after 2"]
