@@ -179,6 +179,7 @@ def note(text: str) -> None:
     """Print a line on stderr that is no part of the result."""
     if (console := terminal(sys.stderr)) is None:
         sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()  # Click's runner before 8.2 reads stderr without flushing it
         return
     from rich.text import Text
 

@@ -7,6 +7,7 @@ import errno
 import gc
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
@@ -28,8 +29,10 @@ __all__ = ["app", "main"]
 #: Where a context notes that help was asked for.
 _HELP = "sa_jobqueue.help"
 
-#: What we say in place of pydantic's sentences about texts that are no numbers.
-_EXPECTED = {"int_parsing": "expected a whole number", "float_parsing": "expected a number"}
+#: What we say in place of the sentences about texts that are no numbers: pydantic's, or Click's with an older Typer.
+_WHOLE, _NUMBER = "expected a whole number", "expected a number"
+_EXPECTED = {"int_parsing": _WHOLE, "float_parsing": _NUMBER, "integer": _WHOLE, "float": _NUMBER}
+_NO_NUMBER = re.compile(r"('.*') is not a valid (integer|float)(?: range)?$")
 
 _RUN, _LOOK, _ACT, _SET_UP = "Run jobs", "Look", "Act on jobs", "Set up"
 
@@ -173,10 +176,13 @@ def _usage_error(error: Any) -> str:
     said = said.replace("Value error, ", "", 1)  # pydantic's word, from Typer
     from pydantic import ValidationError
 
-    if isinstance(reason := error.__cause__, ValidationError) and not option.multiple:
+    unit = " of seconds" if option.metavar == "SECONDS" else ""
+    if by_click := _NO_NUMBER.search(error.message.rstrip(".")):
+        said = said.replace(by_click[0], f"{_EXPECTED[by_click[2]]}{unit}, not {by_click[1]}")
+    elif isinstance(reason := error.__cause__, ValidationError) and not option.multiple:
         found = reason.errors()[0]
         expected = _EXPECTED.get(found["type"], found["msg"])
-        unit = " of seconds" if option.metavar == "SECONDS" and found["type"] in _EXPECTED else ""
+        unit = unit if found["type"] in _EXPECTED else ""
         said = said.replace(found["msg"], f"{expected}{unit}")
         given = repr(found["input"])
         said += "" if given in said else f", not {given}"
