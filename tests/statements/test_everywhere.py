@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, Executable, create_engine, select, text, true
+from sqlalchemy import Connection, Delete, Engine, Executable, Insert, Update, create_engine, select, text, true
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
+from sa_jobqueue import statements
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import Base, Job
+from sa_jobqueue.models import Base, Job, Schedule
 from sa_jobqueue.options import Call
 from sa_jobqueue.statements import (
     apply_changes,
@@ -240,3 +243,18 @@ def test_operators_statements_work_at_every_isolation_level(engine: Engine, leve
     with engine.connect().execution_options(isolation_level=level) as connection:
         live(connection)
         connection.commit()
+
+
+def test_the_docs_name_the_selects_that_write() -> None:
+    """A session that sends reads to a replica must send these to the primary."""
+    given: dict[str, tuple[Any, ...]] = {
+        **dict.fromkeys(("cancel_jobs", "copy_jobs", "discard_jobs", "prune_jobs", "release_jobs", "retry_jobs"), (Job.id == 1,)),
+        **dict.fromkeys(("pause_schedules", "remove_schedules", "resume_schedules", "run_schedules"), (Schedule.id == 1,)),
+        **dict.fromkeys(("cancel_workflows", "pause_workflows", "resume_workflows", "retry_workflow"), (1,)),
+        **dict.fromkeys(("pause", "remove_limit", "resume"), ("sync",)),
+        "drain_workers": (true(),),
+    }  # fmt: skip
+    made = {name: getattr(statements, name)(*arguments) for name, arguments in given.items()}
+    selects = sorted(name for name, one in made.items() if not isinstance(one, Insert | Update | Delete))
+    page = (Path(__file__).parents[2] / "docs/reference/statements.md").read_text()
+    assert re.findall(r"`(\w+)`", page.split("These are SELECTs, and write:")[1].split(". A")[0]) == selects
