@@ -178,6 +178,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"EXECUTE ON FUNCTION {_ENQUEUE_TICKS}",
             "INSERT, UPDATE, DELETE ON TABLE {schema}.job_limit",
             "INSERT, UPDATE, DELETE ON TABLE {schema}.job_key",
+            "UPDATE (blocked_until) ON TABLE {schema}.limit_state",
             _CANCEL_WORKFLOWS,
             "EXECUTE ON FUNCTION {schema}.retry_workflow(bigint, bigint)",
             "INSERT (count, action, who, target) ON TABLE {schema}.audit",

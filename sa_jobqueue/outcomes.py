@@ -19,6 +19,9 @@ from .durations import Duration, seconds_of
 
 __all__ = ["Cancel", "Discard", "ErrorEntry", "Outcome", "RateLimited", "Retry", "Snooze"]
 
+#: Seconds for which one 429 keeps a key or a queue waiting at most: a wrong Retry-After must not stop a queue for a year.
+_LONGEST_WAIT = 86_400.0
+
 
 class Signal(Exception):
     """An outcome that a handler may return or raise."""
@@ -47,13 +50,13 @@ class Snooze(Signal):
 
 class RateLimited(Signal):
     """The other side has said "too many requests": run the job again after `retry_after` (seconds or timedelta), and start no other
-    job of its key before; without a key, none of its queue. No attempt is spent.
+    job of its key before; without a key, none of its queue. No attempt is spent. More than a day counts as a day: then one job asks again.
 
     Jobs that are running or already claimed go on.
     """
 
     def __init__(self, retry_after: Duration) -> None:
-        self.seconds = seconds_of(retry_after, what="RateLimited(retry_after=...)")
+        self.seconds = min(seconds_of(retry_after, what="RateLimited(retry_after=...)"), _LONGEST_WAIT)
         super().__init__(f"rate limited for {self.seconds:g} s")
 
 

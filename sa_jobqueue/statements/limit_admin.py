@@ -54,7 +54,7 @@ from ..limits import (
     checked_when_full,
     rate_columns,
 )
-from ..models import KeyRow, LimitRow
+from ..models import KeyRow, LimitRow, LimitState
 from ..options import Enqueueable, checked_key, checked_name
 from .admin import UNSYNCHRONIZED
 from .parts import table_of
@@ -151,8 +151,9 @@ def remove_limit(
     owner: Owner = "queue",
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
+    limit_state: type[LimitState] = LimitState,
 ) -> Executable:
-    """Take back what `set_limit` has changed. Returns the name; nothing if there was no such change.
+    """Take back what `set_limit` has changed, and end a wait, as `resume` does. Returns the name; nothing if there was neither.
 
     What code declares holds again; where it declares nothing, there is no limit any more. A pause stays.
     """
@@ -168,7 +169,7 @@ def remove_limit(
     else:
         changed, gone = true(), columns.paused_at.is_(None)
         values = {**KeyLimits().columns(""), "weight": literal_column("1")}
-    return _delete_or_update(limit if key is None else limit_key, row, changed, gone, values)
+    return _delete_or_update(limit if key is None else limit_key, row, changed, gone, values, limit_state=limit_state)
 
 
 def pause(
@@ -201,8 +202,12 @@ def resume(
     owner: Owner = "queue",
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
+    limit_state: type[LimitState] = LimitState,
 ) -> Executable:
-    """End a pause. Returns the name; nothing if there was none. A pause of the whole queue or task does not end with that of a key."""
+    """End a pause, and a wait that a handler has asked for by `RateLimited`. Returns the name; nothing if there was neither.
+
+    A pause or a wait of the whole queue or task does not end with that of a key.
+    """
     mapped: type[LimitRow | KeyRow] = limit if key is None else limit_key
     columns = table_of(mapped).c
     if key is None:
@@ -210,7 +215,9 @@ def resume(
     else:
         gone = _is_plain(columns, {**KeyLimits().columns(""), "weight": 1})
     values = {"paused_at": null(), "pause_reason": null()}
-    return _delete_or_update(mapped, _row(name, key, owner), columns.paused_at.is_not(None), gone, values)
+    return _delete_or_update(
+        mapped, _row(name, key, owner), columns.paused_at.is_not(None), gone, values, limit_state=limit_state
+    )
 
 
 def _row(name: str | Enqueueable, key: str | None, owner: str) -> dict[str, str]:
@@ -244,8 +251,10 @@ def _delete_or_update(
     where: ColumnElement[bool],
     gone: ColumnElement[bool],
     values: Mapping[str, Any],
+    *,
+    limit_state: type[LimitState],
 ) -> Executable:
-    """Delete the row if nothing is left to say, else change it. What is left is looked at under the lock."""
+    """Delete the row if nothing is left to say, else change it. What is left is looked at under the lock. And no wait goes on."""
     table = table_of(mapped)
     this = [table.c[name] == bindparam(f"of_{name}", value, Text) for name, value in row.items()]
     mine: CTE = select(gone.label("gone")).where(*this, where).with_for_update().cte("mine").prefix_with("MATERIALIZED")
@@ -256,9 +265,22 @@ def _delete_or_update(
         .values(**values)
         .returning(table.c.name)
     )
-    done = [one.cte(name).c.name for one, name in ((deleted, "deleted"), (changed, "changed"))]
-    # The row is still there as this statement began; a session that is bound by class finds its engine.
-    return select(mapped.name).where(*this, or_(*(select(name).exists() for name in done)))
+    state = table_of(limit_state)
+    its_state = [state.c[name] == bindparam(f"of_{name}", value, Text) for name, value in {"key": "", **row}.items()]
+    lifted = (
+        update(state)
+        .where(*its_state, state.c.blocked_until > func.now())
+        .values(blocked_until=func.now())
+        .returning(state.c.name)
+    )
+    done = [one.cte(name).c.name for one, name in ((deleted, "deleted"), (changed, "changed"), (lifted, "lifted"))]
+    # There may be no row, but a state alone. A session that is bound by class finds its engine by the column of the class.
+    one = select(literal_column("1")).subquery("one")
+    return (
+        select(func.coalesce(mapped.name, bindparam("of_name", row["name"], Text)).label("name"))
+        .select_from(one.outerjoin(table, and_(*this)))
+        .where(or_(*(select(name).exists() for name in done)))
+    )
 
 
 def _declared(columns: Any, name: str, none: object) -> ColumnElement[Any]:

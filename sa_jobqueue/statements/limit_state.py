@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from ..models import Job, JobMixin, LimitRow, LimitState
+from ..models import Job, JobMixin, LimitRow, LimitState, schema_function
 from .ends import at_end
 from .limits import FIRST_KEY, limits_nothing
 from .parts import array, in_seconds, rows, table_of
@@ -84,19 +84,14 @@ def block(
     ).returning(states.c.name, states.c.key)
 
 
-def limit_queues(names: Sequence[str], *, limit: type[LimitRow] = LimitRow) -> Executable:
+def limit_queues(names: Sequence[str], *, job: type[JobMixin] = Job) -> Executable:
     """Have these queues claimed from under limits: those that have none get a row that limits nothing.
 
-    A statement after `block`, whose lock keeps `forget_states` from deleting such a row meanwhile.
+    A statement after `block`, whose lock keeps `forget_states` from deleting such a row meanwhile. It waits for no operator who is
+    making a row of the queue; `forget_states` names those that still need theirs.
     """
-    limits = table_of(limit)
-    given = rows("given", name=array("limited_queues", names, Text()))
-    there = select(limits.c.name).where(limits.c.owner == _QUEUE, limits.c.name == given.c.name).correlate(given)
-    # Without the condition each would fire the trigger, which tells all workers, also where the row is there.
-    missing = select(_QUEUE, given.c.name).where(not_(there.exists())).order_by(given.c.name)
-    return insert(limits).from_select(["owner", "name"], missing).on_conflict_do_nothing(
-        index_elements=["owner", "name"]
-    )  # fmt: skip
+    given = array("limited_queues", sorted(names), Text())
+    return select(schema_function("limit_queues", table_of(job).schema, given, of=Text()))
 
 
 def forget_states(
@@ -111,7 +106,8 @@ def forget_states(
     Where one has kept a queue waiting, the queue's row that limits nothing goes with it. And lowest ids are forgotten, so that the next
     claim counts from the start: an operator may have set an older job to running by plain SQL.
 
-    Returns one row: owner, name and key of the last one, NULL if there was none; how many were looked at, and how many are deleted.
+    Returns one row: owner, name and key of the last one, NULL if there was none; how many were looked at, and how many are deleted; and
+    `unlimited`, the queues that are to wait and have no row by which claims would see that: for `limit_queues`. NULL: none.
     """
     states, said = table_of(state), table_of(limits)
     columns = states.c
@@ -161,10 +157,29 @@ def forget_states(
         .prefix_with("MATERIALIZED")
     )
     unlimited = delete(said).where(said.c.owner == _QUEUE, said.c.name.in_(select(empty.c.name))).cte("unlimited")
+    row = select(said.c.name).where(said.c.owner == _QUEUE, said.c.name == columns.name).correlate(states)
+    waits = (
+        select(func.array_agg(columns.name))
+        .where(
+            _among(columns, page),
+            columns.owner == _QUEUE,
+            columns.key == literal_column("''"),
+            columns.blocked_until > func.now(),
+            not_(row.exists()),
+        )
+        .scalar_subquery()
+    )
     last = select(page).order_by(page.c.owner.desc(), page.c.name.desc(), page.c.key.desc()).limit(1).subquery("last")
     one = select(func.count().label("looked_at")).select_from(page).subquery("one")
     return (
-        select(last.c.owner, last.c.name, last.c.key, one.c.looked_at, _number(gone).label("forgotten"))
+        select(
+            last.c.owner,
+            last.c.name,
+            last.c.key,
+            one.c.looked_at,
+            _number(gone).label("forgotten"),
+            waits.label("unlimited"),
+        )
         .select_from(one.outerjoin(last, literal_column("true")))
         .add_cte(counted, unlimited)
     )

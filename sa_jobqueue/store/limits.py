@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from ..context import ClaimedJob
 from ..lifecycle import Change
 from ..statements.complete import complete_jobs, completion_parameters, delete_completed, has_results, written_ids
-from ..statements.limit_state import FIRST_STATE, StateKey, forget_states
+from ..statements.limit_state import FIRST_STATE, StateKey, forget_states, limit_queues
 from ..statements.limited import (
     NOBODY,
     LimitedRequest,
@@ -94,6 +94,8 @@ class LimitedClaims(OfTables):
         tables = self.tables
         statement = forget_states(after=after, limit=limit, state=tables.limit_state, limits=tables.limit)
         row = connection.execute(statement).one()
+        if row.unlimited:
+            connection.execute(limit_queues(row.unlimited, job=tables.job))
         last = StateKey(row.owner, row.name, row.key) if row.looked_at == limit else None
         return ForgottenStates(last, row.forgotten)
 

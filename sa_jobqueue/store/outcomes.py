@@ -160,7 +160,7 @@ class Outcomes(Claims):
         blocked = connection.execute(block(ids, seconds, job=tables.job, state=tables.limit_state)).all()
         # Jobs with keys are never claimed but under limits.
         if queues := [row.name for row in blocked if not row.key]:
-            connection.execute(limit_queues(queues, limit=tables.limit))
+            connection.execute(limit_queues(queues, job=tables.job))
 
     # The values are given at each execution.
 

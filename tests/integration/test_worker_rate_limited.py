@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from time import monotonic
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, func, insert, select, text
+from sqlalchemy import Engine, Executable, func, insert, select, text, update
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, KeyLimits, RateLimited, Registry, enqueue, task
 from sa_jobqueue.models import LimitRow, LimitState
-from sa_jobqueue.statements import set_limit
+from sa_jobqueue.statements import remove_limit, resume, set_limit
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from tests.support import heavy
 from tests.support.factory import make_job
@@ -236,6 +237,36 @@ def test_a_worker_forgets_what_is_over(engine: Engine, url: str, registry: Regis
         wait_until(lambda: not states(engine) and not limits(engine))
         wait_until(lambda: not services_of(worker).claimer._limited.has("default"))
         wait_until(lambda: finished(engine, add_one(engine, enqueue(other))))
+
+
+@pytest.mark.parametrize(("key", "end"), [(None, remove_limit), ("42", resume)])
+def test_an_operator_ends_the_wait(
+    engine: Engine, url: str, registry: Registry, key: str | None, end: Callable[..., Executable]
+) -> None:
+    """Of a queue or a key, also where nobody has limited or paused it; a worker that listens is told, and goes on at once."""
+
+    @task(registry=registry)
+    def other() -> None: ...
+
+    with engine.begin() as connection:
+        connection.execute(
+            insert(STATE).values(
+                owner="queue", name="default", key=key or "", blocked_until=func.now() + timedelta(hours=1)
+            )
+        )
+        if key is None:
+            connection.execute(insert(LIMIT).values(owner="queue", name="default"))
+    id = add_one(engine, enqueue(other.options(key=key) if key else other))
+    with working(url, registry, poll=RARELY, prune_every=0.1) as worker:
+        wait_until(lambda: services_of(worker).claimer._limited.has("default"))
+        with engine.begin() as connection:
+            assert connection.scalars(end("default", key=key)).all() == ["default"]
+            assert connection.scalars(end("default", key=key)).all() == []
+        wait_until(lambda: finished(engine, id))
+    with engine.begin() as connection:
+        connection.execute(update(STATE).values(blocked_until=STATE.c.blocked_until - timedelta(minutes=2)))
+    with working(url, registry, prune_every=0.1):
+        wait_until(lambda: not states(engine) and not limits(engine))
 
 
 # ---- permits that others than the claiming worker free

@@ -382,6 +382,7 @@ class TestLeastPrivilege:
             ("job_unique", True, [path], False),
             ("job_wake", True, [path], False),
             ("limit_changed", False, [path], False),
+            ("limit_queues", False, [path, "lock_timeout=100ms"], True),
             ("limits_changed", False, [path], True),
             ("make_archive_months", True, [path, *patience], False),
             ("pause_workflows", True, [path, seek], False),

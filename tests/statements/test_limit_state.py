@@ -108,6 +108,26 @@ def test_without_a_key_the_queue_waits(connection: Connection, key: str | None) 
     assert claim(connection, "sync") == [waiting]
 
 
+def test_an_operator_who_is_making_the_queues_row_holds_up_no_outcome(
+    connection: Connection, other: Connection
+) -> None:
+    """The job is given back at once. If the operator's row does not come, maintenance makes one, and the others wait."""
+    one = make_job(connection, "running", queue="sync")
+    waiting = make_job(connection, queue="sync")
+    connection.commit()
+    other.execute(pause("sync"))
+
+    assert apply(connection, one) == [Answer.APPLIED]
+    connection.commit()
+    other.rollback()
+    assert limits(connection) == []
+    default_store.forget_states(connection)
+    assert limits(connection) == ["sync"]
+    assert claim(connection, "sync") == []
+    connection.execute(update(STATE).values(blocked_until=func.now()))
+    assert claim(connection, "sync") == [waiting]
+
+
 def test_a_job_waits_as_long_as_its_key(connection: Connection) -> None:
     """By the time at which it is written, not that at which the handler's transaction began."""
     one = make_job(connection, "running", concurrency_key="42")

@@ -52,6 +52,7 @@ def test_signals_carry_what_was_said() -> None:
     assert Retry(0).seconds == 0.0
     assert Snooze(1).seconds == 1.0
     assert RateLimited(timedelta(minutes=1)).seconds == 60.0
+    assert RateLimited(timedelta(days=300)).seconds == 86_400.0  # a wrong header does not stop a queue for so long
     assert Cancel("why").reason == "why"
     assert Discard().reason == "the handler discarded the job"
     assert all(isinstance(one, Exception) for one in (Retry(), Snooze(0), RateLimited(0), Cancel(), Discard()))

@@ -156,6 +156,29 @@ UP = (
     CREATE TRIGGER job_key_changed BEFORE INSERT OR DELETE OR UPDATE ON {schema}.job_key
     FOR EACH ROW EXECUTE FUNCTION {schema}.limit_changed()
     """,
+    # So that an operator who ends a wait tells them, too.
+    """
+    CREATE TRIGGER limit_state_lifted AFTER UPDATE OF blocked_until ON {schema}.limit_state
+    FOR EACH ROW WHEN (NEW.blocked_until < OLD.blocked_until) EXECUTE FUNCTION {schema}.limit_changed()
+    """,
+    # Have these queues claimed from under limits: those that have none get a row that limits nothing. It does not wait for an
+    # operator whose transaction is making such a row: if that is rolled back, `ForgetStates` makes it. The names are in order.
+    """
+    CREATE FUNCTION {schema}.limit_queues(names text[]) RETURNS void LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $body$
+    BEGIN
+        FOR place IN 1 .. cardinality(names) LOOP
+            -- Each INSERT would fire the trigger, which tells all workers, also where the row is there.
+            CONTINUE WHEN EXISTS (SELECT FROM {schema}.job_limit AS l WHERE l.owner = 'queue' AND l.name = names[place]);
+            BEGIN
+                INSERT INTO {schema}.job_limit (owner, name) VALUES ('queue', names[place]) ON CONFLICT (owner, name) DO NOTHING;
+            EXCEPTION WHEN lock_not_available THEN
+                NULL;
+            END;
+        END LOOP;
+    END
+    $body$
+    """,
     # A gate, as those of `waking`: the second until which a worker waits for a permit of another.
     "CREATE SEQUENCE {schema}.gate_limit AS bigint MINVALUE 0 START WITH 0 NO CYCLE CACHE 1",
 )
@@ -164,6 +187,7 @@ DOWN = (
     "DROP TABLE {schema}.job_limit",
     "DROP TABLE {schema}.job_key",
     "DROP TABLE {schema}.limit_state",
+    "DROP FUNCTION {schema}.limit_queues(text[])",
     "DROP FUNCTION {schema}.limit_changed()",
     "DROP FUNCTION {schema}.limits_changed(bigint)",
     "DROP SEQUENCE {schema}.gate_limit",

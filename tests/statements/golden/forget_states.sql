@@ -108,7 +108,26 @@ SELECT last.owner,
     (
     SELECT count(*) AS count_1
     FROM gone
-) AS forgotten
+) AS forgotten,
+    (
+    SELECT array_agg(sa_jobqueue.limit_state.name) AS array_agg_1
+    FROM sa_jobqueue.limit_state
+    WHERE (sa_jobqueue.limit_state.owner, sa_jobqueue.limit_state.name, sa_jobqueue.limit_state.key) IN (
+        SELECT page.owner,
+            page.name,
+            page.key
+        FROM page
+    )
+    AND sa_jobqueue.limit_state.owner = 'queue'
+    AND sa_jobqueue.limit_state.key = ''
+    AND sa_jobqueue.limit_state.blocked_until > now()
+    AND NOT (EXISTS (
+        SELECT sa_jobqueue.job_limit.name
+        FROM sa_jobqueue.job_limit
+        WHERE sa_jobqueue.job_limit.owner = 'queue'
+        AND sa_jobqueue.job_limit.name = sa_jobqueue.limit_state.name
+    ))
+) AS unlimited
 FROM (
     SELECT count(*) AS looked_at
     FROM page

@@ -41,15 +41,31 @@ WITH mine AS MATERIALIZED (
         WHERE NOT mine.gone
     ))
     RETURNING sa_jobqueue.job_limit.name
+),
+    lifted AS (
+    UPDATE sa_jobqueue.limit_state
+    SET blocked_until=now()
+    WHERE sa_jobqueue.limit_state.key = %(of_key)s::VARCHAR
+    AND sa_jobqueue.limit_state.owner = %(of_owner)s::VARCHAR
+    AND sa_jobqueue.limit_state.name = %(of_name)s::VARCHAR
+    AND sa_jobqueue.limit_state.blocked_until > now()
+    RETURNING sa_jobqueue.limit_state.name
 )
-SELECT sa_jobqueue.job_limit.name
-FROM sa_jobqueue.job_limit
-WHERE sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR
+SELECT coalesce(sa_jobqueue.job_limit.name, %(of_name)s::VARCHAR) AS name
+FROM (
+    SELECT 1
+) AS one
+LEFT OUTER JOIN sa_jobqueue.job_limit ON sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR
 AND sa_jobqueue.job_limit.name = %(of_name)s::VARCHAR
-AND ((EXISTS (
+WHERE (EXISTS (
     SELECT deleted.name
     FROM deleted
-)) OR (EXISTS (
+))
+OR (EXISTS (
     SELECT changed.name
     FROM changed
-)))
+))
+OR (EXISTS (
+    SELECT lifted.name
+    FROM lifted
+))

@@ -37,16 +37,32 @@ WITH mine AS MATERIALIZED (
         WHERE NOT mine.gone
     ))
     RETURNING sa_jobqueue.job_key.name
+),
+    lifted AS (
+    UPDATE sa_jobqueue.limit_state
+    SET blocked_until=now()
+    WHERE sa_jobqueue.limit_state.key = %(of_key)s::VARCHAR
+    AND sa_jobqueue.limit_state.owner = %(of_owner)s::VARCHAR
+    AND sa_jobqueue.limit_state.name = %(of_name)s::VARCHAR
+    AND sa_jobqueue.limit_state.blocked_until > now()
+    RETURNING sa_jobqueue.limit_state.name
 )
-SELECT sa_jobqueue.job_key.name
-FROM sa_jobqueue.job_key
-WHERE sa_jobqueue.job_key.owner = %(of_owner)s::VARCHAR
+SELECT coalesce(sa_jobqueue.job_key.name, %(of_name)s::VARCHAR) AS name
+FROM (
+    SELECT 1
+) AS one
+LEFT OUTER JOIN sa_jobqueue.job_key ON sa_jobqueue.job_key.owner = %(of_owner)s::VARCHAR
 AND sa_jobqueue.job_key.name = %(of_name)s::VARCHAR
 AND sa_jobqueue.job_key.key = %(of_key)s::VARCHAR
-AND ((EXISTS (
+WHERE (EXISTS (
     SELECT deleted.name
     FROM deleted
-)) OR (EXISTS (
+))
+OR (EXISTS (
     SELECT changed.name
     FROM changed
-)))
+))
+OR (EXISTS (
+    SELECT lifted.name
+    FROM lifted
+))
