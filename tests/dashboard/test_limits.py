@@ -164,7 +164,7 @@ def test_the_limit_of_a_task_is_set_and_removed(engine: Engine, scene: Scene) ->
         ({"running": "1000001"}, "expected a number from 1 to 1,000,000"),
         ({"rate": "fast"}, "rate: 'fast' was given, expected a number and a time, as in 500/1m or 20/s"),
         ({"rate": "0/1m"}, "a rate's count must be an integer from 1"),
-        ({"rate": "5/9000d"}, "at most a year"),
+        ({"rate": "5/9000d"}, "from a microsecond to a year"),
         ({"burst": "5"}, "burst: '5' was given, expected nothing: it is that of a rate"),
         ({"rate": "5/s", "burst": "0"}, "burst: '0' was given, expected a number from 1"),
         ({"key_running": "-1"}, "key_running: '-1' was given"),
