@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .texts import HAS_STATES, LATER, next_at, owed_of, room_of
+from .texts import HAS_STATES, LATER, READY, next_at, owed_of, room_of
 
 __all__ = ["LOCKS", "QUEUE", "TASKS"]
 
@@ -56,7 +56,9 @@ QUEUE = f"""
 SELECT * INTO rule FROM {{schema}}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
 SELECT * INTO state FROM {{schema}}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
 is_strict := coalesce(rule."strict", false) OR cardinality(strict_tasks) > 0;
-IF cardinality(task_names) > 0 THEN
+behind := '{{{{}}}}';
+IF cardinality(task_names) > 0 AND EXISTS (
+    SELECT FROM {{schema}}.job WHERE job.queue = this AND job.concurrency_key < chr(2) COLLATE "C" AND {READY}) THEN
     -- Tasks of which some jobs were put aside: these go before those that were not.
     behind := ARRAY (SELECT substr(g.key, 2) FROM {{schema}}.ready_keys(this, '', chr(2), 1000) AS r, unnest(r.keys) AS g (key)
         WHERE g.key < chr(2) COLLATE "C" AND substr(g.key, 2) = ANY (task_names));
