@@ -23,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from tests.support import keeper, pooler
+from tests.support.compiling import share_compiled
 from tests.support.databases import Databases, connect, empty
 from tests.support.engines import new_async_engine, new_engine
 
@@ -51,6 +52,8 @@ settings.register_profile(
     suppress_health_check=list(HealthCheck),
 )
 settings.load_profile("same")
+
+share_compiled()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
