@@ -113,11 +113,10 @@ def fail() -> None:
     raise Unpicklable(lambda: None, needed=7)
 
 
-@task(registry=registry, executor="process", retry=SOON, timeout=3, max_attempts=1)
+@task(registry=registry, executor="process", retry=SOON, timeout=1, max_attempts=1)
 def spin(ctx: JobContext, name: str) -> None:
     """Computes for ever, after a write."""
     write(ctx, name)
-    say(f"started-{name}")
     while True:
         pass
 
@@ -129,6 +128,16 @@ def held(ctx: JobContext, name: str) -> None:
     say(f"started-{name}")
     while not is_let_go(name):
         sum(range(1_000))
+    say(f"ended-{name}")
+
+
+@task(registry=registry, executor="process", retry=SOON)
+def patient(ctx: JobContext, name: str) -> None:
+    """Writes, then waits until the test lets it go."""
+    write(ctx, name)
+    say(f"started-{name}")
+    while not is_let_go(name):
+        time.sleep(0.005)
     say(f"ended-{name}")
 
 
