@@ -368,12 +368,17 @@ def test_a_process_killed_before_its_commit_has_moved_nothing(engine: Engine, ur
     assert (len(left(engine)), archived(engine)) == (1_000, [])
 
 
-def test_processes_killed_at_any_time_lose_and_double_no_job(engine: Engine, url: str) -> None:
-    """SIGKILL in the middle of the work, several times, two at once: each job is in one table, and at last all are moved."""
-    fill(engine, 60_000)
+@pytest.mark.parametrize(
+    ("number", "kills"), [(15_000, (2,)), pytest.param(60_000, (1, 4, 2), marks=pytest.mark.nightly)]
+)
+def test_processes_killed_at_any_time_lose_and_double_no_job(
+    engine: Engine, url: str, number: int, kills: tuple[int, ...]
+) -> None:
+    """SIGKILL in the middle of the work, after some pages, two at once: each job is in one table, and at last all are moved."""
+    fill(engine, number)
     with Session(engine) as session:
         kept = list(session.scalars(select(Job.id).where(Job.task == "kept").order_by(Job.id)))
-    for pages in (1, 4, 2):
+    for pages in kills:
         with mover(url, 250) as first, mover(url, 300) as second:
             assert first.stdout is not None
             assert second.stdout is not None

@@ -32,6 +32,7 @@ from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, terminate_others
 from tests.support.factory import make_job
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, job_of, services_of, statuses, worker_for, working
 
@@ -204,8 +205,7 @@ def test_a_request_to_be_woken_holds_until_the_next_look(
 # ---- logging
 
 
-@pytest.mark.parametrize("error", [ValueError, SystemExit])
-@pytest.mark.parametrize("part", ["claimer", "maintenance", "listener"])
+@pytest.mark.parametrize(("error", "part"), crossed([ValueError, SystemExit], ["claimer", "maintenance", "listener"]))
 def test_a_filter_of_logs_that_raises_ends_no_thread_of_the_worker(
     engine: Engine, database_url: str, url: str, registry: Registry, part: str, error: type[BaseException]
 ) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, RetryPolicy, enqueue, task
 from sa_jobqueue.worker.running import leftovers
 from tests.support import pooler
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, job_of, worker_for, working
 
@@ -55,9 +56,7 @@ async def leave_open_async(session: AsyncSession, how: str) -> None:
         await anext(left[-1])
 
 
-@pytest.mark.parametrize("ends", ["returns", "raises"])
-@pytest.mark.parametrize("how", ["copy", "stream"])
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("ends", "how", "kind"), crossed(["returns", "raises"], ["copy", "stream"], ["sync", "async"]))
 def test_a_command_that_was_left_open_fails_the_attempt_and_holds_up_nothing(
     engine: Engine, url: str, registry: Registry, kind: str, how: str, ends: str
 ) -> None:
@@ -170,8 +169,7 @@ class Handlers:
         return [str(job_of(engine, id).status) for id in ids]
 
 
-@pytest.mark.parametrize("statement", LASTING)
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("statement", "kind"), crossed(LASTING, ["sync", "async"]))
 def test_what_a_handler_leaves_behind_is_not_there_for_the_next_job(
     engine: Engine, url: str, kind: str, statement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,8 +185,7 @@ def test_what_a_handler_leaves_behind_is_not_there_for_the_next_job(
     )
 
 
-@pytest.mark.parametrize("statement", ENDING)
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("statement", "kind"), crossed(ENDING, ["sync", "async"]))
 def test_what_ends_with_the_transaction_keeps_the_connection(
     engine: Engine, url: str, kind: str, statement: str
 ) -> None:

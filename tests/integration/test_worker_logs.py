@@ -30,6 +30,7 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.models import WorkerRow
 from tests.support.factory import make_job
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, job_of, long_healthy, working
 
@@ -81,8 +82,7 @@ def test_nothing_that_a_job_brings_along_breaks_a_line_of_the_log(
     assert all(message.isprintable() for message in said)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("session", [False, True], ids=["", "with a session"])
+@pytest.mark.parametrize(("kind", "session"), crossed(["sync", "async"], [False, True]))
 def test_a_final_failure_is_an_error_with_its_exception_and_a_retry_is_none(
     engine: Engine, url: str, registry: Registry, tracker: Tracker, kind: str, session: bool
 ) -> None:
@@ -123,8 +123,7 @@ FINAL: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FINAL)
-@pytest.mark.parametrize("way", ["returned", "raised"])
+@pytest.mark.parametrize(("name", "way"), crossed(FINAL, ["returned", "raised"]))
 def test_whatever_ends_as_failed_is_one_error(
     engine: Engine, url: str, registry: Registry, tracker: Tracker, name: str, way: str
 ) -> None:

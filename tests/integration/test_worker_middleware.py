@@ -37,6 +37,7 @@ from sa_jobqueue import (
 from sa_jobqueue.middleware import installed
 from sa_jobqueue.tasks import AnyTask
 from tests.support import surrounded
+from tests.support.nightly import nightly
 from tests.support.waiting import PATIENCE, wait_until
 from tests.support.working import (
     add,
@@ -53,6 +54,7 @@ from tests.support.working import (
 NEVER = RetryPolicy(no_retry=(BaseException,))
 LATER = RetryPolicy(base=3600, jitter=0)
 KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
+ONE_KIND = pytest.mark.parametrize("kind", ["sync", *nightly("async")])
 
 tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant")
 
@@ -165,7 +167,7 @@ def test_each_middleware_is_entered_before_the_handler_and_left_after_it(
 
 
 @KINDS
-@pytest.mark.parametrize("way", ["returned", "raised"])
+@pytest.mark.parametrize("way", ["returned", *nightly("raised")])
 @pytest.mark.parametrize(
     ("outcome", "told"),
     [
@@ -245,7 +247,7 @@ def test_the_end_is_told_after_the_commit(engine: Engine, url: str, registry: Re
     assert found == [("written", JobStatus.COMPLETED)]
 
 
-@KINDS
+@ONE_KIND
 @pytest.mark.parametrize("outcome", [Snooze(3600), Retry(3600), Cancel("no"), Discard("no"), ValueError("no")])
 def test_a_middleware_may_raise_an_outcome_in_place_of_the_handlers_exception(
     engine: Engine, url: str, registry: Registry, kind: str, outcome: Exception
@@ -294,7 +296,7 @@ class Refuses(Middleware):
         raise self.error
 
 
-@KINDS
+@ONE_KIND
 @pytest.mark.parametrize(
     ("error", "told"),
     [
@@ -339,7 +341,7 @@ class NoManager(Middleware):
         yield
 
 
-@KINDS
+@ONE_KIND
 @pytest.mark.parametrize(
     ("broken", "said"),
     [

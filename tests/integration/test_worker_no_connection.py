@@ -17,6 +17,7 @@ from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, R
 from sa_jobqueue.grants import Can, grant_statements
 from tests.support import pooler
 from tests.support.databases import connect
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until
 from tests.support.working import add, job_of, services_of, working
 
@@ -55,8 +56,7 @@ def counts(engine: Engine) -> dict[str, int]:
         return {str(status): int(number) for status, number in found}
 
 
-@pytest.mark.parametrize("does", ["nothing", "wraps"])
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("does", "kind"), crossed(["nothing", "wraps"], ["sync", "async"]))
 def test_a_session_that_cannot_be_opened_is_no_attempt_of_its_job(
     engine: Engine, few: str, registry: Registry, kind: str, does: str
 ) -> None:

@@ -29,6 +29,7 @@ from sa_jobqueue import (
     enqueue,
     task,
 )
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, job_of, working
 
@@ -58,9 +59,7 @@ def note(name: str) -> Any:
     return text("INSERT INTO note VALUES (:said)").bindparams(said=name)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("way", ["returned", "raised"])
-@pytest.mark.parametrize("name", OUTCOMES)
+@pytest.mark.parametrize(("kind", "way", "name"), crossed(["sync", "async"], ["returned", "raised"], OUTCOMES))
 def test_a_returned_outcome_keeps_the_writes_and_a_raised_one_does_not(
     notes: Engine, url: str, registry: Registry, name: str, way: str, kind: str
 ) -> None:
@@ -93,8 +92,7 @@ def test_a_returned_outcome_keeps_the_writes_and_a_raised_one_does_not(
         assert job.errors[0]["message"] in ("later", "not wanted", "hopeless")
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("outcome", [Retry, Snooze, RateLimited, Cancel, Discard])
+@pytest.mark.parametrize(("kind", "outcome"), crossed(["sync", "async"], [Retry, Snooze, RateLimited, Cancel, Discard]))
 def test_the_class_of_an_outcome_is_a_mistake(
     notes: Engine, url: str, registry: Registry, outcome: type, kind: str
 ) -> None:
@@ -280,8 +278,7 @@ STEPS: dict[str, tuple[list[Any], list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("ending", ["returns", "raises", "returns async", "raises async"])
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(("ending", "steps"), crossed(["returns", "raises", "returns async", "raises async"], STEPS))
 def test_a_handlers_commits_and_rollbacks_mean_what_they_say_within_the_job(
     notes: Engine, url: str, registry: Registry, steps: str, ending: str
 ) -> None:

@@ -18,6 +18,7 @@ from sa_jobqueue import JobStatus, Registry, enqueue, task
 from sa_jobqueue.worker.maintenance.rescue import Rescue
 from tests.support.databases import Databases, connect, terminate_others
 from tests.support.factory import make_job
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 from tests.support.working import add_one, job_of, long_healthy, services_of, working
 
@@ -199,6 +200,7 @@ HOSTILE = {
     "quote_all_identifiers": "on",
     "client_min_messages": "debug5",
 }
+FIRST, MORE = list(HOSTILE)[:2], list(HOSTILE)[2:]
 
 
 @contextmanager
@@ -214,7 +216,7 @@ def settings(url: str, values: Mapping[str, str]) -> Iterator[None]:
         connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(name))
 
 
-@pytest.mark.parametrize("setting", [*HOSTILE, "all of them"])
+@pytest.mark.parametrize("setting", ["all of them", *FIRST, *nightly(*MORE)])
 def test_no_setting_of_the_database_keeps_jobs_from_being_rescued_and_run(
     engine: Engine, database_url: str, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, setting: str
 ) -> None:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, JobContext, JobStatus, Registry, enqueue, task
 from sa_jobqueue.worker.running.run import Stop
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until, wait_until_async
 from tests.support.working import add_one, job_of, renew_now, services_of, working
 
@@ -61,8 +62,7 @@ def notes(engine: Engine) -> list[str]:
         return list(connection.scalars(text("SELECT said FROM note")))
 
 
-@pytest.mark.parametrize("writes", [True, False], ids=["with a session", "without"])
-@pytest.mark.parametrize("kind", ["def", "async def"])
+@pytest.mark.parametrize(("writes", "kind"), crossed([True, False], ["def", "async def"]))
 def test_a_stale_run_never_completes_another_job_that_has_its_jobs_number(
     engine: Engine, database_url: str, url: str, kind: str, writes: bool
 ) -> None:

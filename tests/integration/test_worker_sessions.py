@@ -34,6 +34,7 @@ from sa_jobqueue.errors import SessionUnavailable
 from sa_jobqueue.migrations import upgrade_database
 from tests.support import pooler
 from tests.support.databases import connect, cut_line, driver_url
+from tests.support.nightly import crossed
 from tests.support.working import add, add_one, drain, job_of, worker_for
 
 
@@ -197,8 +198,7 @@ def test_delays_and_times_count_from_the_end_of_the_handler(
     assert completed.purge_at == completed.finished_at + timedelta(seconds=60)
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("committed_before", [False, True])
+@pytest.mark.parametrize(("kind", "committed_before"), crossed(["sync", "async"], [False, True]))
 def test_what_was_not_committed_when_a_session_is_closed_is_not_kept(
     notes: Engine, url: str, registry: Registry, committed_before: bool, kind: str
 ) -> None:

@@ -18,6 +18,7 @@ from sa_jobqueue.models import UniqueKey
 from sa_jobqueue.statements import retry_jobs
 from sa_jobqueue.store import default_store
 from sa_jobqueue.worker.running import timeouts
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until
 from tests.support.working import add, finished, job_of, working
 
@@ -70,8 +71,7 @@ def test_a_job_that_could_not_be_started_in_time_is_refused(registry: Registry) 
         enqueue(declare(registry).options(delay=60, deadline=30))
 
 
-@pytest.mark.parametrize("limit", ["expires_at", "deadline_at"])
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize(("limit", "kind"), crossed(["expires_at", "deadline_at"], ["sync", "async"]))
 def test_a_job_whose_time_is_over_is_not_started(
     engine: Engine, url: str, registry: Registry, limit: str, kind: str
 ) -> None:

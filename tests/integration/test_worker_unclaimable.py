@@ -13,6 +13,7 @@ from sa_jobqueue import JobStatus, Registry, Retry, task
 from sa_jobqueue.worker.claiming import skipped
 from sa_jobqueue.worker.connections.service import APPLICATION
 from tests.support.factory import TABLE, make_job, make_jobs
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until
 from tests.support.working import drain, services_of, working
 
@@ -276,8 +277,9 @@ def test_the_jobs_of_one_queue_use_up_no_other_queues_share(
         wait_until(lambda: len(ran) == 333)
 
 
-@pytest.mark.parametrize("queues", [["default"], ["default", "other"]])
-@pytest.mark.parametrize("does", ["RAISE 'not these'", "RETURN NULL"])
+@pytest.mark.parametrize(
+    ("queues", "does"), crossed([["default"], ["default", "other"]], ["RAISE 'not these'", "RETURN NULL"])
+)
 def test_draining_ends_though_no_more_can_be_skipped(
     engine: Engine,
     url: str,

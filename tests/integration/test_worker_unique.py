@@ -24,6 +24,7 @@ from sa_jobqueue import (
     task,
 )
 from sa_jobqueue.models import UniqueKey
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, job_of, long_healthy, working
 
@@ -44,8 +45,7 @@ ENDS: dict[str, tuple[Any, JobStatus, bool]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ["plain", "session", "async", "async session"])
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize(("kind", "end"), crossed(["plain", "session", "async", "async session"], ENDS))
 def test_a_key_is_free_when_its_job_has_ended_and_not_before(
     engine: Engine, url: str, registry: Registry, end: str, kind: str
 ) -> None:
@@ -94,8 +94,9 @@ def test_a_job_that_is_not_kept_frees_its_key(engine: Engine, url: str, registry
         assert session.scalars(select(Job)).all() == []
 
 
-@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
-@pytest.mark.parametrize("size", [1, 100_000], ids=["short", "fetched apart"])
+@pytest.mark.parametrize(
+    ("level", "size"), crossed(["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"], [1, 100_000])
+)
 def test_a_job_that_was_enqueued_while_the_other_ran_is_not_lost(
     engine: Engine, url: str, registry: Registry, level: str, size: int
 ) -> None:

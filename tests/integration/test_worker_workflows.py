@@ -29,6 +29,7 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import WorkflowError
 from sa_jobqueue.models import WorkflowRow
 from sa_jobqueue.statements import cancel_workflows, retry_workflow, set_limit
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until
 from tests.support.working import drain, finished, job_of, statuses, working
 
@@ -132,8 +133,7 @@ def test_what_failed_is_said_or_left_out_or_cancels(
     assert state(engine, id) == ("failed", True)
 
 
-@pytest.mark.parametrize("kind", ["total", "streamed", "streamed_async"])
-@pytest.mark.parametrize("number", [3, 1_500])
+@pytest.mark.parametrize(("kind", "number"), crossed(["total", "streamed", "streamed_async"], [3, 1_500]))
 def test_many_results_are_read_page_by_page(
     engine: Engine, url: str, registry: Registry, tasks: dict[str, Any], kind: str, number: int
 ) -> None:
