@@ -176,8 +176,9 @@ def test_a_claim_that_fails_by_a_row_is_tried_again_without_arguments(
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE sa_jobqueue.job SET args = {unfolding(9_000)} WHERE id = {bad}"))
     drain(engine, registry, lease=60)
-    assert asked[:3] == [True, False, True]
-    assert all(asked[2:])
+    assert asked.count(False) == 1
+    assert asked[0]
+    assert asked[-1]
     with Session(engine) as session:
         status, errors = session.execute(select(Job.status, Job.errors).where(Job.id == bad)).one()
     assert (status, errors[0]["type"]) == ("failed", "sa_jobqueue.errors.PayloadError")

@@ -145,7 +145,7 @@ def test_a_run_that_is_stale_writes_nothing(engine: Engine, url: str, registry: 
 
 def test_the_jobs_of_a_worker_are_written_in_one_statement(engine: Engine, url: str, registry: Registry) -> None:
     """20 jobs say 50 things each: one row a job, and a few statements in all."""
-    all_run, go_on = threading.Barrier(20), threading.Event()
+    all_run, go_on = threading.Barrier(20 + 1), threading.Event()
 
     @task(registry=registry)
     def export(ctx: JobContext) -> None:
@@ -163,6 +163,7 @@ def test_the_jobs_of_a_worker_are_written_in_one_statement(engine: Engine, url: 
 
     with working(url, registry, queues={"default": 20}) as worker:
         event.listen(services_of(worker).maintenance._connector.engine, "after_cursor_execute", count)
+        all_run.wait(30)
         wait_until(lambda: {said(engine, id) for id in ids} == {(0.98, "page 49")})
         go_on.set()
     assert len(written) <= 10
