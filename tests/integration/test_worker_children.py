@@ -148,8 +148,10 @@ def ran(databases: Databases) -> Iterator[Ran]:
     ids = {kind: add(engine, *made) for kind, made in jobs.items()}
     quiet = logging.getLogger("heavy.quiet")
     quiet.setLevel(logging.ERROR)
-    with catching_logs(LogCaptureHandler(), logging.INFO) as logged:
-        drain(url, REGISTRY, queues={"default": 1})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.root, "handlers", [])  # pytest-xdist could not report what is no UTF-8
+        with catching_logs(LogCaptureHandler(), logging.INFO) as logged:
+            drain(url, REGISTRY, queues={"default": 1})
     quiet.setLevel(logging.NOTSET)
     yield Ran(engine, ids, logged.records)
     engine.dispose()
