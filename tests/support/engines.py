@@ -1,6 +1,6 @@
-"""Engines for tests, which share what SQLAlchemy has compiled for an earlier test on the same database.
+"""Engines for tests, which share the dialect of an earlier test on the same database: it need not ask the server again.
 
-An engine of its own would compile each statement again: that was two fifths of the processor time of `tests/statements`.
+`tests.support.compiling` lets them, and the engines that the tested code makes, share what SQLAlchemy has compiled, too.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from tests.support import pooler
 
 
 def new_engine(url: str) -> Engine:
-    """Make an engine with a pool of its own, and with the dialect and the compiled statements of the first for `url`."""
+    """Make an engine with a pool of its own, and with the dialect of the first for `url`."""
     if _first(url).dialect._has_events:  # a test listens to it
         _first.cache_clear()
     return _like(_first(url))
 
 
 def new_async_engine(url: str) -> AsyncEngine:
-    """Make an async engine with a pool of its own, and the dialect and compiled statements of the first for `url`."""
+    """Make an async engine with a pool of its own, and with the dialect of the first for `url`."""
     if _first_async(url).dialect._has_events:
         _first_async.cache_clear()
     return AsyncEngine(_like(_first_async(url)))
@@ -38,6 +38,4 @@ def _first_async(url: str) -> Engine:
 
 
 def _like(first: Engine) -> Engine:
-    engine = Engine(first.pool.recreate(), first.dialect, first.url)
-    engine._compiled_cache = first._compiled_cache
-    return engine
+    return Engine(first.pool.recreate(), first.dialect, first.url)
