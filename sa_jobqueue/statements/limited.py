@@ -90,6 +90,8 @@ class LimitedRequest:
     rings: Mapping[str, Ring] = field(default_factory=dict)
     tasks: Sequence[str] = ()
     """All tasks that have limits."""
+    unknown: Sequence[str] = ()
+    """Tasks that the worker does not know. Their jobs are for others."""
     known: int | None = None
     """The versions of the limits that the worker has read."""
     but: Sequence[int] = ()
@@ -116,6 +118,7 @@ def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
         "ring_after": packed_texts([ring.after for ring in rings]),
         "ring_turns": packed([ring.turns for ring in rings]),
         "limited_tasks": packed_texts(request.tasks),
+        "unknown_tasks": packed_texts(request.unknown),
         "known_limits": request.known,
         "limited_but": packed(request.but),
         "limit_opener": request.opener,
@@ -184,6 +187,7 @@ def _picked(table: Table, given: Mapping[str, Any], *, visible: ColumnElement[An
         array("ring_after", given["ring_after"], Text()),
         array("ring_turns", given["ring_turns"], Integer()),
         array("limited_tasks", given["limited_tasks"], Text()),
+        array("unknown_tasks", given["unknown_tasks"], Text()),
         bindparam("known_limits", given["known_limits"], BigInteger),
         array("limited_but", given["limited_but"], BigInteger()),
         bindparam("limit_opener", given["limit_opener"], Integer),

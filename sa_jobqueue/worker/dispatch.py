@@ -37,7 +37,7 @@ class Dispatch:
         unknown: UnknownTasks,
     ) -> None:
         self._registry, self._all_slots, self._runs = registry, all_slots, runs
-        self._executor, self._writer, self._observer, self._unknown = executor, writer, observer, unknown
+        self._executor, self._writer, self._observer, self.unknown = executor, writer, observer, unknown
 
     def take_in(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
         """To the slots with jobs that were claimed just now. Jobs of unknown tasks go back."""
@@ -85,7 +85,7 @@ class Dispatch:
 
     def _return_unknown(self, job: ClaimedJob) -> None:
         """Another release may know the task: back to the queue with a delay, and no attempt spent."""
-        self._end(job, None, Released(self._unknown.seconds(job)))
+        self._end(job, None, Released(self.unknown.seconds(job)))
 
     def _end(self, job: ClaimedJob, task: AnyTask | None, outcome: Outcome) -> None:
         """Without a run."""

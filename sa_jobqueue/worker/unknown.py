@@ -26,7 +26,7 @@ class UnknownTasks:
     """Decides how long such jobs go back: `first` seconds, and longer while they keep coming.
 
     A job goes back for as long as its task has been unknown here. So a job of a task that comes with the release being
-    deployed waits no longer than the deployment has taken so far. The service thread alone uses it.
+    deployed waits no longer than the deployment has taken so far. The service thread alone uses it, except `names`.
     """
 
     def __init__(self, first: float) -> None:
@@ -34,6 +34,11 @@ class UnknownTasks:
         self._longest = max(first, _LONGEST)
         self._seen: dict[str, tuple[float, float]] = {}
         """By task: since when its jobs have come, and when the task is forgotten if no more come."""
+
+    def names(self) -> list[str]:
+        """The tasks whose jobs came lately. For any thread: under limits they are not claimed meanwhile, so that they use up no rate."""
+        now = monotonic()
+        return [task for task, (_, forgotten) in list(self._seen.items()) if now < forgotten and task != _REST]
 
     def seconds(self, job: ClaimedJob) -> float:
         """Seconds for which this job goes back."""

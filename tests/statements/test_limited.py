@@ -558,6 +558,22 @@ def test_nothing_starts_of_a_paused_queue_key_or_task(connection: Connection) ->
     assert running(connection) == 6
 
 
+def test_a_worker_uses_up_no_rate_for_tasks_that_it_does_not_know(connection: Connection) -> None:
+    """Their jobs wait for a worker that does, and so do those behind them in their keys; all others go."""
+    limit(connection, **rate(1, 3_600.0, 3))
+    new = fill(connection, 3, task="new") + fill(connection, 1, "a", task="new")
+    behind = fill(connection, 1, "a")
+    old = fill(connection, 1) + fill(connection, 1, "b")
+
+    claimant = Claimant(connection, name="old")
+    assert sorted(ids(claimant.claim(9, unknown=["new"]))) == sorted(old)
+    assert claimant.claim(9, unknown=["new"]) == []
+    assert claimant.state.rate_in is None
+    limit(connection, **rate(10, 3_600.0, 10))
+    end(connection, old)
+    assert sorted(ids(Claimant(connection, name="new").claim(9))) == sorted(new + behind)
+
+
 def test_each_key_has_its_limit_of_a_task_over_all_queues_also_within_one_claim(connection: Connection) -> None:
     """`per_key` of a task counts within the task: in whatever queue, and whatever other tasks of the key run."""
     for queue in ("x", "y", "z"):

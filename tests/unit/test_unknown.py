@@ -41,8 +41,10 @@ def test_a_task_whose_jobs_came_no_more_is_new_when_one_comes_again(clock: Clock
     """That of the last deployment, a week ago, says nothing of this one."""
     tasks = UnknownTasks(15.0)
     tasks.seconds(job("new"))
+    assert tasks.names() == ["new"]
     clock.now += 604_800
 
+    assert tasks.names() == []
     assert tasks.seconds(job("new")) == 15
 
 

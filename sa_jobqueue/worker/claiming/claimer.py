@@ -121,7 +121,7 @@ class Claimer:
         self._gates = Gates(connector, poll=settings.poll)
         self._limited = LimitedQueues(
             connector, all_slots, self._demand, self._gates, skipped, worker=worker, poll=settings.poll,
-            listening=listening,
+            listening=listening, unknown=dispatch.unknown.names,
         )  # fmt: skip
         bisecting = BisectingClaims(connector, self.deadline, skipped, self._limited, worker)
         self._unclaimable = UnclaimableJobs(

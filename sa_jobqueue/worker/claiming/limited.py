@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from operator import attrgetter
 from time import monotonic
@@ -48,9 +48,11 @@ class LimitedQueues:
         worker: str,
         poll: float,
         listening: Callable[[], bool],
+        unknown: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._connector, self._queues, self._demand, self._gates = connector, queues, demand, gates
         self._skipped, self._worker, self._poll, self._listening = skipped, worker, poll, listening
+        self._unknown = unknown
         demand.is_limited = self.has
         self._opener = random.randrange(1, 1000)
         # Most queues have none, and a claim that should know of some fails: so a worker reads them only then.
@@ -124,6 +126,7 @@ class LimitedQueues:
             self._connector.lease,
             rings=self._rings,
             tasks=self._known.tasks,
+            unknown=self._unknown(),
             known=self._known.version,
             but=self._skipped.ids(),
             opener=self._opener,

@@ -24,14 +24,14 @@ UP = (
     # A ring of keys: each gets jobs by its weight, until as many are picked as are wanted, or all have had their turn.
     #
     # Returns a row for each job that it picked, and a row without an id for each queue, whose `info` says where the ring stopped, when to
-    # look again, and whether jobs wait for a permit. `known`: the versions of the limits that the worker has read. `opener`: 1 to 999, the
+    # look again, and whether jobs wait for a permit. `unknown_tasks`: those that the worker cannot run. `known`: the versions of the limits that the worker has read. `opener`: 1 to 999, the
     # worker; `freed`: whether limited jobs of it have ended since its last claim. `visible`: what the statement sees that
     # is to claim the jobs; NULL: all.
     PICK,
 )
 
 DOWN = (
-    "DROP FUNCTION {schema}.pick_limited(text[], integer[], text[], integer[], text[], bigint, bigint[], integer, boolean, pg_snapshot)",
+    "DROP FUNCTION {schema}.pick_limited(text[], integer[], text[], integer[], text[], text[], bigint, bigint[], integer, boolean, pg_snapshot)",
     "DROP FUNCTION {schema}.drop_waiting(text, text, text, text, integer, bigint[])",
     "DROP FUNCTION {schema}.ready_keys(text, text, text, integer)",
     "DROP FUNCTION {schema}.permits_freed(integer)",

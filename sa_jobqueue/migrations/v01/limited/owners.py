@@ -49,6 +49,11 @@ IF cardinality(limited_tasks) > 0 THEN
     task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; task_owed := answer.owed; by_key := answer.by_key; strict_tasks := answer.stricts; tasks_at := answer.again_at;
     any_permit := answer.full;
 END IF;
+-- Jobs that this worker cannot run would use up rates, and go back: to it, their tasks are as if they were paused.
+FOR place IN 1 .. cardinality(unknown_tasks) LOOP
+    total := coalesce(array_position(task_names, unknown_tasks[place]), cardinality(task_names) + 1);
+    task_names[total] := unknown_tasks[place]; task_rooms[total] := 0; task_units[total] := NULL; task_owed[total] := NULL;
+END LOOP;
 """.strip()
 
 # What this queue may start.
@@ -68,7 +73,7 @@ IF is_strict THEN
 END IF;
 has_keys := EXISTS (SELECT FROM {{schema}}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
 has_states := {HAS_STATES};
-alike := NOT (has_keys OR has_states OR cardinality(limited_tasks) > 0 OR coalesce(rule.key_running IS NOT NULL
+alike := NOT (has_keys OR has_states OR cardinality(task_names) > 0 OR coalesce(rule.key_running IS NOT NULL
     OR rule.key_rate_count IS NOT NULL OR rule."strict" OR rule.max_waiting IS NOT NULL OR rule.when_full <> 'wait', false));
 -- Under other limits, or none, jobs with lower ids may have been started.
 IF state.version IS DISTINCT FROM rule.version THEN

@@ -21,7 +21,7 @@ __all__ = ["PICK"]
 # The `concurrency_key` of a limited task's jobs that have no key is chr(1) and the task's name. All other keys are not below chr(2).
 PICK = f"""
     CREATE FUNCTION {{schema}}.pick_limited(
-        queue_names text[], wanted integer[], after_keys text[], had_turns integer[], limited_tasks text[], known bigint,
+        queue_names text[], wanted integer[], after_keys text[], had_turns integer[], limited_tasks text[], unknown_tasks text[], known bigint,
         but_ids bigint[], opener integer, freed boolean, visible pg_snapshot
     ) RETURNS TABLE (id bigint, at timestamptz, info text) LANGUAGE plpgsql
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
@@ -97,7 +97,7 @@ PICK = f"""
                     {inside(FOUND, 20)}
                     EXIT WHEN ids IS NULL;
                     -- 4. What rates and the limits of tasks leave of them.
-                    IF units_left IS NULL AND NOT has_rates AND NOT (tasks && limited_tasks) THEN
+                    IF units_left IS NULL AND NOT has_rates AND NOT (tasks && task_names) THEN
                         picked := picked || ids;
                         room := room - cardinality(ids);
                     ELSE
