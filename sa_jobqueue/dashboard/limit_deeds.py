@@ -37,9 +37,7 @@ def _set(look: Look) -> Done:
 def _remove(look: Look) -> Done:
     place, beside = place_of(look), look.options.beside
     try:
-        statement = remove_limit(
-            place.name, **place.given, limit=beside.limit, limit_key=beside.key, limit_state=beside.limit_state
-        )
+        statement = remove_limit(place.name, **place.given, limit=beside.limit, limit_key=beside.key)
     except OptionError as error:
         raise BadInput("the limit", place.name, str(error)) from error
     return Done(len(look.connection.execute(statement).all()))

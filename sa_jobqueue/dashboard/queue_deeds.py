@@ -40,9 +40,7 @@ def _pause(look: Look) -> Done:
 def _resume(look: Look) -> Done:
     place, beside = place_of(look), look.options.beside
     try:
-        statement = resume(
-            place.name, **place.given, limit=beside.limit, limit_key=beside.key, limit_state=beside.limit_state
-        )
+        statement = resume(place.name, **place.given, limit=beside.limit, limit_key=beside.key)
     except OptionError as error:
         raise BadInput("name", place.name, str(error)) from error
     return Done(len(look.connection.execute(statement).all()))

@@ -54,7 +54,7 @@ from ..limits import (
     checked_when_full,
     rate_columns,
 )
-from ..models import KeyRow, LimitRow, LimitState
+from ..models import KeyRow, LimitRow, LimitState, in_schema
 from ..options import Enqueueable, checked_key, checked_name
 from .admin import UNSYNCHRONIZED
 from .parts import table_of
@@ -151,7 +151,6 @@ def remove_limit(
     owner: Owner = "queue",
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
-    limit_state: type[LimitState] = LimitState,
 ) -> Executable:
     """Take back what `set_limit` has changed, and end a wait, as `resume` does. Returns the name; nothing if there was neither.
 
@@ -169,7 +168,7 @@ def remove_limit(
     else:
         changed, gone = true(), columns.paused_at.is_(None)
         values = {**KeyLimits().columns(""), "weight": literal_column("1")}
-    return _delete_or_update(limit if key is None else limit_key, row, changed, gone, values, limit_state=limit_state)
+    return _delete_or_update(limit if key is None else limit_key, row, changed, gone, values)
 
 
 def pause(
@@ -202,7 +201,6 @@ def resume(
     owner: Owner = "queue",
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
-    limit_state: type[LimitState] = LimitState,
 ) -> Executable:
     """End a pause, and a wait that a handler has asked for by `RateLimited`. Returns the name; nothing if there was neither.
 
@@ -215,9 +213,7 @@ def resume(
     else:
         gone = _is_plain(columns, {**KeyLimits().columns(""), "weight": 1})
     values = {"paused_at": null(), "pause_reason": null()}
-    return _delete_or_update(
-        mapped, _row(name, key, owner), columns.paused_at.is_not(None), gone, values, limit_state=limit_state
-    )
+    return _delete_or_update(mapped, _row(name, key, owner), columns.paused_at.is_not(None), gone, values)
 
 
 def _row(name: str | Enqueueable, key: str | None, owner: str) -> dict[str, str]:
@@ -251,8 +247,6 @@ def _delete_or_update(
     where: ColumnElement[bool],
     gone: ColumnElement[bool],
     values: Mapping[str, Any],
-    *,
-    limit_state: type[LimitState],
 ) -> Executable:
     """Delete the row if nothing is left to say, else change it. What is left is looked at under the lock. And no wait goes on."""
     table = table_of(mapped)
@@ -265,7 +259,7 @@ def _delete_or_update(
         .values(**values)
         .returning(table.c.name)
     )
-    state = table_of(limit_state)
+    state = table_of(in_schema(LimitState, str(table.schema)))
     its_state = [state.c[name] == bindparam(f"of_{name}", value, Text) for name, value in {"key": "", **row}.items()]
     lifted = (
         update(state)

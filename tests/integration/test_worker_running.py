@@ -440,7 +440,7 @@ def test_a_run_whose_job_was_taken_away_and_claimed_here_again_is_stopped(
         wait_until(told.is_set)
         wait_until(lambda: finished(engine, id))
         wait_until(lambda: not worker.state().queues["default"].running and not services.runs.all())
-        assert worker.counts == {"completed": 1, "lost": 1}
+        wait_until(lambda: worker.counts == {"completed": 1, "lost": 1})
     job = job_of(engine, id)
     assert (job.status, job.attempt, job.claims, job.errors) == (JobStatus.COMPLETED, 1, 2, [])
     with engine.connect() as connection:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -124,8 +124,10 @@ class Command:
         self.process.wait()
 
     def children(self) -> list[psutil.Process]:
-        """Return the processes below the command."""
-        return psutil.Process(self.pid).children(recursive=True)
+        """Return the processes below the command; none if it has ended."""
+        with suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).children(recursive=True)
+        return []
 
 
 def alive(process: psutil.Process) -> bool:
