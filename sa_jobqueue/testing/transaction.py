@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from sqlalchemy import Connection, NestedTransaction
+from sqlalchemy.exc import IllegalStateChangeError
 from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
 
+from ..errors import SessionUnavailable
 from ..lifecycle import Change
 from ..models import JobMixin
 from ..store import Answer, Store
 from ..worker.running.ending import LOST, RunEnding, ToWrite, Written
 from ..worker.running.sessions import Sessions
-from ..worker.running.transaction import HandlerTransaction
+from ..worker.running.transaction import SHARED, HandlerTransaction, refuse
 from .sides import connection_of
 
 __all__ = ["JoinedSessions"]
+
+#: Seconds between two looks whether a task or thread that a handler left behind has its savepoint.
+_LOOK = 0.001
 
 
 class _JoinedTransaction(HandlerTransaction):
@@ -29,16 +38,26 @@ class _JoinedTransaction(HandlerTransaction):
     def __init__(self, session: Session, *, test: Session, job: type[JobMixin], store: Store) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.session, self._test, self._job, self._store = session, test, job, store
         self.committing, self.unopened = None, None
+        self._closed, self._opening = False, Lock()
         self._savepoints: dict[Connection, NestedTransaction] = {}
         session.join_transaction_mode = "create_savepoint"
         session.get_bind = self._bind  # type: ignore[method-assign]
 
     def _bind(self, *args: Any, **options: Any) -> Connection:
+        if self._closed:
+            refuse()
         if args:
             options["mapper"] = args[0]
-        connection = self._test.connection(bind_arguments=options)
-        if connection not in self._savepoints:
-            self._savepoints[connection] = connection.begin_nested()
+        if not self._opening.acquire(blocking=False):
+            raise SessionUnavailable(SHARED)
+        try:
+            connection = self._test.connection(bind_arguments=options)
+            if connection not in self._savepoints:
+                self._savepoints[connection] = connection.begin_nested()
+        finally:
+            self._opening.release()
+        if self._closed:
+            refuse()
         return connection
 
     def complete(self, change: Change) -> RunEnding:
@@ -48,6 +67,7 @@ class _JoinedTransaction(HandlerTransaction):
             self.session.commit()
         if not self._savepoints:
             return ToWrite(change)
+        self._closed = True
         answer = self._write(connection_of(self._test, self._job), change)
         if answer is Answer.LOST:
             return LOST
@@ -55,11 +75,26 @@ class _JoinedTransaction(HandlerTransaction):
         return Written(change.cancelled if answer is Answer.CANCELLED else change)
 
     def close(self, *, failed: bool = False) -> None:
-        """Undo what was not kept."""
+        """Undo what was not kept, also by a task or thread that the handler left behind."""
+        self._closed = True
         try:
-            self.session.close()
+            while not self._is_closed():
+                if connection_of(self._test, self._job).dialect.is_async:
+                    await_only(asyncio.sleep(_LOOK))
+                else:
+                    time.sleep(_LOOK)
         finally:
             self._end(keep=False)
+
+    def _is_closed(self) -> bool:
+        """Close the session, unless one that was left behind is making a savepoint in it."""
+        if self._opening.locked():
+            return False
+        try:
+            self.session.close()
+        except IllegalStateChangeError:
+            return False
+        return True
 
     def _end(self, *, keep: bool) -> None:
         savepoints, self._savepoints = self._savepoints, {}

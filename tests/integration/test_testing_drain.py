@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, func, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, selectinload, undefer
 
@@ -34,7 +34,7 @@ from sa_jobqueue import (
     enqueue,
     task,
 )
-from sa_jobqueue.errors import HandlerTimeout, JobQueueError, PayloadError, TaskError
+from sa_jobqueue.errors import HandlerTimeout, JobQueueError, PayloadError, SessionUnavailable, TaskError
 from sa_jobqueue.statements import job_logs, pause, set_limit
 from sa_jobqueue.testing import drain, explain, move_clock, work_one
 from tests.support.joined import KINDS, NAMES, Base, Line, Order, joined, settle
@@ -181,6 +181,31 @@ async def test_what_a_failed_handler_wrote_is_undone(unit: Any, registry: Regist
     assert list(await settle(unit.scalars(select(Order.id)))) == [1]
     assert (job.status, job.attempt, job.errors[0]["message"]) == (JobStatus.QUEUED, 1, "no")
     assert "is due in" in repr(await settle(drain(unit, registry=registry)))
+
+
+@pytest.mark.parametrize("how", ["gathered", "left"])
+async def test_what_a_task_that_was_left_behind_writes_is_undone(
+    async_session: AsyncSession, registry: Registry, how: str
+) -> None:
+    """As in production: the second of several at once is refused, and what the first one still does is not kept."""
+    write = text("INSERT INTO joined_orders (total, note) VALUES (1, '')")
+    left_behind: list[asyncio.Task[Any]] = []
+
+    @task(registry=registry, name="shop.write")
+    async def handler(ctx: AsyncJobContext) -> None:
+        left_behind.append(asyncio.create_task(ctx.session.execute(write)))
+        await asyncio.sleep(0)
+        if how == "gathered":
+            await ctx.session.execute(write)
+        raise ValueError
+
+    async_session.add(enqueue(handler))
+    drained = await drain(async_session, registry=registry, raise_errors=False)
+    assert [type(error) for error in drained.errors] == [SessionUnavailable if how == "gathered" else ValueError]
+    with suppress(SQLAlchemyError, SessionUnavailable):
+        await left_behind[0]
+    assert await async_session.scalar(text("SELECT count(*) FROM joined_orders")) == 0
+    assert not (await async_session.connection()).in_nested_transaction()
 
 
 async def test_a_handlers_error_is_raised(unit: Any, registry: Registry) -> None:

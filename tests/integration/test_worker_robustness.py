@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from psycopg import sql
 from sqlalchemy import Connection, Engine, create_engine, event, func, select, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only
 
 from sa_jobqueue import (
     AsyncJobContext,
@@ -30,12 +33,13 @@ from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.connections import listener
 from sa_jobqueue.worker.connections.service import Connector
 from tests.support import pooler
-from tests.support.databases import connect
+from tests.support.databases import connect, driver_url
 from tests.support.nightly import crossed, nightly
-from tests.support.waiting import wait_until, wait_until_async
+from tests.support.waiting import PATIENCE, wait_until, wait_until_async
 from tests.support.working import (
     add,
     assert_nothing_leaked,
+    drain,
     finished,
     job_of,
     long_healthy,
@@ -224,6 +228,70 @@ def test_a_session_that_outlives_its_job_or_is_shared_leaves_no_transaction_open
         for own in (worker.engine, asynchronous.sync_engine):
             # A service connection, too, is checked out for a moment, until it is detached.
             wait_until(lambda own=own: own.pool.checkedout() == 0)
+
+
+@pytest.mark.parametrize("kind", ["thread", "task", "task elsewhere"])
+def test_a_connection_that_comes_after_its_jobs_end_is_given_back(
+    engine: Engine, url: str, registry: Registry, kind: str
+) -> None:
+    """A thread or task that was left behind may just be opening the session's connection. It is refused, and leaves no transaction."""
+    elsewhere = create_async_engine(driver_url(url, "psycopg"))
+    opening = threading.Event()
+    refused: list[object] = []
+
+    def hold(*_: Any) -> None:
+        opening.set()
+        if kind != "thread":
+            await_only(wait_until_async(lambda: finished(engine, id)))
+        elif threading.current_thread().name == "left behind":
+            wait_until(lambda: finished(engine, id))
+
+    def use(session: Session) -> None:
+        try:
+            session.execute(select(1), bind_arguments={"bind": elsewhere.sync_engine} if "else" in kind else {})
+        except SessionUnavailable as error:
+            refused.append(error)
+
+    @task(registry=registry, name="thread")
+    def on_thread(ctx: JobContext) -> None:
+        threading.Thread(target=lambda: use(ctx.session), name="left behind").start()
+        assert opening.wait(PATIENCE)
+
+    @task(registry=registry, name="task")
+    async def as_task(ctx: AsyncJobContext) -> None:
+        left_behind.append(asyncio.create_task(ctx.session.run_sync(use)))
+        await wait_until_async(opening.is_set)
+
+    left_behind: list[asyncio.Task[None]] = []
+    with working(url, registry) as worker:
+        asynchronous = worker._spec.engines.asynchronous
+        assert asynchronous is not None
+        engines = [worker.engine, asynchronous.sync_engine, elsewhere.sync_engine]
+        for one in engines:
+            event.listen(one, "checkout", hold)
+        (id,) = add(engine, enqueue(kind.split()[0]))
+        wait_until(lambda: refused)
+        for one in engines:
+            wait_until(lambda one=one: one.pool.checkedout() == 0)
+
+
+def test_two_threads_that_open_a_session_at_once_have_the_same(engine: Engine, url: str, registry: Registry) -> None:
+    """A second one would never be closed."""
+    both = threading.Barrier(2, timeout=PATIENCE)
+
+    def maker() -> Session:
+        both.wait()
+        return Session(engine)
+
+    @task(registry=registry, name="sync", retry=NEVER)
+    def handler(ctx: JobContext) -> None:
+        with ThreadPoolExecutor(2) as pool:
+            one, other = pool.map(lambda _: ctx.session, range(2))
+        assert one is other
+
+    (id,) = add(engine, enqueue(handler))
+    drain(url, registry, sessionmaker=maker)
+    assert job_of(engine, id).status == JobStatus.COMPLETED
 
 
 @pytest.mark.parametrize(("kind", "end"), crossed(["sync", "async"], ["returns", "raises"]))

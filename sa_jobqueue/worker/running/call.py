@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from threading import Lock
 from typing import Any, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -27,6 +28,9 @@ __all__ = ["Call"]
 logger = get_logger(__name__)
 
 T = TypeVar("T")
+
+#: Of two threads that open one job's session at once both get the first one's.
+_opening = Lock()
 
 
 class Call:
@@ -112,9 +116,11 @@ class Call:
 
     def _open(self) -> Session:
         self._refuse_late()
-        session, self.transaction = self._sessions.open()
+        _, made = self._sessions.open()
+        with _opening:
+            self.transaction = transaction = self.transaction or made
         self._refuse_late()  # a thread that was left behind may open it just when the job ends
-        return session
+        return transaction.session
 
     def _open_async(self) -> AsyncSession:
         self._refuse_late()

@@ -7,11 +7,13 @@ Everything here is synchronous code over a `Session`; an async handler's runs in
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Lock
 from typing import Any, NoReturn
 from weakref import WeakSet
 
-from sqlalchemy import URL, Connection, Engine, Pool, func, select
-from sqlalchemy.exc import DBAPIError, UnboundExecutionError
+from sqlalchemy import URL, Connection, Engine, Pool, event, func, select
+from sqlalchemy.exc import DBAPIError, IllegalStateChangeError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from ...errors import SessionUnavailable
@@ -25,7 +27,7 @@ from ..connections import driver
 from . import leftovers, libpq
 from .ending import LOST, RunEnding, ToWrite, Written
 
-__all__ = ["HandlerTransaction"]
+__all__ = ["SHARED", "HandlerTransaction", "refuse"]
 
 logger = get_logger(__name__)
 
@@ -34,6 +36,8 @@ _NO_MAP: Mapping[str | None, str | None] = {}
 _OF_TRANSACTIONS = ("isolation_level", "postgresql_readonly", "postgresql_deferrable")
 #: How a session joins our transaction, so that its commit() does not end it.
 _JOINED = frozenset({"rollback_only", "create_savepoint"})
+#: What is said to the second of two tasks or threads that open one session at once.
+SHARED = "ctx.session is one connection: it is not for several tasks or threads at once"
 #: Engines that were warned of.
 _WARNED: WeakSet[Engine] = WeakSet()
 
@@ -61,7 +65,11 @@ class HandlerTransaction:
         self._translate, self._idle, self._store = translate or {}, idle, store
         self.committing: Change | None = None
         """What the commit was sent with; None: it was not sent."""
-        self._opening = self._closed = self._altered = self._others = False
+        self._closed = self._altered = self._others = False
+        self._opening, self._lock = Lock(), Lock()
+        """Held while the connection is opened, for as long as that takes; and around `_closed` with `connection`: a task or thread
+        that the handler left behind may still be opening the connection when the worker closes this.
+        """
         self._pool: Pool | None = None
         self._raw: Any = None
         self._found: leftovers.Found | None = None
@@ -101,30 +109,38 @@ class HandlerTransaction:
         except UnboundExecutionError:
             elsewhere = None
         engine = self.engine if elsewhere is None else elsewhere.engine
+        if self._closed:
+            refuse()
         if elsewhere is not None and not self._is_ours(elsewhere.engine):
             self._others = True
             return elsewhere
-        if self._closed:
-            _refuse()
-        if self.connection is None:
-            if self._opening:
-                raise SessionUnavailable(
-                    "ctx.session is one connection: it is not for several tasks or threads at once"
-                )
-            if self.engine is None:
-                raise SessionUnavailable(
-                    "ctx.session needs an engine of the handler's kind: async handlers an AsyncEngine, def handlers an "
-                    "Engine; give the worker one, Worker(engine, async_engine=...), or a URL"
-                )
-            self._opening = True
-            try:
-                self.connection = self._open(self.engine)
+        connection = self.connection or self._connect()
+        self._join(connection)
+        self._translate_for(connection, engine)
+        return connection
+
+    def _connect(self) -> Connection:
+        """Open the connection. If this was closed meanwhile, give it back and refuse: nobody else would."""
+        if self.engine is None:
+            raise SessionUnavailable(
+                "ctx.session needs an engine of the handler's kind: async handlers an AsyncEngine, def handlers an "
+                "Engine; give the worker one, Worker(engine, async_engine=...), or a URL"
+            )
+        if not self._opening.acquire(blocking=False):
+            raise SessionUnavailable(SHARED)
+        try:
+            if (opened := self.connection) is None:
+                opened = self._open(self.engine)
+                with self._lock:
+                    if not (late := self._closed):
+                        self.connection = opened
+                if late:
+                    self._give_back(opened)
+                    refuse()
                 self.unopened = None
-            finally:
-                self._opening = False
-        self._join(self.connection)
-        self._translate_for(self.connection, engine)
-        return self.connection
+        finally:
+            self._opening.release()
+        return opened
 
     def _is_ours(self, engine: Engine) -> bool:
         """Whether it leads to our connection: it is our engine, perhaps with other options, except those of a transaction."""
@@ -309,20 +325,36 @@ class HandlerTransaction:
 
         `failed`: so has the attempt, perhaps because of what an earlier handler has left behind on the connection.
         """
-        committing, self._closed = self._closed, True
+        with self._lock:
+            committing, self._closed = self._closed, True
         try:
             if not committing:
                 self._is_left_busy()
-            self._close_session()
+            self._end_session()
         finally:
             self._let_go()
-            if self.connection is not None:
+            with self._lock:
                 connection, self.connection = self.connection, None
-                if connection.engine.pool is not self._pool:
-                    connection.detach()  # the worker has left and closed its pool: nothing would close what goes back
-                elif self._is_unfit(connection, failed=failed):
-                    connection.invalidate()
-                connection.close()
+            if connection is not None:
+                self._give_back(connection, failed=failed)
+
+    def _end_session(self) -> None:
+        """Close the session. If a task or thread that was left behind is connecting it to another database, that connection is closed
+        when it has come.
+        """
+        try:
+            self._close_session()
+        except IllegalStateChangeError:
+            event.listen(self.session, "after_begin", _close_late)
+            with suppress(IllegalStateChangeError):  # it may have come just now
+                self._close_session()
+
+    def _give_back(self, connection: Connection, *, failed: bool = False) -> None:
+        if connection.engine.pool is not self._pool:
+            connection.detach()  # the worker has left and closed its pool: nothing would close what goes back
+        elif self._is_unfit(connection, failed=failed):
+            connection.invalidate()
+        connection.close()
 
     def _is_unfit(self, connection: Connection, *, failed: bool) -> bool:
         """Whether to close it instead of giving it back. One that was set to AUTOCOMMIT would come back without it."""
@@ -336,12 +368,18 @@ class HandlerTransaction:
         frees: with threads, that took a fifth of the time of a job that does one INSERT.
         """
         session = self.session
-        session.get_bind = _refuse  # type: ignore[method-assign]
+        session.get_bind = refuse  # type: ignore[method-assign]
         for name in ("close", "reset"):
             vars(session).pop(name, None)
         vars(session).update(self._own)
 
 
-def _refuse(*_: Any, **__: Any) -> NoReturn:
+def _close_late(session: Session, transaction: SessionTransaction, connection: Connection) -> NoReturn:
+    """In place of what a session would do with a connection that has come after its job's end."""
+    connection.close()
+    refuse()
+
+
+def refuse(*_: Any, **__: Any) -> NoReturn:
     """In place of a connection, for a session whose job has ended: nothing would close it."""
     raise SessionUnavailable("the job has ended, and its ctx.session with it")
