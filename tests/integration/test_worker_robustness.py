@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import decimal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -269,10 +270,34 @@ def test_a_connection_that_comes_after_its_jobs_end_is_given_back(
         engines = [worker.engine, asynchronous.sync_engine, elsewhere.sync_engine]
         for one in engines:
             event.listen(one, "checkout", hold)
-        (id,) = add(engine, enqueue(kind.split()[0]))
+        (id,) = add(engine, enqueue(kind.split(maxsplit=1)[0]))
         wait_until(lambda: refused)
         for one in engines:
             wait_until(lambda one=one: one.pool.checkedout() == 0)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_a_jobs_decimal_precision_is_its_own(engine: Engine, url: str, registry: Registry, kind: str) -> None:
+    """Neither the jobs after it, on the same thread or loop, nor the program that runs the worker compute with it."""
+    seen: list[int] = []
+
+    def look() -> None:
+        seen.append(decimal.getcontext().prec)
+        decimal.getcontext().prec = 3
+
+    @task(registry=registry, name="sync")
+    def on_thread() -> None:
+        look()
+
+    @task(registry=registry, name="async")
+    async def on_loop() -> None:
+        look()
+
+    add(engine, *(enqueue(kind) for _ in range(3)))
+    with decimal.localcontext(prec=50):
+        drain(url, registry, queues={"default": 1})
+        assert decimal.getcontext().prec == 50
+    assert seen == [50] * 3
 
 
 def test_two_threads_that_open_a_session_at_once_have_the_same(engine: Engine, url: str, registry: Registry) -> None:

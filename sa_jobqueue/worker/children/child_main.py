@@ -30,6 +30,7 @@ from ..process.inside import enter_child
 from ..running.ending import RunEnding
 from ..running.executor import Executor
 from ..running.run import Run, Stop
+from ..running.runners import own_decimal_context
 from .channel import Channel, Message
 from .loading import Loaded
 from .messages import job_of, message_of_ending, message_of_line, message_of_progress, message_of_record
@@ -170,7 +171,9 @@ class _Jobs:
         if order.stop is not None:
             run.ask_to_stop(order.stop)
         try:
-            contextvars.copy_context().run(executor.run, run)
+            context = contextvars.copy_context()
+            context.run(own_decimal_context)
+            context.run(executor.run, run)
         except BaseException as error:
             executor.broke(run, error)
 

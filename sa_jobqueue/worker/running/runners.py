@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import decimal
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from .executor import Executor
 from .run import Kind, Run
 from .slots import Slots
 
-__all__ = ["Runners"]
+__all__ = ["Runners", "own_decimal_context"]
 
 logger = get_logger(__name__)
 
@@ -32,7 +33,7 @@ class Runners:
     """Brings runners to slots; each pulls jobs from its slots until there is none. `in_child` runs a job in a child process.
 
     A runner begins with the context variables of the worker's start. When a handler leaves others behind, its runner
-    ends, so that the next job does not see them.
+    ends, so that the next job does not see them. Each job has a copy of the decimal context: that is a value which changes in place.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class Runners:
         self._execute = {Kind.THREAD: executor.run, Kind.PROCESS: in_child}
         self._loop_thread = threading.get_ident()
         self._context = contextvars.copy_context()
+        self._decimal = self._context.run(own_decimal_context)
+        """What `_context` holds; no job changes it."""
         self._tasks: set[asyncio.Task[None]] = set()  # the loop's own: it keeps only weak references to tasks
         self._coming: deque[tuple[Slots, Kind] | None] = deque()
         """The slots to which a thread is to come, for which jobs; None: it is to end. Each has a ticket, for which threads wait."""
@@ -107,6 +110,7 @@ class Runners:
         while run is not None:
             if not run.settled:
                 try:
+                    decimal.setcontext(self._decimal.copy())
                     await execute(run, runner)
                 except asyncio.CancelledError as error:
                     if self._executor.leaving():
@@ -187,6 +191,7 @@ class Runners:
             running.append(run)
             if not run.settled:
                 try:
+                    decimal.setcontext(self._decimal.copy())
                     execute(run)
                 except BaseException as error:
                     self._executor.broke(run, error)
@@ -201,6 +206,7 @@ class Runners:
         """
         kind: Kind | None = run.kind
         try:
+            decimal.setcontext(self._decimal)
             if contextvars.copy_context() != self._context:
                 kind = None
         except BaseException:  # of the application's: values whose == has no truth value, as that of an array
@@ -210,3 +216,9 @@ class Runners:
         following = slots.next(kind, ended=run)
         self._ended(slots)
         return following
+
+
+def own_decimal_context() -> decimal.Context:
+    """Give the current context variables a decimal context of their own, as it is just now."""
+    decimal.setcontext(own := decimal.getcontext().copy())
+    return own
