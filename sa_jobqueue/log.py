@@ -16,7 +16,7 @@ from pathlib import Path, PurePath
 from types import FrameType
 from typing import Any
 
-__all__ = ["escaped", "get_logger", "one_line", "place_of"]
+__all__ = ["enable_loggers", "escaped", "get_logger", "one_line", "place_of"]
 
 _OURS, _STANDARD = (f"{Path(file).parent}{os.sep}" for file in (__file__, os.__file__))
 
@@ -44,6 +44,13 @@ def get_logger(name: str) -> logging.Logger:
     logger.addFilter(_keep_on_one_line)
     logger.handle = partial(_handle, logger)  # type: ignore[method-assign]
     return logger
+
+
+def enable_loggers() -> None:
+    """Undo what `logging.config.dictConfig` and `fileConfig` do by default to loggers that they do not name: disable them, ours too."""
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if name.partition(".")[0] == "sa_jobqueue" and isinstance(logger, logging.Logger):
+            logger.disabled = False
 
 
 def _handle(logger: logging.Logger, record: logging.LogRecord) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.log import place_of
+from sa_jobqueue.log import enable_loggers, place_of
 from sa_jobqueue.models import SCHEMA, Job, JobMixin, is_own, schema_of
 from sa_jobqueue.tasks import Registry, default_registry
 from sa_jobqueue.worker import Worker
@@ -52,6 +52,7 @@ def load_app(config: Config) -> Application:
     if folder not in sys.path:
         sys.path.insert(0, folder)
     named = [_named(name) for name in config.app]
+    enable_loggers()
     registries = list({id(one): one for one in named if isinstance(one, Registry)}.values())
     match [one for one in named if isinstance(one, Worker)]:
         case []:

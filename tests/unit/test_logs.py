@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,8 @@ import pytest
 
 import sa_jobqueue
 from sa_jobqueue import Retry
-from sa_jobqueue.cli.config import LogLevel
+from sa_jobqueue.cli.application import load_app
+from sa_jobqueue.cli.config import Config, LogLevel
 from sa_jobqueue.cli.logs import LogFormat, set_log_format
 from sa_jobqueue.cli.messages import set_up_logging
 from sa_jobqueue.log import get_logger
@@ -243,3 +245,17 @@ def test_every_module_of_ours_logs_on_one_line() -> None:
 )
 def test_a_duration_is_shown_as_people_write_it(seconds: float | None, shown: str) -> None:
     assert lasting(seconds) == shown
+
+
+def test_loggers_that_an_application_disables_as_it_sets_up_its_log_are_heard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`logging.config.dictConfig` disables those that it does not name, unless it is told otherwise."""
+    ours = get_logger("sa_jobqueue.worker.of_a_test")
+    (tmp_path / "silencing_shop.py").write_text(
+        "import logging\nlogging.getLogger('sa_jobqueue.worker.of_a_test').disabled = True\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path])
+    load_app(Config(app=["silencing_shop"]))
+    assert not ours.disabled

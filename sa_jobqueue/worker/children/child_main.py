@@ -23,7 +23,7 @@ from sqlalchemy import Engine
 
 from ...context import ClaimedJob
 from ...job_fields import add_job_fields
-from ...log import place_of
+from ...log import enable_loggers, place_of
 from ...tasks import AnyTask
 from ..process.gc import tune_gc
 from ..process.inside import enter_child
@@ -252,5 +252,6 @@ def _log_to(channel: Channel, setup: ChildSetup) -> None:
     root.addHandler(forward)
     if setup.job_fields:
         add_job_fields(forward)
+    enable_loggers()
     for name, level in setup.levels:
         logging.getLogger(name).setLevel(level)
