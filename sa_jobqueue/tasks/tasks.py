@@ -96,7 +96,10 @@ class Task(Enqueueable, Generic[F, P, R]):
 
         If the task `takes_objects`, they are still references.
         """
-        functools.update_wrapper(self, handler)
+        functools.update_wrapper(self, handler, updated=())
+        own, cls = vars(self), type(self)
+        # What other decorators have put on the function comes along, but takes the place of nothing here.
+        own |= {name: one for name, one in vars(handler).items() if name not in own and not hasattr(cls, name)}
         if self.is_async:
             _mark_coroutine_function(self)
 

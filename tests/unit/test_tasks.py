@@ -256,6 +256,25 @@ def test_what_a_decorator_wraps_need_not_be_a_function(wrapped: Any, caplog: pyt
     assert caplog.records == []
 
 
+def test_attributes_of_a_function_take_the_place_of_nothing() -> None:
+    """Other decorators mark functions; `functools.singledispatch` puts a `registry` on them. The marks come along."""
+
+    @functools.singledispatch
+    def send(order_id: int) -> str:
+        return "sent"
+
+    for name in ("timeout", "handler", "is_async", "call", "options", "decode", "limits"):
+        setattr(send, name, "a mark")
+    send.marked = True  # type: ignore[attr-defined]
+
+    made = task(name="mine", registry=(own := Registry()), timeout=20)(send)
+
+    assert (made.registry, made.timeout, made.handler, made.is_async, made.limits) == (own, 20, send, False, None)
+    assert made.options(queue="mail").call(7).args == '{"order_id":7}'
+    assert made.decode('{"order_id":7}') == ((), {"order_id": 7})
+    assert made.marked
+
+
 @pytest.mark.parametrize(
     "options",
     [
