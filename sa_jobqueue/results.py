@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Generic, TypeVar, cast, overload
 
@@ -81,8 +82,17 @@ class Typed(Generic[T]):
 
     def from_plain(self, value: object) -> T:
         """The value of which plain JSON, as Python has loaded it, was made. Raises ValidationError if it does not fit."""
-        found = self._validate_json(_BEFORE + to_json(value) + _AFTER, strict=True)
+        found = self._validate_json(_BEFORE + to_json(_with_numbers(value)) + _AFTER, strict=True)
         return cast(T, found["value"])
+
+
+def _with_numbers(value: Any) -> Any:
+    """Plain JSON whose numbers an application reads as Decimal: with numbers again, because a Decimal itself is stored as a text."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() and "." not in str(value) else float(value)
+    if isinstance(value, dict):
+        return {name: _with_numbers(one) for name, one in value.items()}
+    return [_with_numbers(one) for one in value] if isinstance(value, list) else value
 
 
 @overload

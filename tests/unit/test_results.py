@@ -12,6 +12,7 @@ from uuid import UUID
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from typing_extensions import TypedDict
 
 from sa_jobqueue import Job, JobEnd, JobStatus, Registry, Retry, Snooze, task
 from sa_jobqueue.errors import PayloadError, ResultError, TaskError
@@ -204,6 +205,21 @@ def test_a_task_reads_the_results_of_its_jobs() -> None:
     assert lines.result(end(result, task="old")) == [Line("pen", Decimal("1.20"))]
     with pytest.raises(ResultError, match="job 7 is of task 'other', not of 'new'"):
         lines.result(end(result, task="other"))
+
+
+class Sums(TypedDict):
+    share: float
+    lines: list[int]
+    total: Decimal
+    whole: float
+
+
+def test_a_result_is_read_where_the_application_reads_json_numbers_as_decimal() -> None:
+    """As by `json_deserializer=partial(json.loads, parse_float=Decimal, parse_int=Decimal)`."""
+    text = '{"share": 0.1, "lines": [2, 12345678901234567890], "total": "1.20", "whole": 2.0}'
+    result = json.loads(text, parse_float=Decimal, parse_int=Decimal)
+    expected = {"share": 0.1, "lines": [2, 12345678901234567890], "total": Decimal("1.20"), "whole": 2.0}
+    assert end(result).result_as(Sums) == expected
 
 
 @pytest.mark.parametrize(
