@@ -84,6 +84,6 @@ nitpick_ignore_regex = [
     ("py:exc", r"(ConfigurationError|JobQueueError|SchemaError|EmbeddedUnavailable)"),
     (
         "py:.*",
-        r"(SessionMaker|AsyncSessionMaker|BaseModel|MigrationOperations|MigrationContext|Change|Claim|ClaimedJob|Rules|Options|AnyTask|Ending)",
+        r"(SessionMaker|AsyncSessionMaker|BaseModel|MigrationOperations|MigrationContext|Change|Claim|ClaimedJob|Rules|Options|AnyTask)",
     ),
 ]

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .unique import Unique
     from .version import __version__
     from .waiting import wait_for
-    from .worker import QueueState, Worker, WorkerState
+    from .worker import Ending, QueueState, Worker, WorkerState
     from .workflows import Batch, Workflow
 else:
     __getattr__, __dir__ = lazily(
@@ -72,7 +72,7 @@ else:
             "unique": "Unique",
             "version": "__version__",
             "waiting": "wait_for",
-            "worker": "QueueState Worker WorkerState",
+            "worker": "Ending QueueState Worker WorkerState",
             "workflows": "Batch Workflow",
         },
     )
@@ -85,6 +85,7 @@ __all__ = [
     "Call",
     "Cancel",
     "Discard",
+    "Ending",
     "Enqueue",
     "Failed",
     "Fresh",

@@ -26,6 +26,7 @@ from sa_jobqueue.settings import WorkerSettings
 from sa_jobqueue.urls import database_url
 from sa_jobqueue.worker.connections.service import refuse_autocommit
 from sa_jobqueue.worker.process.gc import tune_gc
+from sa_jobqueue.worker.process.inside import refuse_patched
 from sa_jobqueue.worker.process.supervised import drain_with_supervisor
 from sa_jobqueue.worker.worker import Worker
 
@@ -251,9 +252,10 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     """Run a worker: claim jobs of some queues and run their handlers.
 
     The first SIGTERM or Ctrl-C lets running jobs finish and gives back what has not been started; the second does not
-    wait. With several processes, --reload, or a limit on jobs or memory, a supervisor restarts the workers when they end. Exit
+    wait; the same signal again within a second is the same one. With several processes, --reload, or a limit on jobs or memory, a supervisor restarts the workers when they end. Exit
     code 75: a process without a supervisor asks to be restarted, because handlers that timed out hold all slots of a
-    queue, or one of them keeps blocking the event loop.
+    queue, or one of them keeps blocking the event loop. Exit code 4: with --drain, a signal ended it before it found that no job
+    is due.
 
     --app may also name a Worker, or a function that makes one, which each worker process calls. That Worker decides on its
     database, schema, queues and settings: options for these are refused on the command line, and ignored in the environment
@@ -315,6 +317,7 @@ def _said(context: typer.Context) -> list[str]:
 def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
     """The worker to run, and whether the application made it."""
     found = load_app(config)
+    refuse_patched()
     found.registry.resolve()
     check_tasks(config, found.registry)
     if found.worker is not None and options.said:

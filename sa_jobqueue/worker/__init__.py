@@ -3,7 +3,8 @@
 `worker.Worker` is the front; the other modules are its services, each on its own.
 """
 
+from .process.exit_codes import Ending
 from .state import QueueState, WorkerState
 from .worker import Worker
 
-__all__ = ["QueueState", "Worker", "WorkerState"]
+__all__ = ["Ending", "QueueState", "Worker", "WorkerState"]

@@ -48,15 +48,15 @@ class Serving:
     """One `serve()`. Made and run by the task that serves; `stop` and `end_if_blocked` are for any thread.
 
     `own_process`: whether the process is the worker's own, and may be ended with it. Of the fields that threads share,
-    `_stopping` is set once, by any thread; `_ending` is written by the loop, and by the watchdog's thread only while it
-    blocks; `_threads_until` belongs to the watchdog's thread; `under_way` is written by the loop and read by any thread.
+    `_stopping` is set once, by any thread; `_ending` is written by the loop, by the watchdog's thread only while it
+    blocks, and by the claimer's once nothing is due; `_threads_until` belongs to the watchdog's thread; `under_way` is written by the loop and read by any thread.
     """
 
     def __init__(self, spec: WorkerSpec, tally: Tally, *, until_idle: bool, own_process: bool = False) -> None:
         self._spec, self._tally, self._own_process = spec, tally, own_process
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
-        self._ending = Ending.STOPPED
+        self._ending = Ending.INTERRUPTED if until_idle else Ending.STOPPED
         self._stopping = False
         self._stuck = StuckQueues()
         self._threads_until: float | None = None
@@ -67,7 +67,7 @@ class Serving:
             spec,
             tally,
             leaving=self._leaving,
-            idle=self.stop if until_idle else None,
+            idle=self._found_nothing if until_idle else None,
             drain=self.stop,
             hopeless=self._end_hopeless,
         )
@@ -106,6 +106,12 @@ class Serving:
                 self._loop.call_soon_threadsafe(self._hurry.set)
         except RuntimeError:
             logger.debug("the event loop is closed: the worker has ended")
+
+    def _found_nothing(self) -> None:
+        """Nothing is due any more, and nothing runs: a drain is done."""
+        if not self._stopping:
+            self._ending = Ending.STOPPED
+        self.stop()
 
     def end_if_blocked(self) -> None:
         """The time to leave is over. If a handler blocks the event loop, give back the jobs held, and end the process."""

@@ -3,7 +3,8 @@
 >>> worker = Worker("postgresql://localhost/shop", queues={"mail": 10, "default": 50})
 >>> worker.run()  # doctest: +SKIP
 
-`run()` blocks until SIGTERM or SIGINT: the first lets running jobs finish, the second does not wait for them.
+`run()` blocks until SIGTERM or SIGINT: the first lets running jobs finish, the second does not wait for them. The same signal
+again within a second is the same one.
 `await worker.serve()` does the same inside a running event loop, without signals; `stop()` ends it.
 """
 
@@ -35,7 +36,7 @@ from ..tasks import Registry, default_registry
 from .children.setup import ChildSetup, Maker
 from .connections.engines import Engines
 from .process.exit_codes import Ending
-from .process.inside import refuse_in_child
+from .process.inside import refuse_in_child, refuse_patched
 from .process.signals import hearing_signals
 from .running.sessions import Sessions
 from .services import WorkerSpec
@@ -162,7 +163,8 @@ class Worker:
         self._spec = replace(self._spec, children=replace(self._spec.children, app=tuple(names)))
 
     def run(self, *, until_idle: bool = False) -> Ending:
-        """Work until a signal comes or, with `until_idle`, until nothing is due. Returns why it ended.
+        """Work until a signal comes or, with `until_idle`, until nothing is due. Returns why it ended: with `until_idle` it is
+        `Ending.INTERRUPTED` if a signal or `stop()` came first.
 
         It ends the process and does not return when a handler blocks the event loop past the grace time, or for more
         than some seconds past its timeout.
@@ -197,6 +199,7 @@ class Worker:
 
     async def _serve(self, *, until_idle: bool, own_process: bool) -> Ending:
         refuse_in_child()
+        refuse_patched()
         if self._begun:
             raise ConfigurationError("this worker serves already; make another Worker to serve beside it")
         self.registry.resolve()

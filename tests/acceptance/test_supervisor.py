@@ -111,7 +111,7 @@ def test_ctrl_c_reaches_the_supervisor_alone_which_lets_all_drain_and_a_second_s
         shop.go("b")
         shop.wait_for(*ids)
         supervisor.send(signal.SIGTERM)
-        supervisor.wait_for("SIGTERM again: the workers leave now")
+        supervisor.wait_for("SIGTERM, the second signal: the workers leave now")
         assert supervisor.wait() == 0
     assert [(shop.job(id).status, shop.job(id).attempt) for id in ids] == [(JobStatus.COMPLETED, 1)] * 2
     assert (shop.job(endless).status, shop.job(endless).attempt) == (JobStatus.QUEUED, 0)
@@ -126,8 +126,8 @@ def test_a_second_signal_reaches_workers_that_have_not_heard_the_first(shop: Sho
         os.kill(worker, signal.SIGSTOP)
         supervisor.send(signal.SIGTERM)
         supervisor.wait_for("SIGTERM: the workers finish")
-        supervisor.send(signal.SIGTERM)
-        supervisor.wait_for("SIGTERM again: the workers leave now")
+        supervisor.send(signal.SIGINT)
+        supervisor.wait_for("SIGINT, the second signal: the workers leave now")
         os.kill(worker, signal.SIGCONT)
         assert supervisor.wait() == 0
     assert (shop.job(job_id).status, shop.job(job_id).attempt) == (JobStatus.QUEUED, 0)
@@ -427,6 +427,11 @@ def test_a_worker_without_a_thread_to_await_its_end_is_started_again(
     assert set(psutil.Process().children()) <= before
 
 
+def test_a_drain_that_was_cut_short_has_an_exit_code_of_its_own() -> None:
+    """So `work --drain && report` does not go on with half the work done."""
+    assert supervise("import time; time.sleep(600)", lambda _: None, until_idle=True) == Ending.INTERRUPTED == 4
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system cannot keep a process on one core")
 def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path, log: pytest.LogCaptureFixture) -> None:
     """A container may be given other cores while the supervisor runs."""
@@ -441,6 +446,7 @@ def test_a_worker_whose_core_is_gone_runs_on_any(tmp_path: Path, log: pytest.Log
     def steps(_: Supervisor) -> None:
         wait_until(lambda: log.text.count("could not be kept on core 1000") == 2)
         seen.touch()
+        wait_until(lambda: log.text.count("found nothing more to do") == 2)
 
     assert supervise(child, steps, until_idle=True, cores=[1_000]) == 0
 

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from datetime import timedelta
 from queue import SimpleQueue
 from time import monotonic
+from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from sqlalchemy import Connection, Engine, func, insert, text
 
 from sa_jobqueue import Job, JobStatus, Registry, enqueue, enqueue_many, task
-from sa_jobqueue.errors import WorkerBroken
+from sa_jobqueue.errors import ConfigurationError, WorkerBroken
 from sa_jobqueue.lifecycle import Change
 from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import release_jobs
@@ -37,6 +38,28 @@ from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, job_of, services_of, statuses, worker_for, working
 
 # ---- the event loop
+
+
+def test_a_drain_that_was_cut_short_says_so(engine: Engine, url: str, registry: Registry) -> None:
+    """Not as one that has found nothing more to do: a script would go on with half the work done."""
+    worker = worker_for(url, registry, queues={"default": 1})
+
+    @task(registry=registry, name="cut")
+    def cut() -> None:
+        worker.stop()
+
+    add(engine, enqueue(cut), enqueue(cut))
+    assert worker.run(until_idle=True) == Ending.INTERRUPTED
+
+
+def test_a_worker_does_not_begin_where_gevent_has_patched_the_threads(
+    url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would run nothing, and hear no signal."""
+    patched = SimpleNamespace(is_module_patched=lambda name: name == "threading")
+    monkeypatch.setitem(sys.modules, "gevent.monkey", cast(ModuleType, patched))
+    with pytest.raises(ConfigurationError, match=r"gevent .* has patched the threads of this process"):
+        worker_for(url, registry).run(until_idle=True)
 
 
 @pytest.mark.parametrize("leave", [SystemExit(0), KeyboardInterrupt(), "stop"], ids=["exit", "interrupt", "stop"])

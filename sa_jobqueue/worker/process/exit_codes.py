@@ -11,5 +11,8 @@ class Ending(IntEnum):
     """Why `run()` returned, as an exit code."""
 
     STOPPED = 0
+    """It was stopped, by a signal, `stop()` or an operator; with `until_idle`: nothing was due any more."""
+    INTERRUPTED = 4
+    """With `until_idle`: it was stopped before it knew that nothing is due."""
     RECYCLE = 75
     """It asks to be restarted: max_jobs, max_memory, all slots stuck, or the event loop blocked for good."""

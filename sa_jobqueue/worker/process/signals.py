@@ -14,14 +14,26 @@ from typing import Any
 
 __all__ = ["hearing_signals", "signals_go_to", "start_deaf"]
 
+#: Seconds in which the same signal again is the same one: GNU `timeout` and others signal a process, and then its group.
+_SAME = 1.0
 #: Seconds between two calls of `overdue`, once the time to leave is over.
 _REMIND = 1.0
 
 
 @contextmanager
 def signals_go_to(handler: Callable[[int, FrameType | None], None]) -> Generator[dict[signal.Signals, Any]]:
-    """While this lasts, `handler` gets SIGTERM and SIGINT. Gives the handlers from before. To be used on the main thread."""
-    before = {number: signal.signal(number, handler) for number in (signal.SIGTERM, signal.SIGINT)}
+    """While this lasts, `handler` gets SIGTERM and SIGINT; one that comes twice within a second, once. Gives the handlers from before.
+    To be used on the main thread.
+    """
+    heard: dict[int, float] = {}
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        now = monotonic()
+        if now - heard.get(number, -_SAME) >= _SAME:
+            heard[number] = now
+            handler(number, frame)
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield before
     finally:

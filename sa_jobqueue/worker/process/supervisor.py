@@ -117,7 +117,8 @@ class Supervisor:
     def run(self) -> int:
         """Keep the workers running until a signal comes, let them drain, and return the exit code.
 
-        0: all have drained. 1: one had to be killed. 2: none could even begin. Call it on the main thread.
+        0: all have drained. 1: one had to be killed. 2: none could even begin. 4: with `until_idle`, a signal came before all found
+        nothing more to do. Call it on the main thread.
         """
         with self._catch_signals():
             try:
@@ -231,6 +232,8 @@ class Supervisor:
         self._worked |= ran >= _HEALTHY or not slot.cannot_work
         if self._stopping:
             logger.info("worker process %d (pid %d) %s", slot.number, pid, how)
+            if code and self._until_idle:
+                self._code = self._code or Ending.INTERRUPTED
         elif slot.restarts:
             logger.debug("worker process %d (pid %d) %s, to be restarted", slot.number, pid, how)
             slot.start_at = monotonic()
@@ -280,7 +283,7 @@ class Supervisor:
             logger.info("%s: the workers finish what is running, for at most %g s", number.name, self._grace)
             self._drain()
             return
-        logger.warning("%s again: the workers leave now", number.name)
+        logger.warning("%s, the second signal: the workers leave now", number.name)
         for slot in self._slots:
             slot.send(signal.SIGINT)  # not SIGTERM: a process that has not seen the first would see one, not two
         for slot in self._slots:
@@ -295,6 +298,8 @@ class Supervisor:
         if self._reports is not None:
             self._reports.leaving()
         for slot in self._slots:
+            if slot.start_at is not None and self._until_idle:
+                self._code = self._code or Ending.INTERRUPTED
             slot.start_at = None
             if not slot.restarts:
                 self._ask_to_drain(slot)
