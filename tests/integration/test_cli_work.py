@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from sqlalchemy import Engine, make_url, select, text
 from sqlalchemy.orm import Session
@@ -12,7 +16,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Job, JobStatus
 from tests.support.commands import run_command, start_command
 from tests.support.databases import driver_url
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE, wait_until
 
 pytestmark = pytest.mark.usefixtures("measured")
 
@@ -183,3 +187,26 @@ def test_enqueue_takes_the_tasks_of_a_worker(database_url: str, shop: Path) -> N
     refused = run_command("enqueue", "shop.rename", '{"name": 3}', "--app=shop:make_worker", url=database_url, cwd=shop)
     assert refused.returncode == 2
     assert "task 'shop.rename'" in refused.stderr or "name" in refused.stderr
+
+
+#: Runs a command as process 1, as a container does.
+AS_FIRST = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*AS_FIRST, "true"], check=False, capture_output=True).returncode,
+    reason="this system gives no process namespace",
+)
+def test_as_process_1_a_sigterm_ends_it_while_it_imports_the_application(tmp_path: Path) -> None:
+    """The system drops a signal that process 1 has no handler for: it would serve until it is killed."""
+    (tmp_path / "slow_shop.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    command = [*AS_FIRST, sys.executable, "-m", "sa_jobqueue", "work", "--app", "slow_shop"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as outer:
+        assert outer.stdout is not None
+        assert outer.stdout.readline() == b"importing\n"
+        (inner,) = psutil.Process(outer.pid).children()
+        inner.send_signal(signal.SIGTERM)
+        try:
+            assert outer.wait(PATIENCE) == 128 + signal.SIGTERM
+        finally:
+            outer.kill()
