@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -193,6 +194,16 @@ def test_what_ends_with_the_transaction_keeps_the_connection(
     handlers = Handlers(executed)
     assert handlers.run(engine, url, kind, statement, statement, "SELECT 1") == ["completed"] * 3
     assert len(set(handlers.pids)) == 1
+
+
+def test_an_engine_in_the_place_of_one_that_is_gone_is_looked_at() -> None:
+    """SQLAlchemy finds listeners by the ids of objects: a new engine may have that of an engine whose dialect is still in use."""
+    engine, other = (create_engine("postgresql+psycopg://") for _ in range(2))
+    for dialect in (engine.dialect, other.dialect):
+        engine.dialect = dialect
+        connection: Any = SimpleNamespace(info={}, engine=engine, dialect=dialect)
+        leftovers.begin(connection, None)
+        assert list(dialect.dispatch.do_execute) == [leftovers._look_at]
 
 
 def test_a_text_with_many_comments_is_searched_once() -> None:

@@ -64,8 +64,9 @@ def begin(connection: Connection, raw: Any) -> Found:
     info = connection.info
     if _KNOWN not in info:
         info[_KNOWN] = True
-        if not event.contains(connection.engine, "do_execute", _look_at):
-            event.listen(connection.engine, "do_execute", _look_at)
+        # Of the dialect, whose event it is: events are found by ids, and an engine can have that of one which is gone.
+        if not event.contains(connection.dialect, "do_execute", _look_at):
+            event.listen(connection.dialect, "do_execute", _look_at)
         forks.guard(raw)
     info.pop(_SPOILED, None)  # by the application itself, as it was checked out
     return info, _reported(raw)
