@@ -92,7 +92,7 @@ _WORKFLOW = (
 _WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at, concurrency_key, units, subject_type, subject_id"
 # Not what a job is to do.
 _WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, expires_at, errors, result, concurrency_key, ready_at"
-# The limits that their code declares; no pause, and not what operators hold.
+# The limits that their code declares; no pause. Triggers keep what operators hold, and the pauses of operators.
 _DECLARED_BY_WORKERS = ", ".join((*Limits().columns(), "declared", "declared_at", "definitions"))
 _PAUSED_BY_OPERATORS = "paused_at, paused_by, pause_reason"
 _MOVED_BY_WORKERS = f"next_at, due_at, last_tick_at, waiting_since, left_out, error, {_PAUSED_BY_OPERATORS}"

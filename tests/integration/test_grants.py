@@ -27,6 +27,7 @@ from sa_jobqueue import (
     Limits,
     RateLimited,
     Registry,
+    Schedule,
     Snooze,
     Workflow,
     enqueue,
@@ -47,6 +48,7 @@ from sa_jobqueue.statements import (
     job_logs,
     list_limits,
     pause,
+    pause_schedules,
     pause_workflows,
     release_jobs,
     remove_limit,
@@ -56,6 +58,9 @@ from sa_jobqueue.statements import (
     retry_workflow,
     set_limit,
 )
+from sa_jobqueue.statements.declared import pause_undeclared
+from sa_jobqueue.statements.schedules import pause_failing
+from sa_jobqueue.store import default_store, limits_definition
 from sa_jobqueue.tasks import TaskName
 from tests.support import orders, pooler
 from tests.support.cli import as_json, invoke, output, refused
@@ -685,6 +690,76 @@ def test_a_worker_writes_down_the_limits_that_its_code_declares_and_no_others(
         )
         == []
     )
+
+
+#: How SQL might change or remove the row of limits that a role must leave alone.
+SEIZE = [
+    "UPDATE sa_jobqueue.job_limit SET running = 1000 WHERE name = '{0}'",
+    "UPDATE sa_jobqueue.job_limit SET running = NULL, when_full = 'cancel_running' WHERE name = '{0}'",
+    "INSERT INTO sa_jobqueue.job_limit (owner, name) VALUES ('queue', '{0}') ON CONFLICT (owner, name) DO UPDATE SET running = 9",
+    "MERGE INTO sa_jobqueue.job_limit AS l USING (SELECT '{0}' AS n) AS g ON l.name = g.n WHEN MATCHED THEN UPDATE SET strict = true",
+    "CREATE TEMP VIEW mine AS SELECT * FROM sa_jobqueue.job_limit; UPDATE mine SET key_running = 1 WHERE name = '{0}'",
+    "SET LOCAL session_replication_role = replica; UPDATE sa_jobqueue.job_limit SET running = 1000 WHERE name = '{0}'",
+]
+DROP = [
+    "DELETE FROM sa_jobqueue.job_limit WHERE name = '{0}'",
+    "WITH gone AS (DELETE FROM sa_jobqueue.job_limit WHERE name = '{0}' RETURNING *) SELECT FROM gone",
+    "MERGE INTO sa_jobqueue.job_limit AS l USING (SELECT '{0}' AS n) AS g ON l.name = g.n WHEN MATCHED THEN DELETE",
+]
+
+
+def test_a_worker_changes_no_limits_that_are_held_and_ends_no_pause(make_role: MakeRole, engine: Engine) -> None:
+    """Whatever SQL its role executes. It writes what its code declares beside an operator's limits, and changes those of a paused queue."""
+    url = make_role("work")
+    with engine.begin() as connection:
+        for statement in (set_limit("sync", running=2), pause("mail", reason="the provider is down")):
+            connection.execute(statement)
+    attacks = [one.format("sync") for one in SEIZE + DROP] + [one.format("mail") for one in DROP]
+    assert allowed(url, *attacks) == []
+    own = create_engine(url)
+    with own.begin() as connection:
+        for queue in ("sync", "mail"):
+            said = default_store.declare_limits(
+                connection, {("queue", queue): limits_definition(Limits(running=7))}, gone=timedelta()
+            )
+            assert said.held + said.changed == [f"queue {queue!r}"]
+    own.dispose()
+    with engine.connect() as connection:
+        row = LimitRow.name, LimitRow.running, LimitRow.declared["running"].as_integer(), LimitRow.pause_reason
+        assert sorted(map(tuple, connection.execute(select(*row)))) == [
+            ("mail", 7, 7, "the provider is down"), ("sync", 2, 7, None),
+        ]  # fmt: skip
+
+
+def test_a_worker_pauses_schedules_only_as_workers_do(make_role: MakeRole, engine: Engine) -> None:
+    """After failures, where the schedule asks for that, and when no code declares it any more; it neither changes nor ends a pause."""
+    url, everything = make_role("work", "read"), make_role("work", "schedule")
+    with Session(engine) as session:
+        plain = TaskName("a_task")
+        session.add_all([Schedule("0 * * * *", plain, name=name) for name in ("plain", "paused", "declared")])
+        session.add(Schedule("0 * * * *", plain, name="failing", pause_after=1))
+        session.commit()
+        session.execute(update(Schedule).where(Schedule.name == "declared").values(declared_at=func.now()))
+        session.execute(pause_schedules(Schedule.name == "paused", reason="audit"))
+        session.commit()
+    pausing = "UPDATE sa_jobqueue.schedule SET paused_at = now(), paused_by = {} WHERE name = '{}'"
+    rest = "UPDATE sa_jobqueue.schedule SET {} WHERE name = 'paused'"
+    names = ("plain", "paused", "declared", "failing")
+    ours = [pausing.format("'undeclared'", "declared"), pausing.format("'failures'", "failing")]
+    attacks = [
+        pausing.format(by, name) for by in ("NULL", "'operator'", "'failures'", "'undeclared'") for name in names
+    ]
+    attacks += [rest.format(one) for one in ("paused_at = NULL", "paused_by = 'failures'", "pause_reason = 'mine'")]
+    assert sorted(allowed(url, *attacks)) == sorted(ours)
+    assert allowed(everything, *attacks) == attacks
+    for command in ("pause", "resume"):
+        assert "permission denied: only an operator may pause" in refused("schedule", command, "paused", url=url)
+    own = create_engine(url)
+    with own.begin() as connection:
+        ids = connection.scalars(select(Schedule.id).where(Schedule.name == "failing")).all()
+        assert connection.scalars(pause_failing(ids)).all() == ["failing"]
+        assert connection.scalars(pause_undeclared(after=-timedelta(1))).all() == ["declared"]
+    own.dispose()
 
 
 def test_a_worker_keeps_a_queue_waiting_and_forgets_it(

@@ -42,12 +42,12 @@ def did(connection: Connection, *statements: Executable) -> list[list[str]]:
     return [list(connection.scalars(one)) for one in statements]
 
 
-def declare(connection: Connection, limits: Limits, name: str = "sync", **more: Any) -> None:
+def declare(connection: Connection, limits: Limits, name: str = "sync", owner: str = "queue", **more: Any) -> None:
     """As a worker does for its code."""
     columns = limits.columns()
     connection.execute(
         insert(LIMIT).values(
-            owner="queue", name=name, **columns, declared=columns, declared_at=text("now()"), definitions=["a"], **more
+            owner=owner, name=name, **columns, declared=columns, declared_at=text("now()"), definitions=["a"], **more
         )
     )
 
@@ -201,6 +201,20 @@ def test_the_end_of_a_pause_leaves_the_limits(connection: Connection) -> None:
         assert limit(connection, name).pause_reason is None
     assert did(connection, pause("sync", key="42"), resume("sync", key="42")) == [["sync"], ["sync"]]
     assert (key_of(connection).weight, key_of(connection).paused_at) == (3, None)
+
+
+def test_what_a_task_says_may_go_and_its_keys_stay_paused(connection: Connection) -> None:
+    """Whether an operator takes the task's limits or pause back, or no code declares its limits any more."""
+    names = ["limited", "paused", "undeclared"]
+    declare(connection, Limits(running=3), "undeclared", owner="task")
+    did(connection, set_limit("limited", owner="task", running=3), pause("paused", owner="task"))
+    did(connection, *(pause(name, owner="task", key="42") for name in names))
+    ended = did(connection, remove_limit("limited", owner="task"), resume("paused", owner="task"))
+    assert ended == [["limited"], ["paused"]]
+    assert default_store.drop_undeclared_limits(connection, after=-timedelta(1)) == ["task 'undeclared'"]
+    assert list(default_store.read_limits(connection, []).tasks) == names
+    rows = [limit(connection, name, "task") for name in names]
+    assert [(row.running, row.held, row.paused_at, row.declared) for row in rows] == [(None, False, None, None)] * 3
 
 
 def test_the_end_of_a_queues_pause_is_not_that_of_its_key(connection: Connection) -> None:

@@ -58,6 +58,17 @@ UP = (
     END
     $body$
     """,
+    # What triggers call where a role changes what only an operator may: column grants cannot tell rows apart. It raises for every row, so
+    # each trigger says in its WHEN which changes those are, and whose.
+    """
+    CREATE FUNCTION {schema}.only_operators() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $body$
+    BEGIN
+        RAISE insufficient_privilege USING MESSAGE = format('permission denied: only an operator may ' || TG_ARGV[0], OLD.name);
+    END
+    $body$
+    """,
+    "REVOKE ALL ON FUNCTION {schema}.only_operators() FROM PUBLIC",
     _COMPLETE.format(parameter="", result="NULL", **_PLAIN),
     # Of a task that records what its handlers return.
     _COMPLETE.format(parameter=", result jsonb", result="$4", **_PLAIN),
@@ -70,6 +81,7 @@ DOWN = (
     "DROP FUNCTION {schema}.complete_member(bigint, bigint, double precision)",
     "DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision, jsonb)",
     "DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision)",
+    "DROP FUNCTION {schema}.only_operators()",
     "DROP FUNCTION {schema}.refuse_argument(text)",
     "DROP FUNCTION {schema}.due_at(text)",
 )

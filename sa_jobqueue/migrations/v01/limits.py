@@ -23,6 +23,10 @@ _CHECKS = """
             num_nulls(rate_count, rate_seconds, rate_burst) IN (0, 3)
             AND rate_count >= 1 AND rate_seconds >= 0.000001 AND rate_seconds <= 31557600 AND rate_burst >= 1),"""
 
+_LIMIT_COLUMNS = """running, rate_count, rate_seconds, rate_burst,
+        key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting"""
+_IS_NO_OPERATOR = "NOT pg_catalog.has_column_privilege(OLD.tableoid, 'held', 'UPDATE')"
+
 UP = (
     # `owner`: "queue" or "task". `key_...`: what holds for each key, unless `job_key` says otherwise. `version` is a random number, new
     # with each change: a claim that knows other versions than there are takes nothing.
@@ -147,10 +151,37 @@ UP = (
     $body$
     """,
     "REVOKE ALL ON FUNCTION {schema}.limit_changed() FROM PUBLIC",
+    f"""
+    CREATE TRIGGER job_limit_changed BEFORE INSERT OR DELETE OR UPDATE OF {_LIMIT_COLUMNS}, paused_at
+    ON {{schema}}.job_limit FOR EACH ROW EXECUTE FUNCTION {{schema}}.limit_changed()
+    """,
+    # A worker's role may write what code declares of a limit, also beside an operator's values. Who may hold a limit is an operator.
+    f"""
+    CREATE TRIGGER job_limit_held BEFORE UPDATE OF {_LIMIT_COLUMNS} ON {{schema}}.job_limit FOR EACH ROW
+    WHEN (OLD.held AND {_IS_NO_OPERATOR})
+    EXECUTE FUNCTION {{schema}}.only_operators('change the limits of %L, which are held')
+    """,
+    f"""
+    CREATE TRIGGER job_limit_kept BEFORE DELETE ON {{schema}}.job_limit FOR EACH ROW
+    WHEN ((OLD.held OR OLD.paused_at IS NOT NULL) AND {_IS_NO_OPERATOR})
+    EXECUTE FUNCTION {{schema}}.only_operators('delete the limits of %L, which are held or paused')
+    """,
+    # What an operator has said of a task's keys holds on when the limits of the task itself go.
     """
-    CREATE TRIGGER job_limit_changed BEFORE INSERT OR DELETE OR UPDATE OF running, rate_count, rate_seconds, rate_burst,
-        key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, paused_at
-    ON {schema}.job_limit FOR EACH ROW EXECUTE FUNCTION {schema}.limit_changed()
+    CREATE FUNCTION {schema}.limit_gone() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $body$
+    BEGIN
+        INSERT INTO {schema}.job_limit (owner, name)
+        SELECT OLD.owner, OLD.name WHERE EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = OLD.owner AND k.name = OLD.name)
+        ON CONFLICT (owner, name) DO NOTHING;
+        RETURN NULL;
+    END
+    $body$
+    """,
+    "REVOKE ALL ON FUNCTION {schema}.limit_gone() FROM PUBLIC",
+    """
+    CREATE TRIGGER job_limit_gone AFTER DELETE ON {schema}.job_limit FOR EACH ROW
+    WHEN (OLD.owner = 'task') EXECUTE FUNCTION {schema}.limit_gone()
     """,
     """
     CREATE TRIGGER job_key_changed BEFORE INSERT OR DELETE OR UPDATE ON {schema}.job_key
@@ -187,6 +218,7 @@ DOWN = (
     "DROP TABLE {schema}.job_limit",
     "DROP TABLE {schema}.job_key",
     "DROP TABLE {schema}.limit_state",
+    "DROP FUNCTION {schema}.limit_gone()",
     "DROP FUNCTION {schema}.limit_queues(text[])",
     "DROP FUNCTION {schema}.limit_changed()",
     "DROP FUNCTION {schema}.limits_changed(bigint)",

@@ -102,6 +102,14 @@ UP = (
     CREATE TRIGGER schedule_changed BEFORE INSERT OR UPDATE OF expression, timezone, paused_at ON {schema}.schedule
     FOR EACH ROW EXECUTE FUNCTION {schema}.schedule_changed()
     """,
+    # A worker's role may begin a pause as a worker does, and no other; who may remove a schedule may pause it as well.
+    """
+    CREATE TRIGGER schedule_paused BEFORE UPDATE OF paused_at, paused_by, pause_reason ON {schema}.schedule FOR EACH ROW
+    WHEN ((OLD.paused_at IS NULL AND (NEW.paused_by = 'failures' AND NEW.pause_after IS NOT NULL
+            OR NEW.paused_by = 'undeclared' AND NEW.declared_at IS NOT NULL)) IS NOT TRUE
+        AND NOT pg_catalog.has_table_privilege(OLD.tableoid, 'DELETE'))
+    EXECUTE FUNCTION {schema}.only_operators('pause schedule %L, or end its pause')
+    """,
     # SECURITY DEFINER: a worker may insert no jobs but these. Unique keys are taken in their order, so that two batches cannot
     # deadlock.
     """
