@@ -32,6 +32,9 @@ __all__ = [
 
 #: Driver names that mean psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
 _PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
+#: Drivers of which an application may have written its one URL. Other options than these are words of that driver.
+_OTHERS = frozenset({"postgresql+asyncpg", "postgresql+psycopg2", "postgresql+pg8000"})
+_COMMON = frozenset({"host", "port"})
 
 #: What stands before a password in a URL. In a database's URL the password may hold any character. A port is no password.
 _BEFORE = re.compile(r"(postgres\w{0,20}(?:\+\w{1,20})?://[^\s:/@]*:)|://[^\s:/@]*:(?!\d+(?:[/?#\s]|$))")
@@ -42,10 +45,10 @@ _IN_PAIR = re.compile(r"((?:password|passwd)\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&]+)"
 def database_url(text: str | URL) -> URL:
     """Return the SQLAlchemy URL for psycopg 3 that `text` means.
 
-    `postgresql://` and `postgres://` are taken for `postgresql+psycopg://`, on every version of SQLAlchemy.
+    `postgresql://` and `postgres://` are taken for `postgresql+psycopg://`, on every version of SQLAlchemy. So is the URL of
+    another driver, unless it has options in the words of that driver.
 
-    Raises `ConfigurationError` for anything else: another database, another driver, no URL at all. The message shows
-    what was given, without its password, and what is expected. Also where psycopg cannot be used, see `check_psycopg`.
+    Raises `ConfigurationError` for anything else: another database, no URL at all. The message shows what was given, without its password, and what is expected. Also where psycopg cannot be used, see `check_psycopg`.
     """
     from sqlalchemy import make_url
     from sqlalchemy.exc import ArgumentError
@@ -54,15 +57,20 @@ def database_url(text: str | URL) -> URL:
         url = make_url(text)
     except (ArgumentError, ValueError):
         raise _refused(text, "is not a database URL") from None  # SQLAlchemy's message may hold the password
-    if url.drivername not in _PSYCOPG:
+    if not _is_understood(url.drivername, url.query):
         backend, _, driver = url.drivername.partition("+")
         if driver and backend in _PSYCOPG:
-            raise _refused(text, f"names the driver {driver}; commands and workers use psycopg 3")
+            options = f" and has options of it ({', '.join(url.query)})" if url.drivername in _OTHERS else ""
+            raise _refused(text, f"names the driver {driver}{options}; commands and workers use psycopg 3")
         raise _refused(text, "is not a PostgreSQL URL")
     if "@" in (url.host or ""):
         raise _refused(text, "has a host with an at sign in it; in a user's name or password write %40 for it")
     check_psycopg()
     return url.set(drivername="postgresql+psycopg")
+
+
+def _is_understood(driver: str, options: Mapping[str, object]) -> bool:
+    return driver in _PSYCOPG or (driver in _OTHERS and options.keys() <= _COMMON)
 
 
 #: What nearly all URLs look like; an escape in the database's name, several hosts and the like are left to SQLAlchemy.
@@ -81,7 +89,12 @@ def connect_arguments(text: str) -> dict[str, Any]:
     usual = _USUAL.fullmatch(text)
     query = parse_qsl(usual["query"] or "") if usual else []
     options = dict(query)
-    if usual is None or usual["driver"] not in _PSYCOPG or len(options) < len(query) or _has_several_hosts(options):
+    if (
+        usual is None
+        or len(options) < len(query)
+        or not _is_understood(usual["driver"], options)
+        or _has_several_hosts(options)
+    ):
         from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
         dialect: Any = PGDialect_psycopg

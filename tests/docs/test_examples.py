@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import shutil
 import socket
 import sys
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import DeclarativeBase
 
+from sa_jobqueue import Job
 from tests.docs.commands import check_commands
-from tests.docs.snippets import file_in
+from tests.docs.snippets import file_in, parse, tab_of
 from tests.support.cli import as_json, output
 from tests.support.commands import ROOT, run_command, start_command
 from tests.support.databases import driver_url
@@ -61,6 +68,26 @@ def test_the_composition_fits_together(services: dict[str, Any]) -> None:
     assert settings["SA_JOBQUEUE_DATABASE_URL"].endswith(
         f"://{database['POSTGRES_USER']}@database/{database['POSTGRES_DB']}"
     )
+
+
+def test_the_async_fixture_works_with_asyncpg_too(empty_database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The how-to of tests makes the tables and a session with the driver of the application, which is its own choice."""
+    page = parse(ROOT / "docs" / "howto" / "testing.md")
+    (source,) = (
+        text for one in page.examples() if tab_of(one) == "async" and (text := str(one.parsed)).startswith("# conftest")
+    )
+    shop = ModuleType("shop")
+    shop.engine = create_async_engine(driver_url(empty_database_url, "asyncpg"))  # type: ignore[attr-defined]
+    shop.Base = type("Base", (DeclarativeBase,), {})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "shop", shop)
+    fixtures: dict[str, Any] = {}
+    exec(re.sub(r"^@pytest.fixture.*$", "", source, flags=re.MULTILINE), fixtures)
+
+    async def count_jobs() -> list[int]:
+        sessions = fixtures["session"](fixtures["tables"]())
+        return [await session.scalar(select(func.count()).select_from(Job)) async for session in sessions]
+
+    assert asyncio.run(count_jobs()) == [0]
 
 
 def test_the_commands_in_the_examples_are_there() -> None:

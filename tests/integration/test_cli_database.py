@@ -114,9 +114,9 @@ def test_database_url_counts_where_ours_is_not_set_and_is_said(url: str, tmp_pat
 
 def test_a_wrong_database_url_variable_is_named() -> None:
     """It says what was found and what commands use, without the password."""
-    line = refused("list", env={"DATABASE_URL": "postgresql+asyncpg://me:secret@db/shop"})
+    line = refused("list", env={"DATABASE_URL": "postgresql+asyncpg://me:secret@db/shop?ssl=require"})
     assert line.startswith("error: DATABASE_URL: ")
-    assert "names the driver asyncpg; commands and workers use psycopg 3" in line
+    assert "names the driver asyncpg and has options of it (ssl); commands and workers use psycopg 3" in line
     assert "secret" not in line
 
 

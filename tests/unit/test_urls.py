@@ -23,6 +23,14 @@ def test_a_url_for_postgresql_means_psycopg_3(scheme: str) -> None:
     assert url == URL.create("postgresql+psycopg", "me", "p@ss", "db.example", 6432, "shop", {"sslmode": "require"})
 
 
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg2", "pg8000"])
+def test_the_url_of_another_driver_names_the_same_database(driver: str) -> None:
+    """An application needs no second URL for commands and workers."""
+    url = f"postgresql+{driver}://me:pw@/shop?host=/run/pg"
+    assert database_url(url) == URL.create("postgresql+psycopg", "me", "pw", None, None, "shop", {"host": "/run/pg"})
+    assert connect_arguments(url) == {"user": "me", "password": "pw", "dbname": "shop", "host": "/run/pg"}
+
+
 def test_a_url_object_is_taken_too() -> None:
     """SQLAlchemy's `URL`, with the driver made psycopg."""
     assert database_url(URL.create("postgresql", database="shop")).drivername == "postgresql+psycopg"
@@ -38,8 +46,14 @@ def test_a_socket_folder_is_kept() -> None:
     [
         ("mysql://me:secret@db.example/shop", "is not a PostgreSQL URL"),
         ("sqlite:///secret.db", "is not a PostgreSQL URL"),
-        ("postgresql+asyncpg://me:secret@db.example/shop", "names the driver asyncpg"),
-        ("postgresql+psycopg2://me:secret@db.example/shop", "names the driver psycopg2"),
+        (
+            "postgresql+asyncpg://me:secret@db.example/shop?ssl=require",
+            r"names the driver asyncpg and has options of it \(ssl\)",
+        ),
+        (
+            "postgresql+asynpg://me:secret@db.example/shop",
+            "names the driver asynpg; commands and workers use psycopg 3",
+        ),
         ("host=db.example dbname=shop password=secret", "is not a database URL"),
         ("host=db.example password = 'a secret' dbname=shop", "is not a database URL"),
         ("postgresql://me:secret@db.example:port/shop", "is not a database URL"),
