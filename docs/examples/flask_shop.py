@@ -56,8 +56,12 @@ def status(id: int):
     return JobRead.model_validate(job).model_dump(mode="json", include={"id", "status", "attempt"})
 
 
+def who(request) -> Access:
+    """What this request may see and do: ask your own users here. Until then, nothing but in `flask run --debug`."""
+    return Access.READ if app.debug else Access.NONE
+
+
 with app.app_context():
     db.create_all()
-    # what this request may see and do: ask your own users here
-    pages = dashboard(db.engine, access=lambda request: Access.READ)
+    pages = dashboard(db.engine, access=who)
     app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/ops": ASGIMiddleware(pages)})

@@ -125,6 +125,12 @@ def test_the_sessions_of_nox_are_in_the_contributors_guide() -> None:
     sessions = {name.replace("_", "-") for name in functions}
     named = set(re.findall(r"nox -s ([\w-]+)", page.read_text()))
     assert named == sessions - {"demo"}
+    for folder, word in re.findall(r"-- (tests/\S+) -k (\w+)", page.read_text()):
+        assert any(
+            re.search(rf"^def test_\w*{word}", path.read_text(), re.MULTILINE)
+            for path in (ROOT / folder).iterdir()
+            if path.suffix == ".py"
+        ), f"{word} selects no test of {folder}"
 
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md"])
