@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Executable, Select, func, literal_column, select, text
+from sqlalchemy import BigInteger, ColumnElement, Executable, Select, literal_column, select, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..models import ArchivedJob
-from .parts import array, table_of
+from .parts import array, rows, table_of
 
 __all__ = ["archive_parts", "archived_ends", "archived_facts", "is_archive_locked"]
 
@@ -69,6 +69,6 @@ def archived_ends(ids: Sequence[int], *, archived_job: type[ArchivedJob] = Archi
     """Of these jobs, those that are in the archive: id, task, status, result and last error."""
     columns = table_of(archived_job).c
     last = columns.errors.op("->", return_type=JSONB())(_LAST)
-    return select(columns.id, columns.task, columns.status, columns.result, last.label("error")).where(
-        columns.id == func.any(array("archived_ids", ids, BigInteger()))
-    )
+    asked = rows("asked", id=array("archived_ids", ids, BigInteger()))
+    found = select(columns.id, columns.task, columns.status, columns.result, last.label("error"))
+    return found.where(columns.id == asked.c.id)

@@ -112,6 +112,8 @@ def array(name: str, values: Sequence[Any], of: TypeEngine[Any]) -> ColumnElemen
     """An array parameter: the statement's text stays the same however many values there are.
 
     `values`: numbers, or texts as PostgreSQL reads them as `of`; or what `packed` or `packed_texts` made of them.
+
+    On an application's connection, which may scan sequentially, join with `rows`: `= ANY` reads the whole text again for each row of the scan.
     """
     of_texts = not isinstance(of, (Integer, Float, Boolean))
     return cast(bindparam(name, values, _Packed(of_texts)), ARRAY(of))

@@ -21,13 +21,14 @@ def ends_of(ids: Sequence[int], *, job: type[JobMixin] = Job) -> Executable:
     columns = table_of(job).c
     ended = status_in(columns.status, FINISHED)
     last = columns.errors.op("->", return_type=JSONB())(literal_column("-1"))
+    asked = rows("asked", id=array("ended_ids", ids, BigInteger()))
     return select(
         columns.id,
         columns.task,
         columns.status,
         case((ended, columns.result)).label("result"),
         case((ended, last)).label("error"),
-    ).where(columns.id == func.any(array("ended_ids", ids, BigInteger())))
+    ).where(columns.id == asked.c.id)
 
 
 def wait_for_jobs(
@@ -46,8 +47,9 @@ def wait_for_jobs(
 
 def end_waits(ids: Sequence[int], *, waiter: uuid.UUID, awaited: type[Awaited] = Awaited) -> Executable:
     """Say that `waiter` does not wait for these jobs any more."""
+    ended = rows("ended", id=array("awaited_ids", ids, BigInteger()))
     return delete(awaited).where(
-        awaited.job_id == func.any(array("awaited_ids", ids, BigInteger())),
+        awaited.job_id == ended.c.id,
         awaited.waiter == bindparam("of_waiter", waiter, UUID(as_uuid=True)),
     )
 

@@ -237,6 +237,17 @@ def test_what_has_ended_or_is_not_there_is_an_answer_at_once(engine: Engine) -> 
     assert awaited(engine) == set()
 
 
+@pytest.mark.nightly
+def test_many_jobs_can_be_waited_for(engine: Engine) -> None:
+    """In a table that was never analyzed, so that it is scanned sequentially."""
+    rows = "INSERT INTO sa_jobqueue.job (task) SELECT 'sum' FROM generate_series(1, 10000) RETURNING id"
+    with engine.begin() as connection:
+        ids = list(connection.scalars(text(rows)))
+        connection.execute(text("UPDATE sa_jobqueue.job SET status = 'completed', finished_at = now()"))
+    ends = wait_for(engine, ids, timeout=PATIENCE)
+    assert [end.id for end in ends] == ids
+
+
 def test_who_waits_too_long_gets_a_timeout_error(engine: Engine, async_engine: AsyncEngine) -> None:
     """It says which have not ended, and has the ends of the others."""
     with engine.begin() as connection:

@@ -123,9 +123,10 @@ def _before(job: type[JobMixin], dependency: type[WorkflowDependency]) -> FromCl
 def count_members(ids: Sequence[int], *, job: type[JobMixin] = Job) -> Executable:
     """How many members of these workflows have which status: workflow_id, status, number."""
     columns = table_of(job).c
+    flow = rows("flow", id=array("workflow_ids", list(ids), BigInteger()))
     return (
         select(columns.workflow_id, columns.status, func.count().label("number"))
-        .where(columns.workflow_id == func.any(array("workflow_ids", list(ids), BigInteger())))
+        .where(columns.workflow_id == flow.c.id)
         .group_by(columns.workflow_id, columns.status)
     )
 

@@ -1,4 +1,5 @@
 DELETE
 FROM sa_jobqueue.awaited
-WHERE sa_jobqueue.awaited.job_id = any(CAST(%(awaited_ids)s::VARCHAR AS BIGINT[]))
+USING unnest(CAST(%(awaited_ids)s::VARCHAR AS BIGINT[])) AS ended(id)
+WHERE sa_jobqueue.awaited.job_id = ended.id
 AND sa_jobqueue.awaited.waiter = %(of_waiter)s::UUID
