@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .leases import expired_leases, renew_leases
     from .limit_admin import pause, remove_limit, resume, set_limit
     from .limit_list import list_limits
+    from .limits import read_limits
     from .notes import job_logs
     from .prune import prune_jobs
     from .schedule_admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
@@ -48,6 +49,7 @@ else:
             "leases": "expired_leases renew_leases",
             "limit_admin": "pause remove_limit resume set_limit",
             "limit_list": "list_limits",
+            "limits": "read_limits",
             "notes": "job_logs",
             "prune": "prune_jobs",
             "schedule_admin": "list_schedules pause_schedules remove_schedules resume_schedules run_schedules",
@@ -80,6 +82,7 @@ __all__ = [
     "pause_schedules",
     "pause_workflows",
     "prune_jobs",
+    "read_limits",
     "record_action",
     "release_jobs",
     "remove_limit",

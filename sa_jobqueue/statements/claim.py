@@ -207,7 +207,7 @@ def claim_jobs(
     where that is more. Below zero: all do that are not empty.
 
     It takes no account of limits, nor of keys: where a queue has some, or there are other limits than those of the version that the
-    worker has `known` (see `read_limits`), it fails with SQLSTATE SJQ03. `claim_limited` is for such queues.
+    worker has `known` (see `read_limits`), it fails with SQLSTATE SJQ03. Only `Worker` claims from such queues.
 
     Returns the columns of `sa_jobqueue.context.ClaimedJob`, in no particular order.
     """

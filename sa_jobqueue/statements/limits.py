@@ -30,6 +30,7 @@ from sqlalchemy import (
 from ..lifecycle import Event, sources
 from ..limits import Limits
 from ..models import TASK_GROUP, Job, JobMixin, KeyRow, LimitRow, schema_function, status_in
+from .beside import with_companions
 from .parts import array, rows, table_of
 
 __all__ = [
@@ -104,6 +105,7 @@ def limits_nothing(limit: Table) -> ColumnElement[bool]:
     return and_(limit.c.paused_at.is_(None), *unsaid)
 
 
+@with_companions
 def read_limits(
     *,
     queues: Collection[str],
@@ -111,8 +113,10 @@ def read_limits(
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
 ) -> Executable:
-    """One row: `version`, of all limits together, NULL if there are none; `queues`, those of the given ones that have limits, or are
-    paused, or have jobs with keys that wait; `tasks`, all that have limits, or keys that have.
+    """Read where there are limits, which `claim_jobs` takes no account of.
+
+    Returns one row: `version`, of all limits together, NULL if there are none; `queues`, those of the given ones that have limits, or are
+    paused, or have jobs with keys that wait; `tasks`, all that have limits, or keys that have. Both are NULL if there are none.
     """
     table, limits, keys = table_of(job), table_of(limit), table_of(limit_key)
     asked = rows("asked", name=array("queue_names", list(queues), Text()))

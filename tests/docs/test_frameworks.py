@@ -67,7 +67,8 @@ def is_forbidden(port: int, path: str) -> bool:
     """Whether a stranger is refused."""
     with pytest.raises(urllib.error.HTTPError) as refused:
         fetch(port, path)
-    return refused.value.code == 403
+    with refused.value as answer:
+        return answer.code == 403
 
 
 def requests(*names: str) -> Iterator[tuple[str, str, str, str]]:
