@@ -131,7 +131,7 @@ def _check_class(job: type[Any], mixin: type[Any], columns: frozenset[str]) -> N
         raise _refusal(job, "the mixin makes its table: declare the columns that it has besides, and no __table__")
     name = getattr(job, "__tablename__", None)
     if name != _NAME:
-        raise _refusal(job, f"its table is called {_NAME!r} and not {name!r}: a name of your own is the schema's")
+        raise _refusal(job, f"its table is called {_NAME!r} and not {name!r}: choose the name of its schema instead")
     members = {key: value for one in reversed(mixin.__mro__) for key, value in vars(one).items()}
     ours = {one for one in members if not one.startswith("__")} | columns
     named = {_name_of(members[name]) or name for name in columns if name in members} | columns
