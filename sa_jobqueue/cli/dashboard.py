@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 __all__ = ["dashboard"]
 
+#: Characters of a password: guessing one of 12 random characters takes longer than anyone has, at any rate of guesses.
+_SHORTEST = 12
+
 
 def dashboard(
     config: Config,
@@ -43,7 +46,14 @@ def dashboard(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The environment variable that holds the password. Each viewer gives it with a name, which the audit keeps.",
+            help="The environment variable that holds the password, of 12 characters at least. Each viewer gives it with a name, which the audit keeps.",
+        ),
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="A proxy, or a network of them, whose X-Forwarded-For says the viewer's address. Give it again for each.",
         ),
     ] = None,
 ) -> None:
@@ -56,7 +66,7 @@ def dashboard(
     sa-jobqueue dashboard --read-only --replica-url postgresql://replica.example/shop
     sa-jobqueue dashboard --host 0.0.0.0 --password-env DASHBOARD_PASSWORD
     """
-    password = _password(password_env)
+    password, proxies = _password(password_env), _proxies(trusted_proxy or [])
     if password is None and not _is_local(host):
         raise ConfigurationError(
             f"--host {host} lets other machines in: name the environment variable that holds a password, --password-env NAME, or stay "
@@ -76,8 +86,9 @@ def dashboard(
     level = config.log_level.value
     # Our own lines say what is done; those of each request would say nothing more.
     serving = uvicorn.Config(
-        app, log_config=None, log_level=level, access_log=False, server_header=False, lifespan="off"
-    )
+        app, log_config=None, log_level=level, access_log=False, server_header=False, lifespan="off",
+        proxy_headers=bool(proxies), forwarded_allow_ips=proxies,
+    )  # fmt: skip
     # It gives a signal back when it has ended.
     with signals_go_to(lambda number, frame: None):
         uvicorn.Server(serving).run(sockets=[listening])
@@ -108,7 +119,23 @@ def _password(variable: str | None) -> str | None:
     password = os.environ.get(variable, "")
     if not password:
         raise ConfigurationError(f"--password-env {variable}: the environment has no such variable, or it is empty")
+    if len(password) < _SHORTEST:
+        raise ConfigurationError(
+            f"--password-env {variable}: the password has {len(password)} characters, expected {_SHORTEST} at least; "
+            "`openssl rand -base64 18` prints one"
+        )
     return password
+
+
+def _proxies(given: list[str]) -> list[str]:
+    for one in given:
+        try:
+            ipaddress.ip_network(one)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--trusted-proxy {one}: expected an address or a network, as in 10.0.0.7 or 10.0.0.0/24"
+            ) from error
+    return given
 
 
 def _is_local(host: str) -> bool:

@@ -1,8 +1,7 @@
-"""How often an address may guess the password: ten times at once, and then every six seconds.
+"""Wrong passwords by address: ten at once, and then one every six seconds, are answered with 401, and more with 429.
 
-It is slow enough for a password that is not in a list, and a person who mistypes one does not notice. All that come through one proxy
-are one address, unless the server believes what the proxy says of them (uvicorn does of one on this machine): then a guesser among
-them keeps the others out as well, for as long as it goes on.
+This tells the operator of a guesser, and a program with an old password to stop. It cannot slow down one who guesses: the right password
+always passes, or a guesser could lock out others. A guesser is kept out by the length of the password.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from time import monotonic
 
 __all__ = ["Attempts", "place_of"]
 
-#: Wrong passwords that are looked at one after the other, and seconds until the next one is.
+#: Wrong passwords that are answered with 401 one after the other, and seconds until the next one is.
 AT_ONCE, EVERY = 10, 6.0
 #: Addresses that are remembered; of more, those that have guessed least are forgotten.
 _MOST = 10_000
@@ -28,7 +27,7 @@ class Attempts:
         """When the address will have waited for all of its guesses."""
 
     def wait(self, place: str) -> float:
-        """Seconds until a password of this address is looked at again; 0: now."""
+        """Seconds until a wrong password of this address is answered with 401 again; 0: now."""
         return max(self._until.get(place, 0.0) - self._clock() - (AT_ONCE - 1) * EVERY, 0.0)
 
     def failed(self, place: str) -> bool:

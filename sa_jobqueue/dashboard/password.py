@@ -21,7 +21,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ..log import get_logger
-from .attempts import AT_ONCE, EVERY, Attempts, place_of
+from .attempts import AT_ONCE, Attempts, place_of
 
 __all__ = ["name_of", "with_hosts", "with_password"]
 
@@ -40,7 +40,7 @@ def name_of(request: Request) -> str:
 def with_password(app: ASGIApp, password: str) -> ASGIApp:
     """Ask for this password, by HTTP Basic. It is sent with each request, so use TLS.
 
-    After ten wrong ones an address may try another every six seconds: until then the answer is 429, also to the right one.
+    The right password always passes. After ten wrong ones from an address, further wrong ones are answered with 429, ten a minute with 401.
     """
     expected, attempts = _digest(password), Attempts()
 
@@ -48,30 +48,33 @@ def with_password(app: ASGIApp, password: str) -> ASGIApp:
         if scope["type"] != "http":
             await app(scope, receive, send)
             return
-        header, place = Headers(scope=scope).get("authorization", ""), place_of((scope.get("client") or ("",))[0])
-        if header and (seconds := math.ceil(attempts.wait(place))):
-            late = PlainTextResponse(
-                f"429: too many wrong passwords came from here; the next one is looked at in {seconds} s",
-                status_code=429,
-                headers={"retry-after": str(seconds), "cache-control": "no-store"},
-            )
-            await late(scope, receive, send)
-            return
+        header = Headers(scope=scope).get("authorization", "")
         name, given = _credentials(header)
         # Of equal length, whatever was given: the time that it takes says nothing.
-        if not hmac.compare_digest(_digest(given), expected) or not name:
-            if header and attempts.failed(place):
-                logger.warning("%s gave %d wrong passwords; it may try another every %g s", place, AT_ONCE, EVERY)
-            refusal = PlainTextResponse(
-                "401: give your name, which is for the audit, and the password",
-                status_code=401,
-                headers={"www-authenticate": 'Basic realm="jobs", charset="UTF-8"', "cache-control": "no-store"},
-            )
-            await refusal(scope, receive, send)
+        if hmac.compare_digest(_digest(given), expected) and name:
+            await app({**scope, _NAME: name[:_MOST]}, receive, send)
             return
-        await app({**scope, _NAME: name[:_MOST]}, receive, send)
+        await _refusal(attempts, header, scope)(scope, receive, send)
 
     return guarded
+
+
+def _refusal(attempts: Attempts, header: str, scope: Scope) -> PlainTextResponse:
+    """The answer to a request without the right password."""
+    place = place_of((scope.get("client") or ("",))[0])
+    if header and (seconds := math.ceil(attempts.wait(place))):
+        return PlainTextResponse(
+            f"429: too many wrong passwords came from here; try again in {seconds} s",
+            status_code=429,
+            headers={"retry-after": str(seconds), "cache-control": "no-store"},
+        )
+    if header and attempts.failed(place):
+        logger.warning("%s gave %d wrong passwords", place, AT_ONCE)
+    return PlainTextResponse(
+        "401: give your name, which is for the audit, and the password",
+        status_code=401,
+        headers={"www-authenticate": 'Basic realm="jobs", charset="UTF-8"', "cache-control": "no-store"},
+    )
 
 
 def with_hosts(app: ASGIApp, hosts: Collection[str]) -> ASGIApp:

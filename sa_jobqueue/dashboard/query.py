@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,6 +17,8 @@ __all__ = ["Query", "read_form"]
 
 #: Bytes of a form, and values in it or in an address, up to which they are read.
 _LARGEST, _MOST = 1_000_000, 5_000
+#: Values of one name: each of a filter is a condition of its own, and each link of a page has them all. A form may name more ids.
+_EACH = 100
 _IDS = range(1, 2**63)
 
 
@@ -34,8 +37,8 @@ class Query(Mapping[str, list[str]]):
                 self._values.setdefault(name, []).append(value)
 
     @classmethod
-    def parse(cls, text: str) -> Query:
-        """Raises BadInput for a text with too many values, or with one that no row can have."""
+    def parse(cls, text: str, *, ids: int = _EACH) -> Query:
+        """Raises BadInput for a text with too many values, more than `ids` ids among them, or with one that no row can have."""
         try:
             pairs = parse_qsl(text, max_num_fields=_MOST)
         except ValueError as error:
@@ -43,6 +46,9 @@ class Query(Mapping[str, list[str]]):
         spoiled = [name for name, value in pairs if "\0" in name or "\0" in value]
         if spoiled:
             raise BadInput(spoiled[0], "NUL", "text, in which there is no NUL character")
+        for name, number in Counter(name for name, _ in pairs).items():
+            if number > (most := ids if name == "id" else _EACH):
+                raise BadInput(name, f"{number:,} values", f"at most {most:,}")
         return cls(pairs)
 
     def all(self, name: str) -> list[str]:
@@ -142,6 +148,6 @@ async def read_form(request: Request) -> Query:
         if len(body) > _LARGEST:
             raise BadInput("the request", f"{len(body):,} bytes", f"at most {_LARGEST:,}")
     try:
-        return Query.parse(body.decode())
+        return Query.parse(body.decode(), ids=_MOST)
     except UnicodeDecodeError as error:
         raise BadInput("the request", "bytes", "UTF-8") from error

@@ -1,23 +1,30 @@
 """How far a look at jobs goes: so far that it takes milliseconds, however many jobs there are.
 
-Where an index leads to the jobs of a filter, the newest of those that it leads to are looked at; else a range of ids is. What was not
-looked at is said, and the next page goes on there.
+Where an index leads to the jobs of a filter, the newest of those that it leads to are looked at; else a range of ids is. Queued jobs are
+looked at in the order in which they are due. What was not looked at is said, and the next page goes on there. A number of jobs that were
+not all looked at is "12+", or "–" where none was found, never 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, func, literal_column, select, union_all
+from sqlalchemy import ColumnElement, Select, and_, case, func, literal_column, select, true, union_all
 
 from ..lifecycle import JobStatus
 from ..models import status_literal
-from ..statements.depths import CAP
+from ..statements.chosen import Status
+from ..statements.depths import CAP, capped
+from ..statements.in_order import queued_in_order
+from ..statements.limits import is_keyless, is_later, is_ready
+from ..statements.parts import table_of
 from .filters import FILTERS, chosen
 from .look import Look
-from .query import Query
+from .query import Query, as_id
 
-__all__ = ["among_newest", "highest_id", "reach", "tabs"]
+__all__ = ["Due", "among_newest", "due_page", "highest_id", "is_by_due", "reach", "tabs"]
 
 #: Ids that are looked at where no index finds the jobs.
 RANGE = 100_000
@@ -26,8 +33,12 @@ MOST = CAP - 1
 
 _IN_ORDER = (JobStatus.FAILED, JobStatus.RUNNING)
 """An index has the ids of these, each in their order."""
-_REST = (JobStatus.QUEUED, JobStatus.COMPLETED, JobStatus.CANCELLED)
+_REST = (JobStatus.COMPLETED, JobStatus.CANCELLED)
 """No index has the ids of these."""
+_FALSE: ColumnElement[bool] = literal_column("false")
+_QUEUED = frozenset((Status.QUEUED, Status.DUE, Status.SCHEDULED, Status.RETRYING))
+#: Jobs that are looked at in each line of queued jobs, if more than their queue, key and time must be looked at, and not all are of one queue.
+_OF_LINE = 500
 
 
 def highest_id(look: Look) -> int:
@@ -39,7 +50,7 @@ def reach(look: Look, above: int) -> tuple[int, list[ColumnElement[bool]]]:
     """The lowest id that is looked at of the jobs with lower ids than `above`, 0 where all are; and as criteria."""
     query, job, found = look.query, look.job, None
     within: list[ColumnElement[bool]] = [job.id < above]
-    if _is_about_few(query):
+    if _is_about_few(query) or not (any(query.one(name) for name in FILTERS) or look.mine()):
         return 0, within
     if workflow := query.id("workflow"):
         found = job.workflow_id == workflow
@@ -49,46 +60,133 @@ def reach(look: Look, above: int) -> tuple[int, list[ColumnElement[bool]]]:
             return 0, [*within, _of(look, status)]
         if status in _IN_ORDER:
             found = _of(look, status)
-    if found is None:
-        lowest = above - RANGE
-    else:
-        lowest = look.connection.scalar(_last(look, found, *within)) or 0
+    lowest = _floor(look, above) if found is None else look.connection.scalar(_last(look, found, *within)) or 0
     # Ids are from 1 on, unless they were said by hand.
     return (lowest, [*within, job.id >= lowest]) if lowest > 1 else (0, within)
 
 
-def tabs(look: Look, highest: int) -> list[tuple[str, int]]:
+def _floor(look: Look, above: int) -> int:
+    """The lowest id of a range of ids, which has some jobs at least, also where ids are missing; 0: it has all."""
+    last: int | None = look.connection.scalar(_last(look, look.job.id < above))
+    return 0 if last is None else max(min(last, above - RANGE), 0)
+
+
+def tabs(look: Look, highest: int) -> list[tuple[str, str]]:
     """Each status, and how many of the jobs that are looked at have it, up to a cap."""
-    asked = look.query.but(status=())
-    found = dict.fromkeys(JobStatus, 0)
-    for part in _counts(Look(look.connection, asked, look.access, look.options), highest):
-        rows: Any = look.connection.execute(part)
-        found |= {JobStatus(status): min(number, CAP) for status, number in rows}
-    return [(status.value, number) for status, number in found.items()]
+    asked = Look(look.connection, look.query.but(status=()), look.access, look.options)
+    found = dict.fromkeys(JobStatus, (0, False))
+    for part in _counts(asked, highest):
+        for status, number, is_cut in look.connection.execute(part):
+            before, was_cut = found[JobStatus(status)]
+            found[JobStatus(status)] = before + number, was_cut or is_cut
+    return [(status.value, _said(*one)) for status, one in found.items()]
+
+
+def _said(number: int, is_cut: bool) -> str:
+    if number >= CAP or not is_cut:
+        return capped(number)
+    return f"{number:,}+" if number else "–"
 
 
 def _counts(look: Look, highest: int) -> list[Any]:
-    """Statements that count by status."""
+    """Statements that count by status: the status, a number, and whether there are jobs that were not looked at."""
     job, criteria = look.job, chosen(look)
     if _is_about_few(look.query) or look.query.one("workflow"):
-        few = select(job.status).where(*criteria).limit(len(JobStatus) * CAP).subquery()
-        return [select(few.c.status, func.count()).group_by(few.c.status)]
-    newest = select(job.status).where(*criteria, job.id > highest - RANGE).subquery()
-    rest = [status_literal(status) for status in _REST]
-    parts: list[Any] = []
-    for status in JobStatus:
-        if status in _REST:
-            continue
-        if any(look.query.one(name) for name in FILTERS) or look.mine():
-            which = among_newest(look, status)
-        else:
-            which = _of(look, status)
+        most = len(JobStatus) * CAP
+        return [_split(select(job.status).where(*criteria).limit(most), tuple(JobStatus), func.count() >= most)]
+    floor = _floor(look, highest + 1)
+    newest = select(job.status).where(*criteria, job.id >= floor)
+    parts = [_split(newest, _REST, true() if floor > 1 else _FALSE)]
+    is_narrow = any(look.query.one(name) for name in FILTERS) or bool(look.mine())
+    for status in (JobStatus.BLOCKED, *_IN_ORDER):
+        which = among_newest(look, status) if is_narrow else _of(look, status)
+        is_cut = _is_cut(look, status) if is_narrow else _FALSE
         some = select(literal_column("1")).select_from(job).where(*criteria, which).limit(CAP).subquery(f"of_{status}")
-        parts.append(select(status_literal(status), func.count()).select_from(some))
-    return [
-        select(newest.c.status, func.count()).where(newest.c.status.in_(rest)).group_by(newest.c.status),
-        union_all(*parts),
-    ]
+        parts.append(select(status_literal(status), func.count(), is_cut).select_from(some))
+    return [*parts, *_queued(look, criteria)]
+
+
+def _split(statuses: Any, wanted: Sequence[JobStatus], is_cut: ColumnElement[bool]) -> Any:
+    """How many of these are each of the wanted ones."""
+    some = statuses.subquery("some")
+    numbers = (func.count().filter(some.c.status == status_literal(one)).label(one.value) for one in wanted)
+    counted = select(*numbers, is_cut.label("is_cut")).select_from(some).cte("counted")
+    return union_all(*(select(status_literal(one), counted.c[one.value], counted.c.is_cut) for one in wanted))
+
+
+def _queued(look: Look, criteria: list[ColumnElement[bool]]) -> list[Any]:
+    """Of each index of queued jobs its first ones, of the queues that are asked for."""
+    table, names, found = table_of(look.job), _queues(look), []
+    for kind in (is_keyless, is_ready, is_later):
+        of = [] if names is None else [table.c.queue.in_(names)]
+        fits = case((and_(true(), *criteria), true()), else_=False).label("fits")
+        some = select(fits).where(kind(table), *of).limit(CAP).subquery("some")
+        number, is_cut = func.count().filter(some.c.fits), func.count() >= CAP
+        found.append(select(status_literal(JobStatus.QUEUED), number, is_cut).select_from(some))
+    return found
+
+
+def _is_cut(look: Look, status: JobStatus) -> ColumnElement[bool]:
+    """Whether there are more jobs of this status than are looked at."""
+    which = _of(look, status)
+    if status is JobStatus.BLOCKED:
+        return select(look.job.id).where(which).offset(MOST - 1).limit(literal_column("1")).correlate(None).exists()
+    return _last(look, which).exists()
+
+
+def _queues(look: Look) -> list[str] | None:
+    """The queues whose jobs are asked for, and may be seen; None: all."""
+    asked = look.query.all("queue")
+    if look.queues is None:
+        return asked or None
+    return sorted(look.queues.intersection(asked) if asked else look.queues)
+
+
+# ---- queued jobs, by the time at which they are due
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A page of queued jobs, oldest due first."""
+
+    ids: Sequence[int]
+    after: str | None
+    """Where the next page begins; None: there is none."""
+    until: str | None
+    """Due until when the jobs were looked at, where the page is not full and there are more."""
+    is_cut: bool
+    """Whether a queue has more keys than were looked at."""
+
+
+def is_by_due(query: Query) -> bool:
+    """Whether queued jobs alone are asked for, which are shown in the order in which they are due."""
+    statuses = query.all("status")
+    return len(statuses) == 1 and statuses[0] in _QUEUED and not _is_about_few(query) and not query.one("workflow")
+
+
+def due_page(look: Look, most: int) -> Due:
+    """The first `most` queued jobs of the filter, behind those of the page before. Raises BadInput."""
+    query, job, names = look.query, look.job, _queues(look)
+    after, number = query.one("due").rpartition(",")[::2]
+    narrowing = [name for name in FILTERS if name not in ("queue", "key", "status") and query.one(name)]
+    status = Status(query.one("status"))
+    each = most + 1
+    if narrowing or status is Status.RETRYING or look.access.where is not None:
+        each = MOST if names is not None and len(names) == 1 else _OF_LINE
+    times = {Status.DUE: [job.run_at <= func.now()], Status.SCHEDULED: [job.run_at > func.now()]}.get(status, [])
+    statement = queued_in_order(
+        *chosen(look), queues=names, keys=query.all("key"), times=times, after=(after, as_id("due", number)) if after else None,
+        each=each, limit=most + 1, job=job,
+    )  # fmt: skip
+    rows = look.connection.execute(statement).all()
+    found = [row for row in rows if row.fits]
+    last = found[most - 1] if len(found) > most else rows[-1] if rows[-1].ends else None
+    return Due(
+        ids=[row.id for row in found[:most]],
+        after=None if last is None else f"{last.due},{last.id}",
+        until=None if last is None or len(found) > most else last.due,
+        is_cut=rows[-1].cut,
+    )
 
 
 def _is_about_few(query: Query) -> bool:

@@ -223,10 +223,13 @@ class Site:
             "home": self._home(access),
             "has_replica": self._database.has_replica,
             "menu": [one for one in self._pages if one.in_menu and self._may_see(one, access)],
-            "said": self._said(query),
+            # A link from elsewhere says nothing of what was done.
+            "said": self._said(query) if request.headers.get("sec-fetch-site", "same-origin") == "same-origin" else [],
             **values,
         }
-        return HTMLResponse(self._renderer.page(template, said, root=root, fragment=fragment), status)
+        # The page's script takes nothing else for its own: a login may answer in our place.
+        headers = {"sa-jobqueue-part": "yes"} if fragment else None
+        return HTMLResponse(self._renderer.page(template, said, root=root, fragment=fragment), status, headers)
 
     def _said(self, query: Query | None) -> list[str]:
         """What the last deed came to, as the address says it: a name that is known, and numbers."""

@@ -35,7 +35,16 @@ from .claim import PRIORITIES
 from .limits import is_keyless, is_later, is_ready
 from .parts import array, rows, table_of
 
-__all__ = ["CAP", "capped", "capped_sum", "purge_overdue", "queue_depths", "queued_tasks"]
+__all__ = [
+    "CAP",
+    "capped",
+    "capped_sum",
+    "first_of_turns",
+    "purge_overdue",
+    "queue_depths",
+    "queue_names",
+    "queued_tasks",
+]
 
 #: Where counting stops: a number of this size means "more than 10,000".
 CAP = 10_001
@@ -93,7 +102,7 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] =
     limit = bindparam("cap", cap, Integer)
     one: ColumnElement[int] = literal_column("1")
 
-    names = _queues(job, queues)
+    names = queue_names(job, queues)
     of_queue = columns.queue == names.c.queue
     slot = rows("slot", priority=array("priorities", PRIORITIES, SmallInteger()))
     due = (
@@ -110,7 +119,7 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] =
     ready = _ready(job, names, limit)
     coming = select(columns.run_at).where(is_later(table), of_queue, columns.run_at <= func.now())
     later = _summary(coming.order_by(columns.run_at).limit(limit).correlate(names), "later")
-    turn = _turns(job, ready, columns.run_at, min(cap, _TURNS), ready.c.due >= limit)
+    turn = first_of_turns(job, ready, columns.run_at, min(cap, _TURNS), ready.c.due >= limit)
     first_turn = select(turn.c.queue, _first(turn.c.run_at).label("oldest")).group_by(turn.c.queue).subquery("turns")
 
     number = keyless.c.due + ready.c.due + later.c.due
@@ -150,7 +159,7 @@ def queued_tasks(*, sample: int, job: type[JobMixin] = Job) -> Executable:
     """
     table = table_of(job)
     columns = table.c
-    names = _queues(job, _QUEUES)
+    names = queue_names(job, _QUEUES)
     slot = rows("slot", priority=array("priorities", PRIORITIES, SmallInteger()))
     number = bindparam("sample", sample, Integer)
 
@@ -164,7 +173,7 @@ def queued_tasks(*, sample: int, job: type[JobMixin] = Job) -> Executable:
             select(names.c.queue, later.c.task).select_from(names.join(later, true())),
         ]
 
-    turn = _turns(job, names, columns.task, sample * len(PRIORITIES))
+    turn = first_of_turns(job, names, columns.task, sample * len(PRIORITIES))
     parts = [*some(columns.run_at <= func.now()), *some(columns.run_at > func.now()), select(turn.c.queue, turn.c.task)]
     found = union_all(*parts).subquery("found")
     return (
@@ -174,7 +183,7 @@ def queued_tasks(*, sample: int, job: type[JobMixin] = Job) -> Executable:
     )
 
 
-def _queues(job: type[JobMixin], most: int) -> CTE:
+def queue_names(job: type[JobMixin], most: int) -> CTE:
     """The names of the queues with queued jobs, and behind them NULL: by one probe of each index of queued jobs for each."""
     table = table_of(job)
     columns = table.c
@@ -211,7 +220,7 @@ def _ready(job: type[JobMixin], names: CTE, limit: ColumnElement[int]) -> CTE:
     )
 
 
-def _turns(job: type[JobMixin], queues: CTE, seen: Column[Any], most: int, *where: ColumnElement[bool]) -> CTE:
+def first_of_turns(job: type[JobMixin], queues: CTE, seen: Column[Any], most: int, *where: ColumnElement[bool]) -> CTE:
     """The first ready job of each key and priority, `most` of each queue, by one probe for each: queue, and what is `seen` of it."""
     table = table_of(job)
     columns = table.c

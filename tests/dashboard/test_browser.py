@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from sqlalchemy import Engine, create_engine, func, select, text
+from starlette.responses import PlainTextResponse, RedirectResponse
 
 from sa_jobqueue.dashboard import Access, dashboard
 from sa_jobqueue.dashboard.app import DEEDS
@@ -312,6 +313,28 @@ def test_a_database_that_is_away_is_said_and_the_page_comes_back(
         with databases.away(acted.engine.url.render_as_string(hide_password=False)):
             wait_until(lambda: "does not answer" in (tab.page.text_content("main") or ""))
         wait_until(lambda: "grace@example.com" in (tab.page.text_content("main") or ""))
+
+
+def test_a_server_that_is_gone_is_said_and_a_login_in_its_place_is_gone_to(browser: Any, acted: Site) -> None:
+    """Old numbers never look like new ones, and no page of another shows up inside ours."""
+    pages, instead = dashboard(acted.engine, access=lambda _: Access.READ), list[Any]([None])
+
+    async def front(scope: Any, receive: Any, send: Any) -> None:
+        is_login = scope["path"] == "/login"
+        answer = PlainTextResponse("log in") if is_login else instead[0] or pages
+        await answer(scope, receive, send)
+
+    with served(front) as url, closing(browser.new_page()) as page:
+        page.goto(f"{url}/audit")
+        page.select_option("#refresh", "1")
+        wait_until(lambda: "as of" in page.text_content("#state"))
+        instead[0] = PlainTextResponse("bad gateway", 502)
+        wait_until(lambda: "No answer since" in page.text_content("#lost"))
+        assert "grace@example.com" in page.text_content("#live")
+        instead[0] = None
+        wait_until(lambda: page.text_content("#lost") == "" and "as of" in page.text_content("#state"))
+        instead[0] = RedirectResponse("/login", 302)
+        wait_until(lambda: page.url == f"{url}/login")
 
 
 # ---- the graph

@@ -107,7 +107,7 @@ def test_a_page_reads_no_more_than_it_shows(large: Engine, name: str, monkeypatc
 QUERIES = (
     "", "queue=q1", "task=none", "tag=t", "key=k1", "error=x", 'args={"n":1}', "subject=Order", "subject=Order:7", "workflow=7", "id=7",
     "newer_than=1h", "before=50000", *(f"status={status}" for status in Status), "status=failed&queue=q1", "status=failed&error=none",
-    "status=blocked&task=none", "status=failed&status=running",
+    "status=blocked&task=none", "status=failed&status=running", "status=queued&queue=q1", "status=queued&queue=q1&key=k1", "status=due&task=none",
 )  # fmt: skip
 
 

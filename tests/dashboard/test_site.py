@@ -445,6 +445,7 @@ def test_a_page_looks_at_a_range_of_ids_and_the_next_goes_on_below(
 ) -> None:
     """Where no index finds the jobs of the filter; what is done to all that match is done to those of the range."""
     monkeypatch.setattr("sa_jobqueue.dashboard.reach.RANGE", 10)
+    monkeypatch.setattr("sa_jobqueue.dashboard.reach.MOST", 1)
     old = make_job(connection, "failed", queue="mail", id=5)
     for id in range(11, 41):
         make_job(connection, "failed", queue="other", id=id)
@@ -453,6 +454,7 @@ def test_a_page_looks_at_a_range_of_ids_and_the_next_goes_on_below(
     viewer = Viewer(engine)
     page = viewer.see("/jobs", queue="mail")
     assert "Searched from id 41 to 50." in page.text
+    assert "completed – failed 1+ cancelled –" in page.text
     assert f"/jobs/{new}" in page.links
     assert f"/jobs/{old}" not in page.links
     assert [one["value"] for one in page.all("input", name="from")][:1] == ["41"]
@@ -461,7 +463,6 @@ def test_a_page_looks_at_a_range_of_ids_and_the_next_goes_on_below(
         page = viewer.see(older)
     assert f"/jobs/{old}" in page.links
     assert page.all("a", rel="next") == []
-    assert f"/jobs/{old}" in viewer.see("/jobs", queue="mail", status="failed").links  # an index finds these
     viewer.do("retry", **{"queue": "mail", "from": "41"})
     assert {id for id, status in statuses(connection).items() if status == "queued"} == {new}
 

@@ -24,6 +24,7 @@ from tests.support.databases import driver_url
 from tests.support.factory import make_job, statuses
 
 SECRET = "Sécret: 4711"
+ELSEWHERE = "203.0.113.7"
 
 
 class Served:
@@ -39,7 +40,7 @@ class Served:
         self, path: str, *, user: str | None = None, host: str | None = None, post: dict[str, object] | None = None
     ) -> tuple[int, str]:
         connection = http.client.HTTPConnection(self.host, self.port, timeout=30)
-        headers = {"host": host or f"{self.host}:{self.port}"}
+        headers = {"host": host or f"{self.host}:{self.port}", "x-forwarded-for": ELSEWHERE}
         if user is not None:
             headers["authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
         body = None
@@ -66,6 +67,7 @@ def job(engine: Engine) -> int:
 
 
 def test_it_shows_the_queue_and_acts_and_ends_with_ctrl_c(engine: Engine, database_url: str, job: int) -> None:
+    """What a client says of its own address is not believed."""
     with served(url=database_url) as serving:
         assert serving.host == "127.0.0.1"
         status, page = serving.ask("/jobs")
@@ -99,15 +101,19 @@ def test_read_only_has_no_buttons(engine: Engine, database_url: str, job: int) -
 
 
 def test_a_password_is_asked_for_and_the_name_kept(engine: Engine, database_url: str, job: int) -> None:
+    """A proxy that is trusted says from where wrong passwords come."""
     env = {"BOARD": SECRET}
-    with served("--host", "0.0.0.0", "--password-env", "BOARD", url=database_url, env=env) as serving:
+    options = ("--host", "0.0.0.0", "--password-env", "BOARD", "--trusted-proxy", "127.0.0.0/8")
+    with served(*options, url=database_url, env=env) as serving:
         serving.host = "127.0.0.1"
         for user in (None, "ada:", f":{SECRET}", "ada:secret", f"ada:{SECRET}x", SECRET, "\u0000:x"):
             assert serving.ask("/jobs", user=user)[0] == 401, user
         assert serving.ask("/static/app.css")[0] == 401
         assert serving.ask("/act/retry", post={"id": job})[0] == 401
         assert serving.ask("/jobs", user=f"ada:{SECRET}", host="ops.example")[0] == 200
+        assert {serving.ask("/jobs", user="ada:guess")[0] for _ in range(11)} == {401, 429}
         assert serving.ask("/act/retry", user=f"ada:{SECRET}", post={"id": job})[0] == 303
+        serving.command.wait_for(f"{ELSEWHERE} gave 10 wrong passwords")
     with engine.connect() as connection:
         assert connection.scalar(select(AuditEntry.who)) == "ada"
         assert statuses(connection) == {job: "queued"}
@@ -155,6 +161,12 @@ def test_others_are_not_let_in_without_a_password(host: str) -> None:
 def test_a_password_that_is_not_there_is_said() -> None:
     for env in ({}, {"BOARD": ""}):
         assert "BOARD: the environment has no such variable" in refused("dashboard", "--password-env", "BOARD", env=env)
+
+
+def test_a_short_password_and_a_proxy_that_is_no_address_are_refused() -> None:
+    said = refused("dashboard", "--password-env", "BOARD", env={"BOARD": "hunter2"})
+    assert "the password has 7 characters, expected 12 at least" in said
+    assert "expected an address or a network" in refused("dashboard", "--trusted-proxy", "proxy.example")
 
 
 def test_a_port_that_is_taken_is_said(database_url: str) -> None:

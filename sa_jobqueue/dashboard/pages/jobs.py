@@ -1,10 +1,12 @@
-"""The list of jobs: newest first, a page at a time by id, narrowed by a filter, with a tab and a capped number for each status."""
+"""The list of jobs: newest first, a page at a time, narrowed by a filter, with a tab and a capped number for each status. Queued jobs
+alone are listed oldest due first.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import RowMapping, case, func, select
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, RowMapping, Select, case, func, literal, select
 
 from ...health.one_job import clamped
 from ...lifecycle import JobStatus
@@ -16,7 +18,7 @@ from ..filters import FILTERS, chosen
 from ..job_deeds import JOB_DEEDS
 from ..look import Look
 from ..page import Page
-from ..reach import highest_id, reach, tabs
+from ..reach import due_page, highest_id, is_by_due, reach, tabs
 
 __all__ = ["JOBS"]
 
@@ -26,33 +28,56 @@ _TIMES = ("created_at", "run_at", "claimed_at", "finished_at")
 
 def read_jobs(look: Look) -> dict[str, Any]:
     """A page of jobs, and how many there are of each status."""
-    query, job, connection = look.query, look.job, look.connection
-    before, highest = query.id("before"), highest_id(look)
-    above = highest + 1 if before is None else before
-    lowest, within = reach(look, above)
-    error = error_type(job)
-    statement = (
-        select(
-            job.id, job.status, reading_of(job).label("reading"), job.queue, job.task, job.attempt, job.max_attempts,
-            *(clamped(job.__table__.c[name]).label(name) for name in _TIMES), job.subject_type, job.subject_id, error.label("error_type"),
-            case((error.is_not(None), job.errors[-1]["message"].astext)).label("error_message"),
-        )
-        .where(*chosen(look), *within)
-        .order_by(job.id.desc())
-        .limit(_PAGE + 1)
-    )  # fmt: skip
-    rows = connection.execute(statement).mappings().all()
+    query, connection = look.query, look.connection
+    highest = highest_id(look)
+    page = _by_due(look) if is_by_due(query) else _by_id(look, highest)
     return {
         "now": connection.scalar(select(func.now())),
-        "jobs": [_shown(row) for row in rows[:_PAGE]],
-        "before": rows[_PAGE - 1]["id"] if len(rows) > _PAGE else lowest or None,
+        **page,
         "tabs": tabs(look, highest),
         "actions": [name for name, deed in JOB_DEEDS.items() if look.access.may(deed.needs)],
         "filtered": any(query.one(name) for name in FILTERS),
-        "searched": None if not lowest or len(rows) > _PAGE else (lowest, above - 1),
         "has_archive": has_archive(look),
         "may_search_arguments": look.options.format_args is None or look.access.may("search_arguments"),
     }
+
+
+def _by_id(look: Look, highest: int) -> dict[str, Any]:
+    before, job = look.query.id("before"), look.job
+    above = highest + 1 if before is None else before
+    lowest, within = reach(look, above)
+    rows = _rows(look, *chosen(look), *within).order_by(job.id.desc()).limit(_PAGE + 1)
+    found = look.connection.execute(rows).mappings().all()
+    is_full = len(found) > _PAGE
+    return {
+        "jobs": [_shown(row) for row in found[:_PAGE]],
+        "next": ("before", found[_PAGE - 1]["id"] if is_full else lowest or None),
+        "searched": None if is_full or not lowest else (lowest, above - 1),
+        "until": None,
+        "is_cut": False,
+    }
+
+
+def _by_due(look: Look) -> dict[str, Any]:
+    job, page = look.job, due_page(look, _PAGE)
+    rows = _rows(look, job.id == func.any(literal(page.ids, ARRAY(BigInteger)))).order_by(job.run_at, job.id)
+    return {
+        "jobs": [_shown(row) for row in look.connection.execute(rows).mappings()],
+        "next": ("due", page.after),
+        "searched": None,
+        "until": page.until,
+        "is_cut": page.is_cut,
+    }
+
+
+def _rows(look: Look, *where: ColumnElement[bool]) -> Select[Any]:
+    job = look.job
+    error = error_type(job)
+    return select(
+        job.id, job.status, reading_of(job).label("reading"), job.queue, job.task, job.attempt, job.max_attempts,
+        *(clamped(job.__table__.c[name]).label(name) for name in _TIMES), job.subject_type, job.subject_id, error.label("error_type"),
+        case((error.is_not(None), job.errors[-1]["message"].astext)).label("error_message"),
+    ).where(*where)  # fmt: skip
 
 
 def _shown(row: RowMapping) -> dict[str, Any]:

@@ -28,18 +28,44 @@
   if (live && rate) {
     rate.closest("label").hidden = false;
     if (store("refresh") !== null) rate.value = store("refresh");
-    let last = Date.now();
+    let last = Date.now(), asked = null, failed = false, asOf = new Date();
     const busy = () =>
       live.contains(document.activeElement) && document.activeElement.matches("input, select, textarea") ||
       live.querySelector("input[type=checkbox]:checked, details[data-hold][open]") ||
       String(getSelection()).length > 0;
     rate.addEventListener("change", () => { store("refresh", rate.value); last = 0; });
+    // How old the numbers are is always said: those of a server that is gone look like those of a quiet one.
+    const state = document.getElementById("state"), lost = document.getElementById("lost"), words = JSON.parse(state.dataset.words);
+    const say = (place, words) => { if (place.textContent !== words) place.textContent = words; };
+    const tell = waits => {
+      const at = asOf.toLocaleTimeString(), gone = failed || asked !== null && Date.now() - asked > 8000;
+      say(lost, gone ? words.lost.replace("{time}", at) : "");
+      say(state, gone ? "" : waits ? words.paused : words.as_of.replace("{time}", at));
+      document.body.classList.toggle("lost", gone);
+    };
     setInterval(() => {
-      const seconds = Number(rate.value);
-      if (!seconds || document.hidden || busy() || Date.now() - last < seconds * 1000) return;
+      const seconds = Number(rate.value), waits = Boolean(busy());
+      tell(seconds > 0 && waits);
+      if (!seconds || document.hidden || waits || Date.now() - last < seconds * 1000) return;
       last = Date.now();
+      asked ??= last;
       htmx.trigger(live, "refresh");
     }, 250);
+    live.addEventListener("htmx:before:response", event => {
+      const answer = event.detail.ctx.response.raw;
+      if (answer.headers.has("sa-jobqueue-part")) { failed = false; asked = null; asOf = new Date(); return; }
+      event.preventDefault();
+      // A proxy without its server, or a login that is over: the answer is a page of its own.
+      if (answer.status >= 500 || answer.status === 429) failed = true;
+      else location.reload();
+    });
+    live.addEventListener("htmx:error", () => { failed = true; });
+  }
+  // What an action came to is said once.
+  const here = new URL(location);
+  if (here.searchParams.has("did")) {
+    for (const name of ["did", "n", "left"]) here.searchParams.delete(name);
+    history.replaceState(history.state, "", here);
   }
   document.addEventListener("htmx:after:swap", () => { localTimes(document); draw(document, false); });
 
