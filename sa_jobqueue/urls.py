@@ -76,7 +76,7 @@ def _is_understood(driver: str, options: Mapping[str, object]) -> bool:
 #: What nearly all URLs look like; an escape in the database's name, several hosts and the like are left to SQLAlchemy.
 _USUAL = re.compile(
     r"(?P<driver>[a-z_+]+)://(?:(?P<user>[^:/?#@\s]*)(?::(?P<password>[^:/?#@\s]*))?@)?"
-    r"(?P<host>[\w.-]*)(?::(?P<port>[1-9]\d{0,4}))?(?:/(?P<dbname>[\w.-]*))?(?:\?(?P<query>[^\s]*))?"
+    r"(?P<host>[\w.-]*)(?::(?P<port>[1-9]\d{0,4}))?(?:/(?P<dbname>[\w.-]*))?(?:\?(?P<query>[^\s@]*))?"
 )
 
 

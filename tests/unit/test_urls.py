@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sqlalchemy import URL
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
@@ -115,6 +115,7 @@ def test_psycopg_is_told_what_sqlalchemy_would_tell_it(scheme: str, rest: str) -
         max_size=12,
     )
 )
+@example(["?", "@"])
 def test_psycopg_is_told_what_sqlalchemy_would_tell_it_of_any_text(parts: list[str]) -> None:
     """What the one refuses, the other refuses in the same words."""
 
