@@ -8,7 +8,12 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
 
+import sa_jobqueue  # noqa: E402
 from sa_jobqueue import __version__  # noqa: E402
+
+# While autodoc reads a module, TYPE_CHECKING is set: what is mapped must be there before.
+for name in sa_jobqueue.__all__:
+    getattr(sa_jobqueue, name)
 
 project = "sa_jobqueue"
 author = "The sa_jobqueue maintainers"

@@ -76,6 +76,7 @@ def test_one_runs_where_one_may(engine: Engine, look: object) -> None:
     assert look(engine) == 1
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_mutant_lets_two_run(database_url: str, engine: Engine, mutant: str) -> None:
     """In a database of its own."""
