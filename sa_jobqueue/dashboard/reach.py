@@ -76,7 +76,8 @@ def tabs(look: Look, highest: int) -> list[tuple[str, str]]:
     asked = Look(look.connection, look.query.but(status=()), look.access, look.options)
     found = dict.fromkeys(JobStatus, (0, False))
     for part in _counts(asked, highest):
-        for status, number, is_cut in look.connection.execute(part):
+        rows: Any = look.connection.execute(part)
+        for status, number, is_cut in rows:
             before, was_cut = found[JobStatus(status)]
             found[JobStatus(status)] = before + number, was_cut or is_cut
     return [(status.value, _said(*one)) for status, one in found.items()]
