@@ -159,7 +159,7 @@ def test_it_stops_on_ctrl_z_and_goes_on(shop: Shop) -> None:
         process.send_signal(signal.SIGSTOP)
         shell.wait_for("Stopped")
         shell.type("fg", "Enter")
-        wait_until(lambda: process.status() != psutil.STATUS_STOPPED)
+        wait_until(lambda: process.status() != psutil.STATUS_STOPPED and not shell.is_plain)
         shell.type("w")
         shell.wait_for("no workers")
         shell.type("q")
