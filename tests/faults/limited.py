@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import secrets
 import signal
 import threading
 import time
@@ -21,13 +22,15 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from itertools import count, pairwise
+from itertools import count, islice, pairwise
 from typing import Any, NamedTuple, Self
 
 import psycopg
 from sqlalchemy import Engine, create_engine, insert, text
+from sqlalchemy.exc import ProgrammingError
 
 from sa_jobqueue import AsyncJobContext, JobContext, RateLimited, Registry, RetryPolicy, Snooze, task
+from sa_jobqueue.grants import Can, grant_statements
 from tests.faults.clock import ServerClock
 from tests.support import pooler
 from tests.support.commands import Command, start_command
@@ -36,7 +39,19 @@ from tests.support.factory import TABLE
 from tests.support.limits import key, limit, no_limit, rate
 from tests.support.waiting import wait_until
 
-__all__ = ["LEASE", "STEP", "Load", "Look", "above_limits", "above_rates", "out_of_order", "registry"]
+__all__ = [
+    "LEASE",
+    "STEP",
+    "Load",
+    "Look",
+    "Said",
+    "SaidRate",
+    "above_changing_rates",
+    "above_limits",
+    "above_rates",
+    "out_of_order",
+    "registry",
+]
 
 LEASE = 2.0
 WORKERS = 3
@@ -47,6 +62,8 @@ RATE, BURST = 20, 3
 STEP = 3.0
 #: The same for each of its keys.
 KEY_RATE, KEY_BURST = 5, 2
+#: Of the queue "changing", each for a second or so: starts, their seconds, and at once.
+RATES = [(20, 1.0, 3), (5, 1.0, 2), (1, 30 * 86_400.0, 1), (100_000, 60.0, 1_000)]
 #: Seconds between the statement that sets a limit and the moment from which all claims know it, at most.
 _SLACK = 1.0
 
@@ -56,6 +73,15 @@ _options: dict[str, Any] = {
     "retry": RetryPolicy(base=0.05, factor=1.5, cap=0.5, jitter=0.5),
     "max_attempts": 50,
 }
+
+#: What a worker's role may do to no row.
+_ATTACKS = (
+    "UPDATE sa_jobqueue.job_limit SET running = 1000 WHERE held",
+    "UPDATE sa_jobqueue.job_limit SET key_running = NULL WHERE name = 'default'",
+    "DELETE FROM sa_jobqueue.job_limit WHERE held",
+    "DELETE FROM sa_jobqueue.job_limit WHERE paused_at IS NOT NULL",
+    "UPDATE sa_jobqueue.job_limit SET paused_at = NULL WHERE paused_at IS NOT NULL",
+)
 
 
 @task(**_options)
@@ -145,6 +171,14 @@ class Said(NamedTuple):
     until: float
 
 
+class SaidRate(NamedTuple):
+    """A rate that was set: starts in one second at most. Seconds of the epoch, as in `Said`."""
+
+    most: float
+    since: float
+    until: float
+
+
 class Look(NamedTuple):
     """How many ran at once of something, and when the last of them was started."""
 
@@ -167,7 +201,7 @@ def above_limits(looks: Sequence[Look], said: Sequence[Said]) -> Iterator[str]:
             yield f"{look.running} of {look.owner} {look.name} ran at {look.last}, the limits were {allowed}"
 
 
-def above_rates(starts: Sequence[tuple[float, int]], most: int, seconds: float) -> Iterator[str]:
+def above_rates(starts: Sequence[tuple[float, int]], most: float, seconds: float) -> Iterator[str]:
     """The windows in which more units were started. `starts`: when, and their units."""
     times = sorted(starts)
     at = [when for when, _ in times]
@@ -178,6 +212,18 @@ def above_rates(starts: Sequence[tuple[float, int]], most: int, seconds: float) 
         end = bisect_left(at, begin + seconds - 1e-5)
         if sums[end] - sums[n] > most:
             yield f"{sums[end] - sums[n]} units in {seconds} s from {begin} on, of {most}"
+
+
+def above_changing_rates(starts: Sequence[tuple[float, int]], said: Sequence[SaidRate]) -> Iterator[str]:
+    """The seconds in which more units were started than any rate allowed that may have held in them. `starts`: when, and their units."""
+    times = sorted(starts)
+    at = [when for when, _ in times]
+    ends = [*(one.until + _SLACK for one in said[1:]), float("inf")]
+    for n, begin in enumerate(at):
+        most = max(
+            one.most for one, end in zip(said, ends, strict=True) if one.since - _SLACK <= begin + 1.0 and begin <= end
+        )
+        yield from islice(above_rates(times[n : bisect_left(at, begin + 1.0)], most, 1.0), 1)
 
 
 def out_of_order(ids: Sequence[int]) -> Iterator[str]:
@@ -201,7 +247,7 @@ _LOOK = """
 
 
 class Load:
-    """Workers, producers, an operator, and the auditor. `app`: where the workers' tasks are.
+    """Workers, producers, an operator, one who may only work and tries what an operator may, and the auditor. `app`: where the workers' tasks are.
 
     Behind a pooler only the workers are; the auditor is not. `clock`: of a server whose clock is to step meanwhile; then nobody changes a
     limit, and no rate is judged, for both are looked at by their times.
@@ -229,10 +275,13 @@ class Load:
         """Seconds from the end of all trouble until nothing was left."""
         self.longest_pause = 0.0
         """Of that time, the longest in which no job was started."""
+        self.attacks = 0
+        """Of a worker's role on limits, each refused."""
         self.left = 0
         """Jobs that had not ended then."""
         self._looks: list[Look] = []
         self._said: list[Said] = []
+        self._said_rates: list[SaidRate] = []
         self._stop, self._end = threading.Event(), threading.Event()
         self._errors: list[BaseException] = []
         self._stack = ExitStack()
@@ -246,8 +295,10 @@ class Load:
         with self._engine.begin() as connection:
             for statement in _AUDIT:
                 connection.exec_driver_sql(statement)
-        self.say("queue", "default", 5, key_running=1)
-        self.say("task", NAMES["few"], 2, key_running=1)
+        self.say("queue", "default", 5, key_running=1, held=True)
+        self.say("task", NAMES["few"], 2, key_running=1, held=True)
+        self._make_attacker()
+        self.say_rate(*RATES[0])
         with self._engine.begin() as connection:
             limit(connection, "rated", **rate(RATE, 1.0, BURST), **rate(KEY_RATE, 1.0, KEY_BURST, prefix="key_"))
             key(connection, "k0", "rated", weight=3)
@@ -271,6 +322,19 @@ class Load:
             thread.join()
         self._stack.close()
 
+    def _make_attacker(self) -> None:
+        """A role that may work, and no more."""
+        name = f"attacker_{secrets.token_hex(6)}"
+        with self._engine.begin() as connection:
+            for statement in (f"CREATE ROLE {name}", *grant_statements(name, [Can.WORK])):
+                connection.exec_driver_sql(statement)
+        self._attacker = name
+        self._stack.callback(self._remove_attacker)
+
+    def _remove_attacker(self) -> None:
+        with self._engine.begin() as connection:
+            connection.exec_driver_sql(f"DROP OWNED BY {self._attacker}; DROP ROLE {self._attacker}")
+
     def say(self, owner: str, name: str, running: int | None, **columns: Any) -> None:
         """Set a limit of what may run."""
         since = time.time()
@@ -278,10 +342,17 @@ class Load:
             limit(connection, name, owner=owner, running=running, **columns)
         self._said.append(Said(owner, name, running, since, time.time()))
 
+    def say_rate(self, number: int, seconds: float, burst: int) -> None:
+        """Set the rate of the queue "changing"."""
+        since = time.time()
+        with self._engine.begin() as connection:
+            limit(connection, "changing", **rate(number, seconds, burst))
+        self._said_rates.append(SaidRate(number / seconds + burst, since, time.time()))
+
     def _worker(self) -> Command:
         return self._stack.enter_context(
             start_command(
-                "work", f"--app={self._app}", "--queue=default=6", "--queue=rated=4", "--queue=ordered=3", f"--lease={LEASE}", "--poll=0.5", "--grace=3",
+                "work", f"--app={self._app}", "--queue=default=6", "--queue=rated=4", "--queue=ordered=3", "--queue=changing=3", f"--lease={LEASE}", "--poll=0.5", "--grace=3",
                 "--max-rescues=1000", url=self._workers_url,
             )
         )  # fmt: skip
@@ -295,6 +366,8 @@ class Load:
             self._produce,
             self._produce_in_order,
             self._operate,
+            self._change_rate,
+            self._attack,
             self._cancel,
             self._lock,
             self._kill,
@@ -312,6 +385,7 @@ class Load:
             thread.join()
         self.say("queue", "default", 5, paused_at=None)
         self.say("task", NAMES["few"], 2, paused_at=None)
+        self.say_rate(*max(RATES))
         with self._engine.begin() as connection:
             for one in KEYS:
                 key(connection, one, paused_at=None)
@@ -374,7 +448,7 @@ class Load:
                 "task": NAMES[own.choice(TASKS)],
                 "args": {"seconds": own.uniform(0.0, 0.05)},
                 "concurrency_key": own.choice([*KEYS, None, None]),
-                "queue": own.choice(["default", "default", "rated"]),
+                "queue": own.choice(["default", "default", "default", "rated", "rated", "changing"]),
                 "priority": own.choice([0, 5, 9]),
             }
             for _ in range(own.randint(1, 5))
@@ -436,6 +510,23 @@ class Load:
                 limit(connection, "other", running=1)
                 no_limit(connection, "other")
         self._stop.wait(own.uniform(0.2, 0.8))
+
+    def _attack(self, own: random.Random) -> None:
+        """As a worker's role, change or delete limits that an operator holds, or end a pause."""
+        attack = own.choice(_ATTACKS)
+        try:
+            with self._engine.begin() as connection:
+                connection.exec_driver_sql(f"SET LOCAL ROLE {self._attacker}")
+                if connection.execute(text(attack)).rowcount:
+                    self.findings.append(f"a worker's role was allowed: {attack}")
+        except ProgrammingError:
+            self.attacks += 1
+        self._stop.wait(own.uniform(0.05, 0.3))
+
+    def _change_rate(self, own: random.Random) -> None:
+        """Raise or lower a rate, after what it has left was used up or not."""
+        self.say_rate(*own.choice(RATES))
+        self._stop.wait(own.uniform(0.5, 1.5))
 
     def _pause(self, own: random.Random, say: Callable[[Any, Any], None]) -> None:
         with self._engine.begin() as connection:
@@ -512,11 +603,15 @@ class Load:
             starts = connection.execute(
                 text("SELECT extract(epoch FROM at)::float8, units, key FROM audit.start WHERE queue = 'rated'")
             ).all()
+            changing = connection.execute(
+                text("SELECT extract(epoch FROM at)::float8, units FROM audit.start WHERE queue = 'changing'")
+            ).all()
             for at, units, of in starts:
                 if of is not None and of >= "\x02":
                     by_key[of].append((at, units))
             if self._clock is not None:
-                starts, by_key = [], {}
+                starts, by_key, changing = [], {}, []
+            self.findings += list(above_changing_rates([(at, units) for at, units in changing], self._said_rates))[:5]
             self.findings += list(above_rates([(at, units) for at, units, _ in starts], RATE + BURST, 1.0))[:5]
             self.findings += list(above_rates([(at, units) for at, units, _ in starts], RATE // 4 + BURST, 0.25))[:5]
             for of, found in by_key.items():
@@ -546,6 +641,6 @@ class Load:
         }
         keys = max((n for (owner, _), n in self.most.items() if owner == "key"), default=0)
         return (
-            f"{self.kills} kills, {self.looks} looks, {len(self.committed)} jobs, at most {most}, {keys} of a key, "
+            f"{self.kills} kills, {len(self._said_rates)} rates, {self.attacks} attacks, {self.looks} looks, {len(self.committed)} jobs, at most {most}, {keys} of a key, "
             f"{self.left} left, emptied in {self.emptied_in:.1f} s, at most {self.longest_pause:.1f} s without a start, pid {os.getpid()}"
         )

@@ -10,7 +10,18 @@ from sqlalchemy import create_engine
 
 from sa_jobqueue.migrations import upgrade_database
 from tests.faults.clock import LIBRARY, ServerClock
-from tests.faults.limited import LEASE, STEP, Load, Look, Said, above_limits, above_rates, out_of_order
+from tests.faults.limited import (
+    LEASE,
+    STEP,
+    Load,
+    Look,
+    Said,
+    SaidRate,
+    above_changing_rates,
+    above_limits,
+    above_rates,
+    out_of_order,
+)
 from tests.faults.limited_mutants import MUTANTS, mutate
 from tests.faults.server import Guard, Server
 from tests.support import pooler
@@ -28,6 +39,7 @@ def suffer(url: str, seconds: float, *, seed: int, workers: int = 3) -> None:
     assert load.findings == []
     assert load.kills >= seconds / 3
     assert load.looks > 5 * seconds
+    assert load.attacks > seconds / 2
     assert load.most["queue", "default"] > 1
     assert load.emptied_in < 20 + STALL + load.left / 10
     # Those of the worker that was killed last are rescued after their lease. What waits for a rate takes its time, a start at a time.
@@ -123,6 +135,22 @@ def test_the_auditor_sees_more_than_a_rate() -> None:
     assert len(list(above_rates([(0.0, 1), (0.5, 1), (0.9, 1), (1.5, 1)], 2, 1.0))) == 1
     assert len(list(above_rates([(0.0, 2), (0.5, 1)], 2, 1.0))) == 1
     assert LEASE < 10
+
+
+def test_the_auditor_sees_more_than_a_rate_that_changes() -> None:
+    """By the rates that may have held in that second."""
+    said = [SaidRate(5.0, 0.0, 1.0), SaidRate(2.0, 100.0, 100.1)]
+
+    def seen(begin: float, number: int) -> bool:
+        return any(above_changing_rates([(begin + n / 100, 1) for n in range(number)], said))
+
+    assert [seen(50.0, 5), seen(50.0, 6), seen(100.5, 5), seen(150.0, 2), seen(150.0, 3)] == [
+        False,
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_the_auditor_sees_a_start_out_of_order() -> None:
