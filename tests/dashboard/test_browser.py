@@ -506,7 +506,7 @@ def clicked(databases: Databases, browser: Any) -> Iterator[Site]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("deed", sorted(DEEDS, key=lambda deed: deed != "retry_node"))  # others bring the same job back
 def test_each_deed_has_a_button_that_does_it(browser: Any, clicked: Site, deed: str) -> None:
     """Found on some page, and clicked; what is asked for is confirmed; and it is in the audit."""
     before = number_of_deeds(clicked, deed)

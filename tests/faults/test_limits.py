@@ -101,7 +101,7 @@ def test_the_auditor_sees_a_function_that_is_broken_on_purpose(database_url: str
         mutate(connection, mutant)
     engine.dispose()
     with Load(database_url, seed=7) as load:
-        load.torment(25.0)
+        load.torment(60.0)
         load.finish(patience=20)
     print(load, *load.findings[:3], sep="\n")
     assert load.findings

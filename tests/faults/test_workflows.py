@@ -22,7 +22,7 @@ def suffer(url: str, seconds: float, *, seed: int, model: bool = True, chaos: bo
     assert stress.findings == []
     assert stress.did["kill"] >= seconds
     if model:
-        assert stress.did["retry of a node"] > seconds
+        assert stress.did["retry of a node"] > seconds / 10
 
 
 @pytest.mark.slow
