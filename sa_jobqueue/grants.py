@@ -68,6 +68,9 @@ _LOOK = (
     "SELECT ON TABLE {schema}.limit_state",
     "SELECT ON TABLE {schema}.audit",
     *(f"SELECT ON TABLE {{schema}}.workflow{part}" for part in ("", "_dependency", "_join", "_callback", "_event")),
+    # The doctor compares them with the ids that there are.
+    "SELECT ON SEQUENCE "
+    + ", ".join(f"{{schema}}.{one}_id_seq" for one in ("job", "schedule", "workflow", "workflow_event", "audit")),
 )
 
 # What ends a job tells the programs that wait for it.

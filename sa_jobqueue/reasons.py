@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
 from .limits import Owner
+from .statements.workers import CLAIMS_FAIL
 from .words import jobs_of
 
 __all__ = ["KINDS", "MOST_AHEAD", "Kind", "WaitReason", "What"]
@@ -247,6 +248,8 @@ def _locked(one: WaitReason, _: Moment) -> str:
 
 
 def _pressure(one: WaitReason, _: Moment) -> str:
+    if (one.reason or "").startswith(CLAIMS_FAIL):
+        return f"has workers whose {one.reason}"
     return f"has workers that claim less, because the database is under pressure{_because(one)}"
 
 

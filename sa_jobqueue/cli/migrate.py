@@ -16,6 +16,7 @@ from sa_jobqueue.migrations import (
     sql,
     upgrade_database,
 )
+from sa_jobqueue.migrations.runner import on_postgresql
 
 from .config import Config
 from .output import say
@@ -65,7 +66,7 @@ def migrate(
 
 def _migrate(config: Config, wanted: int | None, yes: bool) -> None:
     engine = open_engine(config, make=True)
-    with engine.connect() as connection:
+    with on_postgresql(), engine.connect() as connection:
         name_database(config, connection)
         found = current_version(connection)
     name = f"schema {config.schema}"

@@ -19,7 +19,7 @@ from .checks.pressure import (
     check_snapshot,
 )
 from .checks.schedules import check_schedules
-from .checks.storage import check_bloat, check_dead_rows, check_frozen_age, check_indexes, check_vacuum
+from .checks.storage import check_bloat, check_dead_rows, check_frozen_age, check_indexes, check_sequences, check_vacuum
 from .checks.tasks import check_failures, check_tasks, check_timeouts
 from .checks.workers import check_queues, check_workers
 from .checks.workflows import check_workflows
@@ -65,6 +65,7 @@ CHECKS: tuple[Check, ...] = (
     Check("archive", "whether the archive has this month and the next one, and its size", check_archive),
     Check("plans", "how the claim and the completion are executed", check_plans),
     Check("indexes", "indexes that are missing or not valid", check_indexes),
+    Check("sequences", "whether the next id of each table is new", check_sequences),
     Check("snapshot", "the oldest snapshot, and who holds it", check_snapshot),
     Check("dead-rows", "rows that vacuum has not removed yet", check_dead_rows),
     Check("vacuum", "whether autovacuum is on, and comes", check_vacuum),

@@ -16,6 +16,7 @@ from ..health import (
     IndexSize,
     LimitUse,
     LockWait,
+    NextId,
     Overdue,
     PausedKey,
     Server,
@@ -27,10 +28,12 @@ from ..health import (
     read_indexes,
     read_limit_uses,
     read_lock_waits,
+    read_next_ids,
     read_overdue,
     read_paused_keys,
     read_ready_keys,
     read_server,
+    read_since_first_job,
     read_slots,
     read_standbys,
     read_tables,
@@ -102,6 +105,16 @@ class Examination:
         return read_indexes(self.connection, self.store)
 
     @cached_property
+    def since_first_job(self) -> float | None:
+        """Seconds since the oldest job that is known of."""
+        return read_since_first_job(self.connection, self.store)
+
+    @cached_property
+    def next_ids(self) -> Sequence[NextId]:
+        """The tables that number their rows."""
+        return read_next_ids(self.connection, self.store)
+
+    @cached_property
     def slots(self) -> Sequence[Slot]:
         """The replication slots."""
         return read_slots(self.connection)
@@ -160,9 +173,9 @@ class Examination:
 
     @cached_property
     def abilities(self) -> Sequence[Any]:
-        """Of the live workers their queues, tasks, lease, schema_version and pressure."""
+        """Of the live workers their queues, tasks, lease, schema_version, pressure and skipped jobs."""
         worker = self.store.tables.worker
-        columns = (worker.queues, worker.tasks, worker.lease, worker.schema_version, worker.pressure)
+        columns = (worker.queues, worker.tasks, worker.lease, worker.schema_version, worker.pressure, worker.skipped)
         live = [one.id for one in self.live_workers]
         return self.connection.execute(select(*columns).where(worker.id.in_(live))).all() if live else []
 

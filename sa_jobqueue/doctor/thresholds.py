@@ -43,6 +43,8 @@ class Thresholds:
     five million it does not keep up at any rate."""
     vacuum_age: float = 3_600.0
     """How long a table with twice the dead rows that autovacuum waits for may go without a vacuum: it comes once a minute."""
+    first_vacuum: float = 600.0
+    """Seconds from a queue's first job within which no vacuum need have come: a burst into new tables is no neglect."""
     bloat_ratio: tuple[float, float] = (4.0, 10.0)
     """How many times its estimated need a table or an index may have. A queue that was once long stays at its largest size."""
     bloat_bytes: tuple[int, int] = (100 * _MB, 2 * _GB)

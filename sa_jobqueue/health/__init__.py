@@ -16,13 +16,15 @@ from .read import (
     read_indexes,
     read_io,
     read_lock_waits,
+    read_next_ids,
     read_overdue,
     read_server,
+    read_since_first_job,
     read_slots,
     read_standbys,
     read_tables,
 )
-from .sizes import IndexSize, TableSize
+from .sizes import IndexSize, NextId, TableSize
 from .values import BlockIO, Depth, Health, Holder, LockWait, Overdue, Server, Slot, Standby
 from .work import QueueSeen, WorkerSeen, Working, read_workers, read_working
 from .workflows import BehindWorkflow, WorkflowCounts, read_behind_workflows, read_workflows
@@ -37,6 +39,7 @@ __all__ = [
     "JobSeen",
     "LimitUse",
     "LockWait",
+    "NextId",
     "Overdue",
     "PausedKey",
     "QueueSeen",
@@ -56,10 +59,12 @@ __all__ = [
     "read_job",
     "read_limit_uses",
     "read_lock_waits",
+    "read_next_ids",
     "read_overdue",
     "read_paused_keys",
     "read_ready_keys",
     "read_server",
+    "read_since_first_job",
     "read_slots",
     "read_standbys",
     "read_tables",

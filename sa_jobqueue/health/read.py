@@ -15,7 +15,7 @@ from ..statements import depths
 from ..statements import health as statements
 from ..statements import sizes as size_statements
 from ..store import Store, default_store
-from .sizes import IndexSize, TableSize
+from .sizes import IndexSize, NextId, TableSize
 from .values import BlockIO, Depth, Health, Holder, LockWait, Overdue, Server, Slot, Standby
 
 __all__ = [
@@ -25,8 +25,10 @@ __all__ = [
     "read_indexes",
     "read_io",
     "read_lock_waits",
+    "read_next_ids",
     "read_overdue",
     "read_server",
+    "read_since_first_job",
     "read_slots",
     "read_standbys",
     "read_tables",
@@ -73,6 +75,22 @@ def read_tables(connection: Connection, store: Store = default_store) -> list[Ta
 def read_indexes(connection: Connection, store: Store = default_store) -> list[IndexSize]:
     """The indexes of the queue's tables, by table and name."""
     return _all(connection, size_statements.index_sizes(**_ours(connection, store)), IndexSize)
+
+
+def read_next_ids(connection: Connection, store: Store = default_store) -> list[NextId]:
+    """The tables of ours that number their rows, in two statements: the first finds the sequences."""
+    ours = _ours(connection, store)
+    found = connection.execute(size_statements.identities(**ours)).all()
+    if not found:
+        return []
+    return _all(connection, size_statements.next_ids(schema=ours["schema"], sequences=dict(map(tuple, found))), NextId)
+
+
+def read_since_first_job(connection: Connection, store: Store = default_store) -> float | None:
+    """Seconds since the oldest job that is there or was counted; None: there is none."""
+    tables = store.tables
+    seconds: float | None = connection.scalar(depths.since_first_job(job=tables.job, stat=tables.stat))
+    return seconds
 
 
 def read_slots(connection: Connection) -> list[Slot]:

@@ -5,12 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["IndexSize", "TableSize"]
+__all__ = ["IndexSize", "NextId", "TableSize"]
 
 #: Of a page, its header and what is behind the rows.
 _PAGE_HEADER = 24
 #: Of an index's page as well, what follows the entries.
 _INDEX_PAGE_HEADER = 40
+
+
+@dataclass(frozen=True, slots=True)
+class NextId:
+    """A table of ours that numbers its rows."""
+
+    table: str
+    next: int
+    """The id that its next row gets."""
+    highest: int
+    """The highest id of a row; 0 without rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ __all__ = [
     "current_version",
     "downgrade",
     "downgrade_database",
+    "on_postgresql",
     "sql",
     "upgrade",
     "upgrade_database",
@@ -68,7 +69,7 @@ def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | Non
             there is no connection, so another name has to be given here.
 
     Raises:
-        ConfigurationError: There is no such version, or the database is not PostgreSQL.
+        ConfigurationError: There is no such version, or the database is not PostgreSQL (CockroachDB and YugabyteDB are refused, too).
         JobQueueError: The role may not do it, or something is in the way; the message says which.
     """
     name = _schema_of(op, schema)
@@ -175,12 +176,33 @@ def _run(op: MigrationOperations, steps: Sequence[Step], schema: str) -> None:
         raise ConfigurationError(
             f"the job queue lives in PostgreSQL, and this is a migration of {context.dialect.name}"
         )
+    if not context.as_sql:
+        _refuse_others(op.get_bind().scalar(text("SELECT version()")) or "")
     for step in steps:
         if not step.alone:
             _execute(op, step, schema)
         elif context.as_sql or op.get_bind().scalar(_verbatim(step.needed or "")):
             with _no_transaction(context):
                 _execute(op, step, schema)
+
+
+#: What `version()` says of servers that speak PostgreSQL's protocol, and lack what the statements and the wake-ups need.
+_OTHERS: Final = {"CockroachDB": "CockroachDB", "-YB-": "YugabyteDB"}
+
+
+def _refuse_others(version: str) -> None:
+    if name := next((name for sign, name in _OTHERS.items() if sign in version), None):
+        raise ConfigurationError(f"the job queue needs PostgreSQL, and this server is {name}: {version}")
+
+
+@contextmanager
+def on_postgresql() -> Generator[None]:
+    """Say so where the block connects to a server whose version SQLAlchemy cannot read, because it is another database's."""
+    try:
+        yield
+    except AssertionError as error:
+        _refuse_others(str(error))
+        raise
 
 
 def _execute(op: MigrationOperations, step: Step, schema: str) -> None:
@@ -235,7 +257,9 @@ def _connection(target: Engine | Connection | URL | str) -> Generator[Connection
             yield target
         case Engine():
             # READ COMMITTED, to see what another migration did while this one waited.
-            with target.connect().execution_options(isolation_level="READ COMMITTED") as connection:
+            with on_postgresql():
+                opened = target.connect()
+            with opened.execution_options(isolation_level="READ COMMITTED") as connection:
                 yield connection
                 connection.commit()
         case AsyncEngine() | AsyncConnection():  # pyright: ignore[reportUnnecessaryComparison]  # whatever the types say

@@ -43,7 +43,7 @@ class WorkerRow(Base):
     tasks: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))
     """The tasks it knows: `{name: {"queue": ..., "timeout": seconds or null, "aliases": [...]}}`."""
     pressure: Mapped[str | None]
-    """Why it claims less than it could; NULL: it does not."""
+    """Why it claims less than it could, or "claims fail: ..." with what the database said lately; NULL: neither."""
     skipped: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     """The first 100 jobs that its claims skip, and what refused to let them be claimed: `{"7": "..."}`; null: it waits until another
     job whose workers have died has ended here. NULL: it skips none.

@@ -30,7 +30,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from ..models import Job, JobMixin
+from ..models import Job, JobMixin, Stat
 from .claim import PRIORITIES
 from .limits import is_keyless, is_later, is_ready
 from .parts import array, rows, table_of
@@ -44,6 +44,7 @@ __all__ = [
     "queue_depths",
     "queue_names",
     "queued_tasks",
+    "since_first_job",
 ]
 
 #: Where counting stops: a number of this size means "more than 10,000".
@@ -87,6 +88,14 @@ def purge_overdue(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
     return select(func.count().label("rows"), type_coerce(func.coalesce(age, 0), Float).label("seconds")).select_from(
         over
     )
+
+
+def since_first_job(*, job: type[JobMixin] = Job, stat: type[Stat] = Stat) -> Executable:
+    """The seconds since the oldest job was enqueued, or since a worker first counted one, if that is longer ago; NULL without any."""
+    columns = table_of(job).c
+    oldest = select(columns.created_at).order_by(columns.id).limit(literal_column("1")).scalar_subquery()
+    counted = select(func.min(stat.at + stat.seconds * literal_column("interval '1 second'"))).scalar_subquery()
+    return select(type_coerce(func.extract("epoch", func.now() - func.least(oldest, counted)), Float))
 
 
 def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] = Job) -> Executable:

@@ -2,11 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sqlalchemy import Executable, text
 
-__all__ = ["index_sizes", "table_sizes"]
+from ..schema import quote
+
+__all__ = ["identities", "index_sizes", "next_ids", "table_sizes"]
+
+
+def identities(*, schema: str, tables: Sequence[str]) -> Executable:
+    """The name of each of these tables that numbers its rows by a column `id`, and its sequence, quoted."""
+    return text(_IDENTITIES).bindparams(in_schema=schema, tables=list(tables))
+
+
+_IDENTITIES = """
+SELECT rel.relname::text, pg_get_serial_sequence(quote_ident(:in_schema) || '.' || quote_ident(rel.relname), 'id')
+FROM pg_catalog.pg_class AS rel
+JOIN pg_catalog.pg_attribute AS attribute ON attribute.attrelid = rel.oid AND attribute.attname = 'id'
+WHERE rel.relnamespace = to_regnamespace(quote_ident(:in_schema)) AND rel.relname = ANY (CAST(:tables AS text[]))
+    AND attribute.attidentity <> ''
+ORDER BY rel.relname
+"""
+
+
+def next_ids(*, schema: str, sequences: Mapping[str, str]) -> Executable:
+    """A row per table: the id that its next row gets, and the highest there is. `sequences`: as `identities` returned them.
+
+    One statement: its snapshot is older than what it reads of a sequence, so a row that is inserted meanwhile has no higher id.
+    """
+    parts = (
+        f'SELECT CAST(:name_{number} AS text) AS "table", last_value + CAST(is_called AS integer) AS next, '  # noqa: S608
+        f"coalesce((SELECT max(id) FROM {_verbatim(f'{quote(schema)}.{quote(table)}')}), 0) AS highest FROM {_verbatim(sequence)}"
+        for number, (table, sequence) in enumerate(sequences.items())
+    )
+    names = {f"name_{number}": table for number, table in enumerate(sequences)}
+    return text(" UNION ALL ".join(parts)).bindparams(**names)
+
+
+def _verbatim(name: str) -> str:
+    """`name` for `text()`: a colon starts no parameter."""
+    return name.replace(":", r"\:")
 
 
 def table_sizes(*, schema: str, tables: Sequence[str]) -> Executable:

@@ -30,7 +30,19 @@ from .declared_limits import are_undeclared
 from .parts import array, epoch
 from .schedules import next_look
 
-__all__ = ["drain_workers", "end_backend", "enrol_worker", "forget_workers", "places_of", "remove_worker"]
+__all__ = [
+    "CLAIMS_FAIL",
+    "drain_workers",
+    "end_backend",
+    "enrol_worker",
+    "forget_workers",
+    "places_of",
+    "remove_worker",
+]
+
+
+#: Before what the database said to a worker whose claims fail, in `WorkerRow.pressure`.
+CLAIMS_FAIL = "claims fail: "
 
 
 def enrol_worker(

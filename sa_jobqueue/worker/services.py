@@ -19,6 +19,7 @@ from ..log import get_logger
 from ..outcomes import Released
 from ..settings import WorkerSettings
 from ..statements.waking import PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
+from ..statements.workers import CLAIMS_FAIL
 from ..store import MOST_TEXT, Store
 from ..tasks import Registry
 from .children.pool import Children
@@ -329,7 +330,9 @@ class Services:
         return {
             "memory": resident(),
             "loop_lag": self.watchdog.lag,
-            "pressure": self.governor.reason,
+            "pressure": self.governor.reason
+            if (refused := self.claimer.refused) is None
+            else f"{CLAIMS_FAIL}{refused}",
             "skipped": self.claimer.skipped.told(),
         }
 

@@ -30,6 +30,8 @@ from tests.support.working import working
 Ill = Callable[[str], AbstractContextManager[None]]
 
 DEFAULT = Thresholds()
+#: What a test is to blame for that inserts rows with ids of its own, of queues that nobody serves.
+INSERTED = {"queues", "sequences"}
 
 
 @pytest.fixture
@@ -61,6 +63,10 @@ def database_url(database_url: str) -> str:
         (ills.dead_rows, "vacuum", DEFAULT, "autovacuum is off for unique_key", "RESET (autovacuum_enabled)"),
         (ills.no_autovacuum, "vacuum", DEFAULT, "autovacuum is off for job", "ALTER TABLE sa_jobqueue.job RESET"),
         (ills.invalid_index, "indexes", DEFAULT, "one_of_each is not valid", "DROP INDEX CONCURRENTLY sa_jobqueue.one_of_each"),
+        (
+            ills.sequence_behind, "sequences", DEFAULT, "the next id of job is 1, and its rows go up to 4,711",
+            "`SELECT setval(pg_get_serial_sequence('sa_jobqueue.job', 'id'), max(id) + 100000) FROM sa_jobqueue.job`",
+        ),
         (ills.no_claim_index, "indexes", DEFAULT, "missing: job_claim_idx", "sa-jobqueue migrate --sql"),
         (ills.no_claim_index, "plans", DEFAULT, "the claim: ", "ANALYZE sa_jobqueue.job"),
         (
@@ -137,7 +143,7 @@ def test_an_ill_is_found_and_is_gone_when_it_is_mended(
 
     mended = wait_until(well)
     after = mended if thresholds is DEFAULT else look(database_url)
-    assert {name: one for name, one in after.items() if one.level == "problem" and name != "queues"} == {}
+    assert {name: one for name, one in after.items() if one.level == "problem" and name not in INSERTED} == {}
     assert all(one.advice == "" for one in after.values() if one.level == "ok")
 
 
@@ -409,6 +415,29 @@ def test_a_worker_that_holds_back_is_a_notice(database_url: str) -> None:
     finding = look(database_url)["workers"]
     assert finding.level == "notice"
     assert finding.detail.endswith("some are made for version 7 of the schema; some hold back: snapshot of 5m")
+
+
+@pytest.mark.parametrize(
+    ("column", "detail"),
+    [
+        ("claims", "the database refused to let 1 job be claimed, job 1 by: column job.claims does not exist"),
+        ("priority", "within the last minute the database refused claims: column job.priority does not exist"),
+    ],
+)
+def test_claims_that_the_database_refuses_are_a_problem(database_url: str, column: str, detail: str) -> None:
+    """The worker says it with the next sign of life, of jobs or of whole claims: what the doctor asks may succeed where a claim does not."""
+    registry = Registry()
+    with connect(database_url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job (task) VALUES ('a_task')")
+        connection.execute(f"ALTER TABLE sa_jobqueue.job RENAME {column} TO something_else".encode())
+        with working(database_url, registry, lease=3.0):
+            finding = wait_until(lambda: _problem(look(database_url)["workers"]))
+            connection.execute(f"ALTER TABLE sa_jobqueue.job RENAME something_else TO {column}".encode())
+    assert detail in finding.detail
+
+
+def _problem(finding: Finding) -> Finding | None:
+    return finding if finding.level == "problem" else None
 
 
 def test_the_worst_thing_that_a_check_finds_comes_first() -> None:

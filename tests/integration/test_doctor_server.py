@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,11 +14,13 @@ import pytest
 from sqlalchemy import NullPool, create_engine
 
 from sa_jobqueue.doctor import Finding, Thresholds
+from sa_jobqueue.embedded.wheel import programs_of
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.health import read_health, read_holders
 from sa_jobqueue.migrations import upgrade_database
 from tests.faults.server import Guard, Server
+from tests.support.commands import ROOT
 from tests.support.folders import make_server_folder
 from tests.support.ills import look
 from tests.support.waiting import wait_until
@@ -72,6 +77,9 @@ def test_a_table_that_no_vacuum_comes_to_is_a_problem(server: Server) -> None:
     )
     server.execute("DELETE FROM sa_jobqueue.unique_key")
     wait_until(lambda: look(server.url())["dead-rows"].numbers["rows"] >= 12_000)
+    server.execute("INSERT INTO sa_jobqueue.job (task) VALUES ('a_task')")
+    assert "unique_key" not in look(server.url())["vacuum"].detail  # ten minutes are given to new tables
+    server.execute("UPDATE sa_jobqueue.job SET created_at = now() - interval '11 minutes'")
     finding = look(server.url())["vacuum"]
     assert finding.level == "problem"
     assert "autovacuum is off on this server" in finding.detail
@@ -80,6 +88,7 @@ def test_a_table_that_no_vacuum_comes_to_is_a_problem(server: Server) -> None:
     server.execute("SELECT pg_reload_conf()")
     wait_until(lambda: look(server.url())["vacuum"].level == "ok")
     assert look(server.url())["dead-rows"].numbers["rows"] < 12_000
+    server.execute("DELETE FROM sa_jobqueue.job")
 
 
 #: Each subtransaction that writes takes a number.
@@ -183,6 +192,49 @@ def test_a_reader_is_told_what_it_cannot_see(server: Server) -> None:
         assert "pg_read_all_stats" not in seen.advice
     # Whether autovacuum is on depends on the tests before this one.
     assert {one.level for one in look(url).values() if one.name != "vacuum"} == {"ok", "notice"}
+
+
+@pytest.mark.nightly
+def test_the_page_takes_a_queue_to_a_new_server(folder: Path) -> None:
+    """By the commands of "A new server, by logical replication": jobs arrive, the doctor finds what is missing until it is done, and ids go on."""
+    page = (ROOT / "docs" / "howto" / "deploy.md").read_text()
+    section = page[page.index("## A new server") : page.index("## Is everything well?")]
+    copy, publish, subscribe, leave = re.findall(r"^ +\$ (.+)$", section, re.MULTILINE)
+    (mend,) = re.findall(r"```sql\n(.+?)```", section, re.DOTALL)
+    guard = Guard()
+    blue, green = (Server.make(folder / name, guard, {"wal_level": "logical"}) for name in ("blue", "green"))
+    try:
+        for server in (blue, green):
+            server.start()
+            server.execute(f"CREATE DATABASE shop_{'blue' if server is blue else 'green'}")
+        upgrade_database(blue.url("shop_blue"))
+        insert = "INSERT INTO sa_jobqueue.job (task) SELECT 'a_task' FROM generate_series(1, 50)"
+        blue.execute(insert, database="shop_blue")
+
+        def shell(command: str) -> None:
+            for server, name in ((blue, "shop_blue"), (green, "shop_green")):
+                place = f"-h 127.0.0.1 -U postgres -p {server.port}"
+                command = re.sub(rf"(psql|pg_dump)( \S+)? {name}\b", rf"\1 {place}\2 {name}", command)
+            command = command.replace("host=blue", f"host=127.0.0.1 port={blue.port} user=postgres")
+            path = f"{programs_of(blue.programs)}:{os.environ['PATH']}"
+            subprocess.run(["bash", "-ec", command], check=True, env={**os.environ, "PATH": path})
+
+        for command in (copy, publish, subscribe):
+            shell(command)
+        count = "SELECT count(*) FROM sa_jobqueue.job"
+        ready = "SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel"
+        wait_until(lambda: green.execute(ready, database="shop_green") == [(True,)])
+        assert green.execute(count, database="shop_green") == [(50,)]
+        shell(leave)
+        assert look(green.url("shop_green"))["sequences"].level == "problem"
+        green.execute(mend, database="shop_green")
+        assert look(green.url("shop_green"))["sequences"].level == "ok"
+        green.execute(insert, database="shop_green")
+        assert green.execute("SELECT max(id) FROM sa_jobqueue.job", database="shop_green") == [(100_100,)]
+    finally:
+        blue.remove()
+        green.remove()
+        guard.close()
 
 
 def test_all_of_a_servers_condition_is_read(server: Server) -> None:

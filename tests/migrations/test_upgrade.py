@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
+import psycopg
 import pytest
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
@@ -332,6 +335,29 @@ def test_another_database_than_postgresql_is_refused() -> None:
     with operations(engine) as (_, op), pytest.raises(ConfigurationError, match="sqlite"):
         migrations.upgrade(op)
     engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("PostgreSQL 15.2-YB-2025.1.0.0-b0 on x86_64-pc-linux-gnu", "YugabyteDB"),
+        ("CockroachDB CCL v25.2.1 (x86_64-pc-linux-gnu, built 2025/06/04)", "CockroachDB"),
+    ],
+)
+def test_a_server_that_only_speaks_like_postgresql_is_refused(empty_engine: Engine, version: str, name: str) -> None:
+    """Also one whose version SQLAlchemy cannot read."""
+
+    class Cursor(psycopg.Cursor[Any]):
+        def execute(self, query: Any, *args: Any, **options: Any) -> Any:
+            said = re.sub(r"(pg_catalog\.)?\bversion\(\)", f"'{version}'", query) if isinstance(query, str) else query
+            return super().execute(said, *args, **options)
+
+    engine = create_engine(empty_engine.url, connect_args={"cursor_factory": Cursor}, poolclass=NullPool)
+    with pytest.raises(
+        ConfigurationError, match=rf"needs PostgreSQL, and this server is {name}: .*{re.escape(version)}"
+    ):
+        upgrade_database(engine)
+    assert everything(empty_engine) == {}
 
 
 class TestCheckSchema:

@@ -96,6 +96,18 @@ def invalid_index(url: str) -> Iterator[None]:
 
 
 @contextmanager
+def sequence_behind(url: str) -> Iterator[None]:
+    """Logical replication has copied a job, and not the sequence that gave its id."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job (id, task, run_at) VALUES (4711, 'a_task', 'infinity')")
+        yield
+        name = "'sa_jobqueue.job'"
+        connection.execute(
+            f"SELECT setval(pg_get_serial_sequence({name}, 'id'), max(id)) FROM sa_jobqueue.job".encode()
+        )
+
+
+@contextmanager
 def no_claim_index(url: str) -> Iterator[None]:
     """Someone has dropped it."""
     with connect(url) as connection:

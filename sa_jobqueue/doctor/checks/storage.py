@@ -8,7 +8,7 @@ from ...words import age, listed, size
 from ..examination import Examination
 from ..finding import LEVELS, Finding, Level, beyond, found
 
-__all__ = ["check_bloat", "check_dead_rows", "check_frozen_age", "check_indexes", "check_vacuum"]
+__all__ = ["check_bloat", "check_dead_rows", "check_frozen_age", "check_indexes", "check_sequences", "check_vacuum"]
 
 _Ill = list[tuple[Level, str, str]]
 _OF_PRIMARY = "this is a standby: the primary counts its rows"
@@ -45,9 +45,7 @@ def check_vacuum(examination: Examination) -> Finding:
         if not table.autovacuum:
             advice = f"`ALTER TABLE {name} RESET (autovacuum_enabled)`"
             ill.append(("problem", f"autovacuum is off for {table.name}", advice))
-        elif table.dead >= 2 * table.vacuum_at(examination.server.settings) and _long_ago(
-            table, examination.thresholds.vacuum_age
-        ):
+        elif table.dead >= 2 * table.vacuum_at(examination.server.settings) and _long_ago(table, examination):
             last = "was never vacuumed" if table.since_vacuum is None else f"was vacuumed {age(table.since_vacuum)} ago"
             advice = f"`VACUUM (VERBOSE) {name}` says why; allow autovacuum more workers or a higher cost limit"
             ill.append(("problem", f"{table.name} {last}, and has {_shown(table.dead)}", advice))
@@ -57,8 +55,11 @@ def check_vacuum(examination: Examination) -> Finding:
     return found("vacuum", well, *ill, seconds=since)
 
 
-def _long_ago(table: TableSize, limit: float) -> bool:
-    return table.since_vacuum is None or table.since_vacuum > limit
+def _long_ago(table: TableSize, examination: Examination) -> bool:
+    if table.since_vacuum is not None:
+        return table.since_vacuum > examination.thresholds.vacuum_age
+    began = examination.since_first_job
+    return began is None or began > examination.thresholds.first_vacuum
 
 
 def _jobs(examination: Examination) -> TableSize | None:
@@ -131,6 +132,19 @@ def check_indexes(examination: Examination) -> Finding:
     total = sum(index.bytes for index in examination.indexes)
     well = f"all {len(there)} are there and valid" + (f"; job_claim_idx has {size(claim.bytes)}" if claim else "")
     return found("indexes", well, *ill, bytes=total, missing=len(missing), invalid=len(invalid))
+
+
+def check_sequences(examination: Examination) -> Finding:
+    """Whether the next id of each table is new. Logical replication and a restore of rows alone leave sequences behind."""
+    ill: _Ill = []
+    for one in examination.next_ids:
+        if one.next <= one.highest:
+            name = examination.table(one.table)
+            text = name.replace("'", "''")
+            advice = f"`SELECT setval(pg_get_serial_sequence('{text}', 'id'), max(id) + 100000) FROM {name}`"  # noqa: S608
+            said = f"the next id of {one.table} is {one.next:,}, and its rows go up to {one.highest:,}: INSERTs fail"
+            ill.append(("problem", said, advice))
+    return found("sequences", "the next id of each table is new", *ill, behind=len(ill))
 
 
 def check_frozen_age(examination: Examination) -> Finding:

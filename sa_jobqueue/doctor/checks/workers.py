@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from ...log import escaped
 from ...migrations import CURRENT
 from ...statements.depths import capped
-from ...words import listed
+from ...statements.workers import CLAIMS_FAIL
+from ...words import jobs_of, listed
 from ..examination import Examination
-from ..finding import Finding
+from ..finding import Finding, Level, found
 
 __all__ = ["check_queues", "check_workers"]
 
@@ -25,27 +26,46 @@ def check_workers(examination: Examination) -> Finding:
     well = f"{len(live)} live{said}{f', {stale} stale' if stale else ''}"
     remarks = list(_remarks(examination))
     numbers = {"live": float(len(live)), "stale": float(stale), "listening": float(listening)}
-    if not remarks:
-        return Finding("workers", "ok", well, numbers=numbers)
-    detail, advice = ("; ".join(part) for part in zip(*remarks, strict=True))
-    return Finding("workers", "notice", f"{well}; {detail}", advice, numbers)
+    ill: list[tuple[Level, str, str]] = [(level, f"{well}; {said}", advice) for level, said, advice in remarks[:1]]
+    return found("workers", well, *ill, *remarks[1:], **numbers)
 
 
-def _remarks(examination: Examination) -> Iterator[tuple[str, str]]:
-    """What is unusual, and what to do about it."""
+def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
+    """What is unusual, and what to do about it; the worst first."""
+    said = sorted({worker.pressure for worker in examination.abilities if worker.pressure})
+    failing = [one.removeprefix(CLAIMS_FAIL) for one in said if one.startswith(CLAIMS_FAIL)]
+    if failing:
+        yield (
+            "problem",
+            f"within the last minute the database refused claims: {escaped(listed(failing, 3))}",
+            "see the workers' log, and what `limits`, `plans` and `indexes` say",
+        )
+    refused = {job: why for worker in examination.abilities for job, why in (worker.skipped or {}).items() if why}
+    if refused:
+        job, why = next(iter(refused.items()))
+        yield (
+            "problem",
+            f"the database refused to let {jobs_of(len(refused))} be claimed, job {job} by: {escaped(why)}",
+            f"`sa-jobqueue why {job}`; workers try such jobs again within 30 s",
+        )
     versions = Counter(worker.version for worker in examination.live_workers)
     if len(versions) > 1:
         of_each = ", ".join(f"{number} of {escaped(version)}" for version, number in sorted(versions.items()))
-        yield f"of several releases: {of_each}", "right during a deployment; afterwards restart the older ones"
+        yield (
+            "notice",
+            f"of several releases: {of_each}",
+            "right during a deployment; afterwards restart the older ones",
+        )
     others = sorted({worker.schema_version for worker in examination.abilities} - {None, CURRENT})
     if others:
         yield (
+            "notice",
             f"some are made for version {listed([str(one) for one in others])} of the schema",
             f"this release is made for version {CURRENT}: run one release everywhere after the deployment",
         )
-    held = sorted({worker.pressure for worker in examination.abilities if worker.pressure})
-    if held:
+    if held := [one for one in said if not one.startswith(CLAIMS_FAIL)]:
         yield (
+            "notice",
             f"some hold back: {escaped(listed(held, 3))}",
             "see what else the database does: locks, snapshot, connections",
         )

@@ -58,6 +58,8 @@ _BATCH = 1_000
 _GATHER = 0.005
 #: Seconds between two attempts to reach a database that is away. Workers are back soon after it is.
 _LONGEST_PAUSE = 2.0
+#: Seconds for which operators are told that a round was refused. Between two rounds that are, one that tries nothing may succeed.
+_LATELY = 60.0
 
 
 class Claimer:
@@ -152,6 +154,12 @@ class Claimer:
     def away(self) -> bool:
         """Whether the database did not answer in the last round."""
         return self._connection.failures > 0
+
+    @property
+    def refused(self) -> str | None:
+        """What the database said when it refused a round of the last minute; None: it refused none."""
+        refused = self._connection.refused
+        return None if refused is None or monotonic() - refused[0] > _LATELY else refused[1]
 
     def start(self) -> None:
         """Begin."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from ...failures import clean
 from ...log import get_logger
 from ...store import Fault, fault_of
 from ..connections.deadline import Deadline
@@ -18,6 +20,9 @@ __all__ = ["ClaimerConnection"]
 
 logger = get_logger(__name__)
 
+#: Characters that operators are told of an error.
+_LENGTH = 300
+
 
 class ClaimerConnection:
     """Only for the claimer's thread."""
@@ -27,6 +32,8 @@ class ClaimerConnection:
         self.current: Connection | None = None
         self.failures = 0
         """Rounds in a row that have failed."""
+        self.refused: tuple[float, str] | None = None
+        """When a round failed because the database refused something, by `monotonic()`, and what it said. Any thread may read it."""
         self._backend: int | None = None
         """The number of its server process, or of the last one's; None behind a pooler."""
         self.in_doubt = False
@@ -58,9 +65,11 @@ class ClaimerConnection:
         """A round failed by `error`: close the connection. `kept` outcomes wait to be written."""
         self.failures += 1
         broken, self.current = self.current, None
+        answers = isinstance(error, DBAPIError) and fault_of(error) is not Fault.AWAY
+        if answers:
+            self.refused = monotonic(), clean(str(getattr(error, "orig", None) or error)[:_LENGTH])
         if give_up(broken, self._connector.engine, failures=self.failures):
             log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
-            answers = isinstance(error, DBAPIError) and fault_of(error) is not Fault.AWAY
             log(
                 "the database %s (%s); %d outcomes are kept; trying again",
                 "refuses what is asked of it" if answers else "does not answer",
