@@ -44,6 +44,10 @@ class Deed:
     """Says how many it would be, up to a cap: it is asked where a filter says which, and the viewer must confirm. None: it is done at once."""
     careful: bool = False
     """Whether the viewer must confirm it also where each was named."""
+    asks: Callable[[Look], bool] | None = None
+    """Says whether the viewer must confirm it for those that were named."""
+    typed: str | None = None
+    """The field whose value the viewer must type once more to confirm it."""
     target: tuple[str, ...] = ("id",)
     """The fields that say what it is done to."""
     unit: str = "job"

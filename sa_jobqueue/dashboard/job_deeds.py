@@ -38,6 +38,7 @@ def deed_of_jobs(
     *,
     target: tuple[str, ...],
     careful: bool = False,
+    asks: Callable[[Look], bool] | None = None,
     **options: Any,
 ) -> Deed:
     """A deed that executes the statement `build(...)` for the jobs that `which` names, a page at a time."""
@@ -57,7 +58,13 @@ def deed_of_jobs(
         changed = sum(getattr(row, "changed", True) for row in rows)
         return Done(changed, len(ids) - changed, ids[-1] if len(ids) == _PAGE else None)
 
-    return Deed(name, needs, do, count, careful, target)
+    return Deed(name, needs, do, count, careful, asks, target=target)
+
+
+def _has_completed(look: Look) -> bool:
+    """Whether one of the jobs has completed: it does again what it has done."""
+    some = select(literal_column("1")).select_from(look.job).where(*possible(look, (JobStatus.COMPLETED,)))
+    return look.connection.scalar(some.limit(literal_column("1"))) is not None
 
 
 def _deed(
@@ -72,7 +79,7 @@ def _deed(
 JOB_DEEDS = {
     deed.name: deed
     for deed in (
-        _deed("retry", "retry", sources(Event.REQUEUE), retry_jobs, locked="skip"),
+        _deed("retry", "retry", sources(Event.REQUEUE), retry_jobs, asks=_has_completed, locked="skip"),
         _deed("cancel", "cancel", sources(Event.CANCEL), cancel_jobs, locked="skip"),
         _deed("discard", "discard", sources(Event.DISCARD), discard_jobs, careful=True, locked="skip"),
         _deed(

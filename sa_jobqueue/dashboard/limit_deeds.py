@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy import select
+
 from ..errors import OptionError
 from ..limits import MOST_JOBS, KeyLimits, Rate, read_rate
 from ..statements import remove_limit, set_limit
+from ..statements.parts import table_of
 from .deeds import Deed, Done
 from .look import Look
-from .places import PLACE, place_of
+from .places import PLACE, Place, place_of, shown_limits
 from .query import Query
 from .refusals import BadInput
 
@@ -19,8 +22,13 @@ _BURSTS = range(1, 1_000_000_001)
 
 
 def _set(look: Look) -> Done:
-    """An empty field takes the limit away: a form shows all there are."""
+    """An empty field takes the limit away. So a form that has not shown all there are is refused."""
     place, query, beside = place_of(look), look.query, look.options.beside
+    there = _there(look, place)
+    if there != query.one("seen"):
+        raise BadInput(
+            "the limits", query.one("seen") or "none", f"{there or 'none'}: filter by the name, and edit what there is"
+        )
     given: dict[str, Any] = {"running": _running(query, "running"), "rate": _rate(query, "")}
     if place.key is None:
         of_keys = KeyLimits(_running(query, "key_running"), _rate(query, "key_"))
@@ -32,6 +40,14 @@ def _set(look: Look) -> Done:
     except OptionError as error:
         raise BadInput("the limit", place.name, str(error)) from error
     return Done(len(look.connection.execute(statement).all()))
+
+
+def _there(look: Look, place: Place) -> str:
+    """The limits that there are, as a form says that it has shown them. They stay until the transaction ends."""
+    of = table_of(look.options.beside.limit if place.key is None else look.options.beside.key)
+    its = [of.c.owner == place.owner, of.c.name == place.name, *([] if place.key is None else [of.c.key == place.key])]
+    row = look.connection.execute(select(of).where(*its).with_for_update()).mappings().one_or_none()
+    return "" if row is None else shown_limits(row)
 
 
 def _remove(look: Look) -> Done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -11,7 +12,7 @@ from .page import Missing
 from .refusals import BadInput
 from .strings import text
 
-__all__ = ["PLACE", "Place", "is_mine", "place_of"]
+__all__ = ["PLACE", "Place", "is_mine", "place_of", "shown_limits"]
 
 #: The fields that say it.
 PLACE = ("owner", "name", "key")
@@ -42,6 +43,16 @@ def place_of(look: Look) -> Place:
     if not is_mine(look, owner, name):
         raise Missing(text("missing.place", owner=owner, name=name))
     return Place(owner, name, query.one("key") or None)
+
+
+def shown_limits(row: Mapping[str, Any]) -> str:
+    """The values of a row that a form of limits shows, in one text: the form sends it back, and so says what it has shown."""
+    names = ("running", "rate_count", "rate_seconds", "rate_burst", "weight")
+    of_keys = tuple(f"key_{name}" for name in names[:-1])
+    values = ((name, row.get(name)) for name in (*names, *of_keys))
+    return ", ".join(
+        f"{name}={value}" for name, value in values if value is not None and (name, value) != ("weight", 1)
+    )
 
 
 def is_mine(look: Look, owner: str, name: str) -> bool:

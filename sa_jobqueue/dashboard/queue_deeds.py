@@ -66,7 +66,7 @@ def _count(look: Look) -> int:
     return look.connection.scalar(select(func.count()).select_from(_waiting(look, CAP).subquery())) or 0
 
 
-def _drain(look: Look) -> Done:
+def _cancel(look: Look) -> Done:
     job = look.job
     ids = list(look.connection.scalars(_waiting(look, _PAGE)))
     if not ids:
@@ -85,6 +85,6 @@ QUEUE_DEEDS = {
     for deed in (
         Deed("pause", "pause", _pause, target=PLACE, unit="pause"),
         Deed("resume", "pause", _resume, target=PLACE, unit="pause"),
-        Deed("drain_queue", "cancel", _drain, _count, careful=True, target=("queue",)),
+        Deed("cancel_queue", "discard", _cancel, _count, careful=True, target=("queue",), typed="queue"),
     )
 }

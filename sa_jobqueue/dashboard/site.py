@@ -118,7 +118,7 @@ class Site:
         query = Query()
         try:
             query = await read_form(request)
-            if self._is_to_confirm(deed, query):
+            if await self._is_to_confirm(deed, query, access):
                 return await self._confirm(request, access, deed, query)
             done, rest = await self._do(request, deed, query, access)
         except BadInput as error:
@@ -137,11 +137,17 @@ class Site:
         path = done.to or came.partition("?")[0]
         return RedirectResponse(f"{request.scope.get('root_path', '')}{path}?{back}", 303)
 
-    @staticmethod
-    def _is_to_confirm(deed: Deed, query: Query) -> bool:
-        if deed.count is None or query.one("confirmed") == "yes":
+    async def _is_to_confirm(self, deed: Deed, query: Query, access: Access) -> bool:
+        if deed.count is None:
             return False
-        return deed.careful or not query.one("id")
+        if query.one("confirmed") == "yes":
+            return deed.typed is not None and query.one("typed") != query.one(deed.typed)
+        if deed.careful or not query.one("id"):
+            return True
+        asks = deed.asks
+        if asks is None:
+            return False
+        return await self._database.read(lambda connection: asks(Look(connection, query, access, self._options)))
 
     async def _confirm(self, request: Request, access: Access, deed: Deed, query: Query) -> Response:
         """Ask, with the number that the deed's own WHERE finds now."""
@@ -150,7 +156,7 @@ class Site:
         number = await self._database.read(lambda connection: count(Look(connection, query, access, self._options)))
         target = query.only(*deed.target)
         return self._html(
-            request, access, "confirm.html", 200, deed=deed, fields=query.but(confirmed="yes").pairs(), number=number, target=target,
+            request, access, "confirm.html", 200, deed=deed, fields=query.but(confirmed="yes", typed=()).pairs(), number=number, target=target,
             next=local_path(query.one("next")) or self._home(access),
         )  # fmt: skip
 
@@ -158,7 +164,8 @@ class Site:
         """Do it, each part in a transaction of its own with its row of the audit; what is left of it after some time, as a form."""
         until = monotonic() + _PATIENCE
         who = access.who or (f"someone at {request.client.host}" if request.client else "someone")
-        target = query.only(*deed.target).as_dict()
+        # Who may read the audit need not be one who may see arguments.
+        target = query.only(*deed.target).but(args="…" if query.one("args") else ()).as_dict()
         count, left = query.number("count", 0, range(2**62)), query.number("left", 0, range(2**62))
         while True:
             asked = query

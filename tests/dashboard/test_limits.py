@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Connection, Engine, select, text
 
 from sa_jobqueue.dashboard import Access
+from sa_jobqueue.dashboard.places import shown_limits
 from sa_jobqueue.models import KeyRow, LimitRow
 from tests.support.browsing import Seen, Viewer
 from tests.support.busy_scene import Scene, fill
@@ -89,8 +90,10 @@ def test_the_limits_of_a_queue_are_set(engine: Engine, scene: Scene) -> None:
     """As the form says them: what is empty is no limit. What the form does not show stays."""
     with engine.begin() as connection:
         limit(connection, "sync", when_full="drop_newest", max_waiting=3)
+        seen = shown_limits(limit_of(connection, "sync")._mapping)
     viewer = Viewer(engine)
     fields = {
+        "seen": seen,
         "owner": "queue",
         "name": "sync",
         "running": "20",
@@ -135,6 +138,19 @@ def test_the_form_of_a_limit_shows_it_and_sends_it_back_as_it_is(engine: Engine,
     assert {**before._mapping, "version": 0} == {**after._mapping, "version": 0}
 
 
+def test_a_form_that_has_not_shown_the_limits_that_there_are_is_refused(engine: Engine, scene: Scene) -> None:
+    """It would take those away that it did not show: one for something else, and one that another has overtaken."""
+    viewer = Viewer(engine)
+    viewer.do("set_limit", name="new", running="6", key_running="2", key_rate="60/1m")
+    for seen in ({}, {"seen": "running=6"}):
+        answer = viewer.send("set_limit", {"name": "new", "running": "4", **seen})
+        assert answer.status_code == 400
+        assert "key_running=2" in answer.text
+    with engine.connect() as connection:
+        found = limit_of(connection, "new")
+    assert (found.running, found.key_running, found.key_rate_count) == (6, 2, 60)
+
+
 def test_the_limits_of_a_key_are_set_and_removed(engine: Engine, scene: Scene) -> None:
     viewer = Viewer(engine)
     viewer.do("set_limit", owner="queue", name="sync", key="99", running="3", weight="7")
@@ -148,7 +164,7 @@ def test_the_limits_of_a_key_are_set_and_removed(engine: Engine, scene: Scene) -
 
 def test_the_limit_of_a_task_is_set_and_removed(engine: Engine, scene: Scene) -> None:
     viewer = Viewer(engine)
-    viewer.do("set_limit", owner="task", name="shop.report", running="2")
+    viewer.do("set_limit", owner="task", name="shop.report", running="2", seen="running=5")
     with engine.connect() as connection:
         assert connection.scalar(select(LIMITS.c.running).where(LIMITS.c.owner == "task")) == 2
     viewer.do("remove_limit", owner="task", name="shop.report")
@@ -206,7 +222,9 @@ def test_a_viewer_of_some_queues_sees_and_changes_the_limits_of_these_alone(engi
     for fields in ({"name": "mail"}, {"owner": "task", "name": "sync"}, {"name": "reports", "key": "a"}):
         for deed in ("set_limit", "remove_limit", "pause", "resume"):
             assert viewer.send(deed, {**fields, "running": "1"}).status_code == 404
-    viewer.do("set_limit", name="sync", running="4")
+    with engine.connect() as connection:
+        seen = shown_limits(limit_of(connection, "sync")._mapping)
+    viewer.do("set_limit", name="sync", running="4", seen=seen)
     with engine.connect() as connection:
         assert connection.scalar(select(LimitRow.running).where(LimitRow.name == "sync")) == 4
 

@@ -59,7 +59,7 @@ def test_what_rows_of_workers_limits_and_counts_say_is_text(engine: Engine) -> N
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.parametrize("deed", ["pause", "resume", "set_limit", "remove_limit", "drain_queue", "drain_worker"])
+@pytest.mark.parametrize("deed", ["pause", "resume", "set_limit", "remove_limit", "cancel_queue", "drain_worker"])
 def test_what_a_form_says_is_text(engine: Engine, deed: str) -> None:
     for fields in (
         {"owner": BAD, "name": BAD, "key": BAD, "running": BAD, "rate": BAD, "weight": BAD, "queue": BAD, "worker": BAD, "next": BAD},
@@ -117,7 +117,7 @@ def test_what_is_done_is_done_to_the_applications_own_tables(own_engine: Engine)
         )
     viewer.do("pause", name="own")
     viewer.do("set_limit", name="own", running="3", key_rate="5/s")
-    assert "Cancelled 1 job." in viewer.do("drain_queue", queue="own").text
+    assert "Cancelled 1 job." in viewer.do("cancel_queue", queue="own").text
     with own_engine.connect() as connection:
         table = beside.limit.__table__
         found = connection.execute(select(table.c.running, table.c.paused_at)).one()

@@ -119,7 +119,7 @@ def test_a_page_of_jobs_reads_a_range_at_most(large: Engine, monkeypatch: pytest
 
 
 def test_what_a_drain_would_cancel_is_counted_by_the_indexes_of_queued_jobs(large: Engine) -> None:
-    count = DEEDS["drain_queue"].count
+    count = DEEDS["cancel_queue"].count
     assert count is not None
     with reading(large) as connection:
         look = look_of(connection, "queue=q1")

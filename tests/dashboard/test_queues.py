@@ -94,11 +94,13 @@ def test_all_that_waits_in_a_queue_is_cancelled_once_it_is_confirmed(engine: Eng
         make_job(connection, queue="mail", concurrency_key="b", run_at="infinity")
         before = statuses(connection)
     viewer = Viewer(engine)
-    page = Seen(viewer.send("drain_queue", {"queue": "mail", "next": "/queues"}).text)
+    page = Seen(viewer.send("cancel_queue", {"queue": "mail", "next": "/queues"}).text)
     assert "Cancel 18 jobs that wait in this queue" in page.text
+    assert page.all("input", name="typed")
+    assert 'name="typed"' in viewer.send("cancel_queue", {"queue": "mail", "confirmed": "yes", "typed": "sync"}).text
     with engine.connect() as connection:
         assert statuses(connection) == before
-    assert "Cancelled 18 jobs." in viewer.do("drain_queue", queue="mail", next="/queues").text
+    assert "Cancelled 18 jobs." in viewer.do("cancel_queue", queue="mail", next="/queues").text
     with engine.connect() as connection:
         after = statuses(connection)
         of_mail = set(connection.scalars(select(Job.id).where(Job.queue == "mail")))
@@ -113,7 +115,7 @@ def test_many_jobs_are_cancelled_in_several_transactions(engine: Engine) -> None
         connection.exec_driver_sql(
             "INSERT INTO sa_jobqueue.job (queue, task) SELECT 'mail', 'send' FROM generate_series(1, 2500)"
         )
-    assert "Cancelled 2,500 jobs." in Viewer(engine).do("drain_queue", queue="mail").text
+    assert "Cancelled 2,500 jobs." in Viewer(engine).do("cancel_queue", queue="mail").text
     with engine.connect() as connection:
         assert list(connection.scalars(select(AuditEntry.count).order_by(AuditEntry.id))) == [1000, 1000, 500]
 
@@ -126,7 +128,7 @@ def test_a_job_that_another_transaction_holds_is_left_and_said(engine: Engine) -
         )
     with engine.connect() as holder:
         holder.execute(select(Job.id).order_by(Job.id).limit(1000).with_for_update())
-        page = Viewer(engine).do("drain_queue", queue="mail")
+        page = Viewer(engine).do("cancel_queue", queue="mail")
         holder.rollback()
     assert "another transaction had locked or changed them" in page.text
     with engine.connect() as connection:
@@ -144,8 +146,8 @@ def test_a_viewer_of_some_queues_sees_and_changes_these_alone(engine: Engine, sc
         ("pause", {"name": "mail"}),
         ("pause", {"owner": "task", "name": "shop.index"}),
         ("resume", {"name": "reports"}),
-        ("drain_queue", {"queue": "mail", "confirmed": "yes"}),
-        ("drain_queue", {"queue": "mail"}),
+        ("cancel_queue", {"queue": "mail", "confirmed": "yes"}),
+        ("cancel_queue", {"queue": "mail"}),
     ):
         assert viewer.send(deed, fields).status_code == 404, deed
     assert "Paused" in viewer.do("pause", name="index", next="/queues").text
@@ -157,11 +159,11 @@ def test_a_viewer_of_some_jobs_pauses_nothing(engine: Engine, scene: Scene) -> N
     assert viewer.send("pause", {"name": "mail"}).status_code == 404
     with engine.begin() as connection:
         make_jobs(connection, 3, queue="mail", priority=9)
-    assert "Cancelled 3 jobs." in viewer.do("drain_queue", queue="mail").text
+    assert "Cancelled 3 jobs." in viewer.do("cancel_queue", queue="mail").text
 
 
 @pytest.mark.parametrize(
-    ("can", "buttons"), [({"pause"}, {"/act/pause", "/act/resume"}), ({"cancel"}, {"/act/drain_queue"})]
+    ("can", "buttons"), [({"pause"}, {"/act/pause", "/act/resume"}), ({"discard"}, {"/act/cancel_queue"})]
 )
 def test_a_viewer_sees_the_buttons_that_they_may_use(engine: Engine, scene: Scene, can: Any, buttons: set[str]) -> None:
     page = Viewer(engine, Access(can=can)).see("/queues")

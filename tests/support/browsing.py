@@ -74,6 +74,7 @@ class Viewer:
         """Send a form, confirm it where that is asked for, and follow to the page that comes then."""
         answer = self.send(deed, fields)
         if answer.status_code == 200 and 'name="confirmed"' in answer.text:
-            answer = self.send(deed, {**fields, "confirmed": "yes"})
+            typed = {"typed": fields["queue"]} if 'name="typed"' in answer.text else {}
+            answer = self.send(deed, {**fields, "confirmed": "yes", **typed})
         assert answer.status_code == 303, answer.text
         return self.see(answer.headers["location"])

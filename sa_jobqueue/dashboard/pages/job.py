@@ -130,13 +130,15 @@ def _buttons(look: Look, seen: JobSeen) -> list[tuple[str, str, str]]:
     if job.archived_at is not None:
         return []  # nothing of the queue's changes it any more
     is_done = job.status in FINISHED
+    has_completed = job.status is JobStatus.COMPLETED
     is_early = job.status is JobStatus.QUEUED and job.run_at > seen.now
     can_copy = job.inputs is None and job.task != GATE
     wanted: list[tuple[bool, Action, str, str, str]] = [
-        (is_done, "retry", "retry", "act.retry", "primary"),
+        (is_done and not has_completed, "retry", "retry", "act.retry", "primary"),
         (is_early, "retry", "retry", "job.run_now", "primary"),
-        (job.status in sources(Event.CANCEL), "cancel", "cancel", "act.cancel", ""),
+        (job.status in sources(Event.CANCEL) and job.cancel_requested_at is None, "cancel", "cancel", "act.cancel", ""),
         (can_copy, "copy", "copy", "act.copy", ""),
+        (has_completed, "retry", "retry", "job.run_again", ""),
         (job.status in sources(Event.DISCARD), "discard", "discard", "act.discard", "danger"),
         (is_done, "delete", "delete", "act.delete", "danger"),
     ]

@@ -15,7 +15,7 @@ from ...statements.parts import table_of
 from ...store import store_of
 from ..look import Look
 from ..page import Page
-from ..places import is_mine
+from ..places import is_mine, shown_limits
 
 __all__ = ["LIMITS"]
 
@@ -108,7 +108,7 @@ def _rows(look: Look, mapped: type[Any], key: Any, *where: ColumnElement[bool]) 
 def _shown(row: Any, key: str | None, used: Counter[tuple[str, str, str | None]]) -> dict[str, Any]:
     said = {f"{prefix}said": rate_said(*_rate(row, prefix)) for prefix in _RATES if f"{prefix}rate_count" in row}
     alone = {f"{prefix}rate": rate_said(*_rate(row, prefix)[:2]) for prefix in _RATES if f"{prefix}rate_count" in row}
-    its = {"key": key, "place": _place(row["owner"], row["name"], key)}
+    its = {"key": key, "seen": shown_limits(row), "place": _place(row["owner"], row["name"], key)}
     return {**row, **said, **alone, **its, "used": used[row["owner"], row["name"], key]}
 
 

@@ -32,7 +32,7 @@ def read_queues(look: Look) -> dict[str, Any]:
         "cut": len(working.queues) >= QUEUES,
         "most": QUEUES,
         "may_pause": look.access.may("pause"),
-        "may_drain": look.access.may("cancel"),
+        "may_cancel": look.access.may("discard"),
     }
 
 
