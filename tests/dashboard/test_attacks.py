@@ -219,3 +219,10 @@ def test_two_event_loops_share_one_dashboard(engine: Engine) -> None:
 
     with ThreadPoolExecutor(2) as threads:
         assert list(threads.map(serve, range(2))) == [[1] * 12] * 2
+
+
+@pytest.mark.parametrize("name", ["error", "subject", "id"])
+def test_an_address_with_very_many_values_is_refused(engine: Engine, name: str) -> None:
+    """Each is a condition of its own, and is made on the event loop of the application."""
+    page = Viewer(engine).see("/jobs", expected=400, **{name: [str(number) for number in range(1, 4_901)]})
+    assert f"{name}: '4,900 values' was given, expected at most 100" in page.text
