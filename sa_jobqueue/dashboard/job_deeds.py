@@ -63,7 +63,7 @@ def deed_of_jobs(
 
 def _has_completed(look: Look) -> bool:
     """Whether one of the jobs has completed: it does again what it has done."""
-    some = select(literal_column("1")).select_from(look.job).where(*possible(look, (JobStatus.COMPLETED,)))
+    some: Select[Any] = select(literal_column("1")).select_from(look.job).where(*possible(look, (JobStatus.COMPLETED,)))
     return look.connection.scalar(some.limit(literal_column("1"))) is not None
 
 

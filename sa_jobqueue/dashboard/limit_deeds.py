@@ -47,7 +47,7 @@ def _there(look: Look, place: Place) -> str:
     of = table_of(look.options.beside.limit if place.key is None else look.options.beside.key)
     its = [of.c.owner == place.owner, of.c.name == place.name, *([] if place.key is None else [of.c.key == place.key])]
     row = look.connection.execute(select(of).where(*its).with_for_update()).mappings().one_or_none()
-    return "" if row is None else shown_limits(row)
+    return "" if row is None else shown_limits({**row})
 
 
 def _remove(look: Look) -> Done:
