@@ -23,7 +23,7 @@ from sa_jobqueue.unique import Unique
 from .application import load_registry, own_jobs
 from .config import Config
 from .options import Json, Key, Units, parse_duration
-from .output import age, cleaned, moment, note, print_json
+from .output import age, moment, note, print_json
 from .place import transaction
 
 __all__ = ["call_of", "enqueue"]
@@ -125,7 +125,7 @@ def enqueue(
         when = f"cancelled, as a duplicate of job {of}"
     labels = f" · {'tag' if len(tags) == 1 else 'tags'} {', '.join(tags)}" if tags else ""
     key_said = "" if call.key is None else f" · key {call.key}"
-    note(cleaned(f"{call.task} · queue {call.queue}{key_said} · priority {call.priority} · {when}{labels}"))
+    note(f"{call.task} · queue {call.queue}{key_said} · priority {call.priority} · {when}{labels}")
 
 
 def _duplicate_of(connection: Connection, id: int) -> int | None:

@@ -243,7 +243,7 @@ def _act(
         what = "limits of " if done in {"set", "removed"} else ""
         say(cleaned(f"{done} {what}{target.said}"))
     else:
-        note(cleaned(f"{target.said} {left}"))
+        note(f"{target.said} {left}")
     if unserved and not json:
         note("no live worker serves a queue of this name; for a task add --task")
     if not touched:

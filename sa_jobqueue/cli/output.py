@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -151,8 +152,13 @@ def _plain(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print JSON, indented; times in ISO 8601."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False, default=_encoded) + "\n")
+    """Print JSON, indented; times in ISO 8601. Control characters are escaped as JSON has it: a terminal would obey them."""
+    said = json.dumps(value, indent=2, ensure_ascii=False, default=_encoded)
+    sys.stdout.write(re.sub(r"[^\n -~]", lambda found: _escaped(found[0]), said) + "\n")
+
+
+def _escaped(letter: str) -> str:
+    return letter if letter.isprintable() else json.dumps(letter)[1:-1]
 
 
 def _encoded(value: object) -> str:
@@ -167,6 +173,7 @@ def _encoded(value: object) -> str:
 
 def say(text: str, style: str = "", *, wrap: bool = False) -> None:
     """Print lines on stdout; in a terminal with a style, and with `wrap` broken between words."""
+    text = cleaned(text, keep="\n\t")
     if (console := terminal(sys.stdout)) is None:
         sys.stdout.write(f"{text}\n")
         return
@@ -177,6 +184,7 @@ def say(text: str, style: str = "", *, wrap: bool = False) -> None:
 
 def note(text: str) -> None:
     """Print a line on stderr that is no part of the result."""
+    text = cleaned(text)
     if (console := terminal(sys.stderr)) is None:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()  # Click's runner before 8.2 reads stderr without flushing it

@@ -121,7 +121,7 @@ def add(
         print_json({"name": made, "next_at": first})
         return
     say(cleaned(made))
-    note(cleaned(f"{call.task} · queue {call.queue} · {schedule.expression} · first at {moment(first)}"))
+    note(f"{call.task} · queue {call.queue} · {schedule.expression} · first at {moment(first)}")
 
 
 def pause(
@@ -278,7 +278,7 @@ def _act(
         said = ", ".join(touched) if len(touched) <= _NAMED else f"{len(touched):,} schedules"
         say(cleaned(f"{done} {said or 'no schedule'}"))
         if missing:
-            note(cleaned("not touched: " + ", ".join(f"{one} ({why})" for one, why in missing.items())))
+            note("not touched: " + ", ".join(f"{one} ({why})" for one, why in missing.items()))
     if missing:
         raise typer.Exit(1)
 

@@ -227,13 +227,13 @@ def _print_times(job: Job | ArchivedJob, now: datetime) -> None:
 
 def _print_value(title: str, value: object) -> None:
     say(f"\n{title}", "bold")
-    say(cleaned(jsonlib.dumps(value, indent=2, ensure_ascii=False), keep="\n"))
+    say(jsonlib.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _print_error(error: dict[str, Any], now: datetime) -> None:
     at = moment_said(error.get("at"))
     when = f"  {moment(at)} ({since(at, now)} ago)" if at is not None else ""
     say(f"\nattempt {cleaned(error.get('attempt', '?'))}{when}", "bold")
-    say(cleaned(mask_passwords(f"{error.get('type')}: {error.get('message')}"), keep="\n"), "red", wrap=True)
-    if traceback := cleaned(mask_passwords(str(error.get("traceback") or "")), keep="\n\t").rstrip():
+    say(mask_passwords(f"{error.get('type')}: {error.get('message')}"), "red", wrap=True)
+    if traceback := mask_passwords(str(error.get("traceback") or "")).rstrip():
         say("\n".join(f"  {line}" for line in traceback.splitlines()), "dim")

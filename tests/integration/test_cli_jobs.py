@@ -424,6 +424,19 @@ def test_workers_shows_which_worker_is_held_back_and_why(engine: Engine, url: st
     assert f"web-1:7 is held back: {reason}" in shown.stderr
 
 
+def test_what_a_worker_says_of_itself_reaches_no_terminal_as_an_order(engine: Engine, url: str) -> None:
+    """A role that may only work writes it: neither a table, nor a note below it, nor JSON has a control character."""
+    orders = "\x1b]0;mine\x07\x1b[2J\x9b31m\u202e"
+    with engine.begin() as connection:
+        its = {"host": orders, "queues": [orders], "pressure": orders, "version": orders}
+        connection.execute(insert(WorkerRow).values(id=uuid.uuid4(), pid=7, concurrency=4, **its))
+    for arguments in (("workers",), ("workers", "--json")):
+        shown = invoke(*arguments, url=url)
+        assert "mine" in shown.output
+        assert (shown.stdout + shown.stderr).replace("\n", "").isprintable()
+    assert as_json("workers", url=url)[0]["pressure"] == orders
+
+
 def test_workers_are_asked_to_drain_by_host_and_process_or_by_host(engine: Engine, url: str) -> None:
     """Each once; the others are left. `workers` shows which drain."""
     common = {"queues": ["mail"], "concurrency": 4, "version": "1"}
