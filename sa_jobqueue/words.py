@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .histogram import BOUNDS
+
 __all__ = ["age", "duration", "estimated", "jobs_of", "listed", "size"]
 
 
@@ -27,7 +29,9 @@ def duration(seconds: float) -> str:
 
 
 def estimated(seconds: float) -> str:
-    """A duration that was guessed within a bucket: more than two digits would say what is not known."""
+    """A duration that was guessed within a bucket: more than two digits would say what is not known. The last bucket has no end: > 1h."""
+    if seconds >= BOUNDS[-1]:
+        return f"> {duration(BOUNDS[-1])}"
     return duration(float(f"{seconds:.2g}"))
 
 

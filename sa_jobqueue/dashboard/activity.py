@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import func, select
 
 from ..health.figures import ENDS, Figures, named
-from ..histogram import BUCKETS
+from ..histogram import BOUNDS, BUCKETS
 from ..lifecycle import COUNTED
 from ..statements import sum_stats
 from ..statements.stats import By
@@ -92,12 +92,13 @@ class Activity:
 
     def waits(self) -> dict[str, Any]:
         """The chart of how long jobs had been due."""
-        colours = {"p50": "--good", "p95": "--busy", "p99": "--warn"}
+        # Dashes, so that one which lies on another hides none.
+        lines = {"p50": ("--good", ()), "p95": ("--busy", (10, 5)), "p99": ("--warn", (3, 5))}
         series = [
-            {"label": name, "colour": colour, "values": [one.wait(name) for one in self.steps]}
-            for name, colour in colours.items()
+            {"label": name, "colour": colour, "dash": dash, "values": [one.wait(name) for one in self.steps]}
+            for name, (colour, dash) in lines.items()
         ]
-        return {"at": self._seconds(), "series": series, "unit": " s"}
+        return {"at": self._seconds(), "series": series, "unit": " s", "open": BOUNDS[-1]}
 
     def ended(self, queue: str) -> Sequence[float]:
         """Jobs of a queue that ended, per minute, in each step."""

@@ -14,6 +14,7 @@ from sa_jobqueue.dashboard import Access
 from sa_jobqueue.dashboard.kept import Kept
 from sa_jobqueue.dashboard.sparks import bars, points
 from sa_jobqueue.doctor import CHECKS
+from sa_jobqueue.histogram import BUCKETS
 from sa_jobqueue.models import Job
 from tests.support.browsing import Seen, Viewer
 from tests.support.busy_scene import Scene, add_stats, fill, make_worker
@@ -85,6 +86,17 @@ def test_a_rate_is_that_of_the_minute(engine: Engine) -> None:
     for window in ("1h", "24h"):
         (completed, *_), at = (one := charts(Viewer(engine).see("/", window=window))[0])["series"], one["at"]
         assert set(completed["values"][-8:-1]) == {90.0}, (window, at)
+
+
+def test_a_wait_beyond_the_last_bound_is_said_to_be_longer(engine: Engine) -> None:
+    """More than an hour is not told apart: jobs that waited for days must not read as an hour."""
+    with engine.begin() as connection:
+        add_stats(connection, "mail", "send", minutes=30)
+        bounds, rest = ", ".join(["0"] * (BUCKETS - 1)), 5
+        connection.exec_driver_sql(f"UPDATE sa_jobqueue.stat SET waits = ARRAY[{bounds}, {rest}]")
+    page = Viewer(engine).see("/")
+    assert "Wait, p95 > 1h p50 > 1h · p99 > 1h" in page.text
+    assert charts(page)[1]["open"] == 3_600
 
 
 def test_queues_are_shown_with_a_line_of_what_ended(engine: Engine, scene: Scene) -> None:

@@ -61,10 +61,12 @@
     });
     live.addEventListener("htmx:error", () => { failed = true; });
   }
+  // On a narrow screen the menu scrolls: to the page that is shown.
+  document.querySelector("header nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
   // What an action came to is said once.
   const here = new URL(location);
   if (here.searchParams.has("did")) {
-    for (const name of ["did", "n", "left"]) here.searchParams.delete(name);
+    for (const name of ["did", "n", "left", "of", "asked", "waits", "stale", "unserved"]) here.searchParams.delete(name);
     history.replaceState(history.state, "", here);
   }
   document.addEventListener("htmx:after:swap", () => { localTimes(document); draw(document, false); });
@@ -77,7 +79,14 @@
   // What takes many transactions goes on by itself.
   const going = document.querySelector("form[data-go-on]");
   if (going) setTimeout(() => going.requestSubmit(), 300);
-  // A key for a page: g, then its first letter; / for the filter.
+  // A key for a page: g, then a letter of its name, the first that no page before it has taken; / for the filter.
+  const pages = new Map();
+  for (const link of document.querySelectorAll("header nav a")) {
+    const letter = [...link.textContent.trim().toLowerCase()].find(one => !pages.has(one));
+    pages.set(letter, link);
+    link.setAttribute("aria-keyshortcuts", `g ${letter}`);
+    link.title = `g ${letter}`;
+  }
   let went = 0;
   document.addEventListener("keydown", event => {
     if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -87,8 +96,7 @@
     } else if (event.key === "g") went = Date.now();
     else if (Date.now() - went < 1000) {
       went = 0;
-      for (const link of document.querySelectorAll("header nav a"))
-        if (link.textContent.trim().toLowerCase().startsWith(event.key.toLowerCase())) { link.click(); break; }
+      pages.get(event.key.toLowerCase())?.click();
     }
   });
 
@@ -126,9 +134,9 @@
         return below;
       });
       const series = said.series.map((one, i) => ({
-        label: one.label, stroke: css(one.colour), width: 1.5, points: { show: false },
+        label: one.label, stroke: css(one.colour), width: 1.5, dash: one.dash, points: { show: false },
         fill: said.stacked ? paled(css(one.colour)) : undefined,
-        value: (_, __, ___, at) => at === null ? "" : `${+(one.values[at] ?? 0).toPrecision(3)}${said.unit ?? ""}`,
+        value: (_, __, ___, at) => at === null ? "" : `${one.values[at] >= said.open ? "> " : ""}${+(one.values[at] ?? 0).toPrecision(3)}${said.unit ?? ""}`,
       }));
       // What is stacked is drawn from the top down, so that each covers what is above it.
       const order = said.stacked ? series.map((_, i) => series.length - 1 - i) : series.map((_, i) => i);
@@ -143,8 +151,8 @@
       const moment = uPlot.fmtDate("{YYYY}-{MM}-{DD} {HH}:{mm}"), when = at => moment(new Date(at * 1000));
       const chart = new uPlot({
         width: place.clientWidth, height: Number(place.dataset.height ?? 200), cursor: { y: false },
-        legend: { live: true }, scales: { y: { range: (_, __, most) => [0, Math.max(most * 1.05, 1e-9)] } },
-        axes: [{ ...axis, values: clock }, { ...axis, size: 56, ...(said.unit && !said.stacked && { values: (_, splits) => splits.map(one => `${one.toLocaleString("en")}${said.unit}`) }) }], series: [{ value: (_, at) => at === null ? "" : when(at) }, ...order.map(i => series[i])],
+        legend: { live: true }, scales: { y: { range: (_, __, most) => [0, most * 1.05 || 1] } },
+        axes: [{ ...axis, values: clock }, { ...axis, size: said.stacked ? 56 : 72, ...(said.unit && !said.stacked && { values: (_, splits) => splits.map(one => `${one.toLocaleString("en")}${said.unit}`) }) }], series: [{ value: (_, at) => at === null ? "" : when(at) }, ...order.map(i => series[i])],
       }, [said.at, ...order.map(i => columns[i])], place);
       drawn.set(place, { chart, said: place.dataset.chart });
     }

@@ -1,6 +1,8 @@
 // Before the first paint: the colours that the viewer chose.
 "use strict";
 {
-  const chosen = localStorage.getItem("sa_jobqueue.theme");
-  if (chosen) document.documentElement.dataset.theme = chosen;
+  try {
+    const chosen = localStorage.getItem("sa_jobqueue.theme");
+    if (chosen) document.documentElement.dataset.theme = chosen;
+  } catch { /* a browser that keeps nothing */ }
 }
