@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from .access import Action
@@ -26,6 +26,10 @@ class Done:
     """The page to show then, as a path below the dashboard; None: the one that the form was on."""
     target: Mapping[str, Any] | None = None
     """What it was done to, for the audit; None: the fields of the form say it."""
+    of: str = ""
+    """The name of what it was done to, where the text names it."""
+    apart: Mapping[str, int] = field(default_factory=dict[str, int])
+    """Of `count`, how many became something else than `done.NAME` says: by the end of the text that says it, `done.NAME.END`."""
 
 
 #: Does it, in the transaction of the look. Raises BadInput for a form that cannot be read.
@@ -50,5 +54,7 @@ class Deed:
     """The field whose value the viewer must type once more to confirm it."""
     target: tuple[str, ...] = ("id",)
     """The fields that say what it is done to."""
+    apart: tuple[str, ...] = ()
+    """The names that `Done.apart` may have."""
     unit: str = "job"
     """What is counted, in the singular."""

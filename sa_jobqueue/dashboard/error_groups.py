@@ -14,7 +14,7 @@ from ..health.one_job import clamped
 from ..lifecycle import JobStatus
 from ..models import status_literal
 from ..statements import prune_jobs, retry_jobs
-from .job_deeds import deed_of_jobs
+from .job_deeds import WAITS, deed_of_jobs
 from .look import Look
 from .query import Query
 from .reach import among_newest
@@ -128,7 +128,7 @@ def named(query: Query) -> Query:
 ERROR_DEEDS = {
     deed.name: deed
     for deed in (
-        deed_of_jobs("retry_group", "retry", of_group, retry_jobs, target=_NAMES, locked="skip"),
+        deed_of_jobs("retry_group", "retry", of_group, retry_jobs, target=_NAMES, apart=WAITS, locked="skip"),
         deed_of_jobs("delete_group", "delete", of_group, prune_jobs, target=_NAMES, careful=True, limit=1_000),
     )
 }  # fmt: skip

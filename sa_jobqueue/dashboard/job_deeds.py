@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, func, literal_column, select
@@ -17,10 +18,13 @@ from .filters import FILTERS, chosen
 from .look import Look
 from .refusals import BadInput
 
-__all__ = ["JOB_DEEDS", "deed_of_jobs", "possible"]
+__all__ = ["JOB_DEEDS", "WAITS", "deed_of_jobs", "possible"]
 
 #: Jobs that are changed in one transaction.
 _PAGE = 1_000
+#: One that runs is asked to stop, and a member of a workflow waits for its parents.
+_ASKED: Mapping[str, Sequence[JobStatus]] = MappingProxyType({"asked": (JobStatus.RUNNING,)})
+WAITS: Mapping[str, Sequence[JobStatus]] = MappingProxyType({"waits": (JobStatus.BLOCKED,)})
 
 
 def possible(look: Look, statuses: Sequence[JobStatus]) -> list[ColumnElement[bool]]:
@@ -39,9 +43,13 @@ def deed_of_jobs(
     target: tuple[str, ...],
     careful: bool = False,
     asks: Callable[[Look], bool] | None = None,
+    apart: Mapping[str, Sequence[JobStatus]] = MappingProxyType({}),
     **options: Any,
 ) -> Deed:
-    """A deed that executes the statement `build(...)` for the jobs that `which` names, a page at a time."""
+    """A deed that executes the statement `build(...)` for the jobs that `which` names, a page at a time.
+
+    `apart`: statuses that a changed job has where something else became of it, and the end of the text that says so.
+    """
 
     def count(look: Look) -> int:
         some: Select[Any] = select(literal_column("1")).select_from(look.job).where(*which(look)).limit(CAP)
@@ -55,10 +63,17 @@ def deed_of_jobs(
         if not ids:
             return Done(0)
         rows = look.connection.execute(build(job.id.in_(ids), *which(look), job=job, **options)).all()
-        changed = sum(getattr(row, "changed", True) for row in rows)
-        return Done(changed, len(ids) - changed, ids[-1] if len(ids) == _PAGE else None)
+        changed = [row.id for row in rows if getattr(row, "changed", True)]
+        became = {end: _number(look, changed, statuses) for end, statuses in apart.items()}
+        return Done(len(changed), len(ids) - len(changed), ids[-1] if len(ids) == _PAGE else None, apart=became)
 
-    return Deed(name, needs, do, count, careful, asks, target=target)
+    return Deed(name, needs, do, count, careful, asks, target=target, apart=tuple(apart))
+
+
+def _number(look: Look, ids: Sequence[int], statuses: Sequence[JobStatus]) -> int:
+    """How many of these jobs have one of these statuses."""
+    job = look.job
+    return look.connection.scalar(select(func.count()).where(job.id.in_(ids), status_in(job.status, statuses))) or 0
 
 
 def _has_completed(look: Look) -> bool:
@@ -79,8 +94,8 @@ def _deed(
 JOB_DEEDS = {
     deed.name: deed
     for deed in (
-        _deed("retry", "retry", sources(Event.REQUEUE), retry_jobs, asks=_has_completed, locked="skip"),
-        _deed("cancel", "cancel", sources(Event.CANCEL), cancel_jobs, locked="skip"),
+        _deed("retry", "retry", sources(Event.REQUEUE), retry_jobs, asks=_has_completed, apart=WAITS, locked="skip"),
+        _deed("cancel", "cancel", sources(Event.CANCEL), cancel_jobs, apart=_ASKED, locked="skip"),
         _deed("discard", "discard", sources(Event.DISCARD), discard_jobs, careful=True, locked="skip"),
         _deed(
             "delete",

@@ -12,7 +12,7 @@ from ..statements import remove_limit, set_limit
 from ..statements.parts import table_of
 from .deeds import Deed, Done
 from .look import Look
-from .places import PLACE, Place, place_of, shown_limits
+from .places import PLACE, Place, done_to, place_of, shown_limits
 from .query import Query
 from .refusals import BadInput
 
@@ -39,7 +39,7 @@ def _set(look: Look) -> Done:
         statement = set_limit(place.name, **place.given, **given, limit=beside.limit, limit_key=beside.key)
     except OptionError as error:
         raise BadInput("the limit", place.name, str(error)) from error
-    return Done(len(look.connection.execute(statement).all()))
+    return done_to(look, place, len(look.connection.execute(statement).all()))
 
 
 def _there(look: Look, place: Place) -> str:
@@ -56,7 +56,7 @@ def _remove(look: Look) -> Done:
         statement = remove_limit(place.name, **place.given, limit=beside.limit, limit_key=beside.key)
     except OptionError as error:
         raise BadInput("the limit", place.name, str(error)) from error
-    return Done(len(look.connection.execute(statement).all()))
+    return Done(len(look.connection.execute(statement).all()), of=place.said)
 
 
 def _running(query: Query, name: str) -> int | None:
@@ -83,7 +83,7 @@ def _rate(query: Query, prefix: str) -> Rate | None:
 LIMIT_DEEDS = {
     deed.name: deed
     for deed in (
-        Deed("set_limit", "limit", _set, target=(*PLACE, "running", "rate", "burst", "weight", "key_running", "key_rate", "key_burst"), unit="limit"),
+        Deed("set_limit", "limit", _set, target=(*PLACE, "running", "rate", "burst", "weight", "key_running", "key_rate", "key_burst"), apart=("unserved",), unit="limit"),
         Deed("remove_limit", "limit", _remove, target=PLACE, unit="limit"),
     )
 }  # fmt: skip

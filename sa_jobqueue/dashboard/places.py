@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from ..limits import Owner
+from ..statements.overview import list_workers
+from .deeds import Done
 from .look import Look
 from .page import Missing
 from .refusals import BadInput
 from .strings import text
 
-__all__ = ["PLACE", "Place", "is_mine", "place_of", "shown_limits"]
+__all__ = ["PLACE", "Place", "done_to", "is_mine", "place_of", "shown_limits"]
 
 #: The fields that say it.
 PLACE = ("owner", "name", "key")
@@ -31,6 +33,11 @@ class Place:
         """As statements take it, beside the name."""
         return {"owner": self.owner, "key": self.key}
 
+    @property
+    def said(self) -> str:
+        """As in "queue mail, key acme"."""
+        return f"{self.owner} {self.name}" + (f", key {self.key}" if self.key else "")
+
 
 def place_of(look: Look) -> Place:
     """The place that the viewer names, and may change. Raises BadInput, and Missing for one that belongs to others as well."""
@@ -43,6 +50,13 @@ def place_of(look: Look) -> Place:
     if not is_mine(look, owner, name):
         raise Missing(text("missing.place", owner=owner, name=name))
     return Place(owner, name, query.one("key") or None)
+
+
+def done_to(look: Look, place: Place, count: int) -> Done:
+    """What came of a deed, whose text names the place; and says where no live worker serves a queue of this name, which may be misspelt."""
+    live = [one.queues for one in look.connection.execute(list_workers(job=look.job)) if not one.stale]
+    unserved = place.owner == "queue" and bool(live) and not any(place.name in queues for queues in live)
+    return Done(count, of=place.said, apart={"unserved": count} if unserved else {})
 
 
 def shown_limits(row: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from ..statements.parts import table_of
 from .deeds import Deed, Done
 from .look import Look
 from .page import Missing
-from .places import PLACE, place_of
+from .places import PLACE, done_to, place_of
 from .refusals import BadInput
 from .strings import text
 
@@ -34,7 +34,7 @@ def _pause(look: Look) -> Done:
         )
     except OptionError as error:
         raise BadInput("name", place.name, str(error)) from error
-    return Done(len(look.connection.execute(statement).all()))
+    return done_to(look, place, len(look.connection.execute(statement).all()))
 
 
 def _resume(look: Look) -> Done:
@@ -43,7 +43,7 @@ def _resume(look: Look) -> Done:
         statement = resume(place.name, **place.given, limit=beside.limit, limit_key=beside.key)
     except OptionError as error:
         raise BadInput("name", place.name, str(error)) from error
-    return Done(len(look.connection.execute(statement).all()))
+    return Done(len(look.connection.execute(statement).all()), of=place.said)
 
 
 def _waiting(look: Look, most: int) -> Select[Any]:
@@ -75,15 +75,15 @@ def _cancel(look: Look) -> Done:
     rows = look.connection.execute(cancel_jobs(*still, locked="skip", job=job)).all()
     changed = sum(row.changed for row in rows)
     if len(ids) == _PAGE and changed:
-        return Done(changed, after=1)  # what was cancelled is not found again
-    return Done(changed, left=len(ids) - changed)
+        return Done(changed, after=1, of=look.query.one("queue"))  # what was cancelled is not found again
+    return Done(changed, left=len(ids) - changed, of=look.query.one("queue"))
 
 
 #: By name.
 QUEUE_DEEDS = {
     deed.name: deed
     for deed in (
-        Deed("pause", "pause", _pause, target=PLACE, unit="pause"),
+        Deed("pause", "pause", _pause, target=PLACE, apart=("unserved",), unit="pause"),
         Deed("resume", "pause", _resume, target=PLACE, unit="pause"),
         Deed("cancel_queue", "discard", _cancel, _count, careful=True, target=("queue",), typed="queue"),
     )

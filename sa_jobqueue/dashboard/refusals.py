@@ -63,7 +63,7 @@ class BadInput(ValueError):
     def __init__(self, name: str, value: str, expected: str) -> None:
         shown = value if len(value) <= 60 else f"{value[:60]}…"
         super().__init__(f"{name}: {shown!r} was given, expected {expected}")
-        self.name = name
+        self.name, self.value = name, value
 
 
 def refusal_of(error: Exception) -> Refusal | None:

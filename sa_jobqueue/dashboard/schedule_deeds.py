@@ -97,7 +97,7 @@ def _deed(
     def do(look: Look) -> Done:
         row = found_schedule(look, look.query.one("id"))
         chosen = schedule_of(look).id == row["id"]
-        return Done(len(act(look, chosen)), target=_named(row))
+        return Done(len(act(look, chosen)), target=_named(row), of=row["name"])
 
     return Deed(name, needs, do, unit=unit)
 
@@ -124,6 +124,7 @@ def _backfill(look: Look) -> Done:
     return Done(
         len(plan.ticks),
         to="/schedules",
+        of=row["name"],
         target=_named(row, **{name: look.query.all(name) for name in ("from", "to") if look.query.one(name)}),
     )
 

@@ -30,6 +30,16 @@ __all__ = ["Site"]
 
 #: Seconds after which an action that takes many transactions answers how far it is.
 _PATIENCE = 2.0
+_NUMBERS = range(2**62)
+#: Fields that a viewer fills in.
+_TYPED = frozenset(
+    (
+        "task", "queue", "tag", "subject", "key", "error", "newer_than", "args", "name", "who", "from", "to", "running", "rate", "burst",
+        "weight", "key_running", "key_rate", "key_burst", "reason", "priority", "run_at",
+    )
+)  # fmt: skip
+#: Characters of a name that an address says.
+_NAME = 200
 
 
 class Site:
@@ -40,6 +50,8 @@ class Site:
     ) -> None:
         self._database, self._who, self._options = database, who, options
         self._pages, self._deeds = pages, deeds
+        #: What an address says of the deed that led to it.
+        self._of_deeds = ("did", "n", "left", "of", *{end for deed in deeds.values() for end in deed.apart})
         self._renderer = Renderer(options.title)
         self._shared: Shared[dict[str, Any]] = Shared()
 
@@ -67,7 +79,7 @@ class Site:
                 query = Query.parse(request.url.query)
                 values = await self._read(page, query, access, request.path_params)
             except BadInput as error:
-                return self._notice(request, access, page, query, 400, bad=str(error))
+                return self._notice(request, access, page, query, 400, bad=error)
             except Missing as error:
                 return self._notice(request, access, page, query, 404, missing=str(error))
             except Elsewhere as other:
@@ -122,7 +134,7 @@ class Site:
                 return await self._confirm(request, access, deed, query)
             done, rest = await self._do(request, deed, query, access)
         except BadInput as error:
-            return self._notice(request, access, None, query, 400, bad=str(error))
+            return self._notice(request, access, None, query, 400, bad=error)
         except Missing as error:
             return self._notice(request, access, None, query, 404, missing=str(error))
         except Refusal as refusal:
@@ -133,7 +145,10 @@ class Site:
         if rest is not None:
             return self._html(request, access, "more.html", 200, deed=deed, fields=rest.pairs(), done=done)
         came = local_path(query.one("next")) or self._home(access)
-        back = Query.parse(came.partition("?")[2]).but(did=deed.name, n=done.count, left=done.left or None)
+        apart = {end: number or None for end, number in done.apart.items()}
+        back = Query.parse(came.partition("?")[2]).but(
+            did=deed.name, n=done.count, left=done.left or None, of=done.of or None, **apart
+        )
         path = done.to or came.partition("?")[0]
         return RedirectResponse(f"{request.scope.get('root_path', '')}{path}?{back}", 303)
 
@@ -165,8 +180,11 @@ class Site:
         until = monotonic() + _PATIENCE
         who = access.who or (f"someone at {request.client.host}" if request.client else "someone")
         # Who may read the audit need not be one who may see arguments.
-        target = query.only(*deed.target).but(args="…" if query.one("args") else ()).as_dict()
-        count, left = query.number("count", 0, range(2**62)), query.number("left", 0, range(2**62))
+        target = query.only(*deed.target).as_dict()
+        if "args" in target:
+            target["args"] = ["…"]
+        count, left, *others = (query.number(name, 0, _NUMBERS) for name in ("count", "left", *deed.apart))
+        apart = dict(zip(deed.apart, others, strict=True))
         while True:
             asked = query
 
@@ -188,10 +206,11 @@ class Site:
                 before = text("refusal.before", n=_units(deed, count))
                 raise Refusal(refusal.what, f"{refusal.detail} {before}".strip()) from refusal
             count, left = count + done.count, left + done.left
-            total = Done(count, left, done.after, done.to)
+            apart = {end: number + done.apart.get(end, 0) for end, number in apart.items()}
+            total = Done(count, left, done.after, done.to, of=done.of, apart=apart)
             if done.after is None:
                 return total, None
-            query = query.but(after=done.after, count=count, left=left, confirmed="yes")
+            query = query.but(after=done.after, count=count, left=left, confirmed="yes", **apart)
             if monotonic() > until:
                 return total, query
 
@@ -211,7 +230,9 @@ class Site:
         self, request: Request, access: Access, page: Page | None, query: Query, status: int, **values: Any
     ) -> Response:
         fragment = request.headers.get("hx-request") == "true"
-        said: dict[str, Any] = {"bad": None, "missing": None, "refusal": None, **values}
+        bad: BadInput | None = values.get("bad")
+        mend = [] if bad is None else _once_more(bad, query)
+        said: dict[str, Any] = {"bad": None, "missing": None, "refusal": None, "mend": mend, **values}
         return self._html(request, access, "notice.html", status, page=page, query=query, fragment=fragment, **said)
 
     def _html(
@@ -220,9 +241,11 @@ class Site:
     ) -> Response:  # fmt: skip
         root = request.scope.get("root_path", "")
         path = request.url.path.removeprefix(root)
-        asked = (Query() if query is None else query).but(did=(), n=(), left=())
+        asked = (Query() if query is None else query).but(**dict.fromkeys(self._of_deeds, ()))
         said: dict[str, Any] = {
             "page": page,
+            "path": path,
+            "method": request.method.lower(),
             "query": asked,
             "here": f"{path}?{asked}" if asked else path,
             "access": access,
@@ -244,11 +267,26 @@ class Site:
         if query is None or deed is None:
             return []
         try:
-            count, left = query.number("n", 0, range(2**62)), query.number("left", 0, range(2**62))
+            count, left, *others = (query.number(name, 0, _NUMBERS) for name in ("n", "left", *deed.apart))
         except BadInput:
             return []
-        lines = [text(f"done.{deed.name}", n=_units(deed, count)) if count else text("done.nothing")]
+        ends = zip(deed.apart, others, strict=True)
+        became = {deed.name: count - sum(others)} | {f"{deed.name}.{end}": number for end, number in ends}
+        of = query.one("of")[:_NAME]
+        lines = [text(f"done.{end}", n=_units(deed, number), of=of) for end, number in became.items() if number > 0]
+        lines = lines or [text("done.nothing")]
         return [*lines, text("done.left", n=_units(deed, left))] if left else lines
+
+
+def _once_more(bad: BadInput, query: Query) -> list[tuple[str, str, bool]]:
+    """The fields of what was sent, to be sent again once the one that could not be read is mended: name, value, and whether it is shown."""
+    pairs = query.pairs()
+    if " " not in bad.name and bad.name not in query:
+        if bad.value:
+            return []  # it is no field of this form
+        pairs.insert(0, (bad.name, ""))
+    fields = [(name, value, name in _TYPED or name == bad.name) for name, value in pairs]
+    return fields if any(is_shown for *_, is_shown in fields) else []
 
 
 def _units(deed: Deed, number: int) -> str:

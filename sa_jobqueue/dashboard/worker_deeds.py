@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 from ..statements import drain_workers
+from ..statements.overview import list_workers
 from .deeds import Deed, Done
 from .look import Look
 from .page import Missing
@@ -28,8 +29,13 @@ def _drain(look: Look) -> Done:
     if not may_drain(look):
         raise Missing(text("missing.worker"))
     worker = look.options.beside.worker
-    return Done(len(look.connection.execute(drain_workers(worker.id == wanted, job=look.job)).all()))
+    asked = look.connection.execute(drain_workers(worker.id == wanted, job=look.job)).all()
+    seen = list_workers(job=look.job, worker=worker)
+    stale = sum(row.stale for row in look.connection.execute(seen) if row.id == wanted) if asked else 0
+    return Done(len(asked), apart={"stale": stale})
 
 
 #: By name.
-WORKER_DEEDS = {"drain_worker": Deed("drain_worker", "drain_worker", _drain, target=("worker",), unit="worker")}
+WORKER_DEEDS = {
+    "drain_worker": Deed("drain_worker", "drain_worker", _drain, target=("worker",), apart=("stale",), unit="worker")
+}

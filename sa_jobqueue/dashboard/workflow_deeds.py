@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Executable, and_, false, func, literal_column, not_, select, true
@@ -19,9 +19,18 @@ from .query import as_id
 from .refusals import BadInput
 from .strings import text
 
-__all__ = ["WORKFLOW_DEEDS", "found_workflow", "may_change", "reached_workflows", "workflow_of"]
+__all__ = [
+    "BROKEN",
+    "WORKFLOW_DEEDS",
+    "found_workflow",
+    "lacks_parent",
+    "may_change",
+    "reached_workflows",
+    "workflow_of",
+]
 
 _ONE: ColumnElement[int] = literal_column("1")
+BROKEN = (JobStatus.FAILED, JobStatus.CANCELLED)
 
 
 def workflow_of(look: Look) -> type[WorkflowRow]:
@@ -109,7 +118,21 @@ def _retry_node(look: Look, id: int) -> Executable:
     node = look.query.id("node")
     if node is None:
         raise BadInput("node", "", text("workflow.node"))
+    if (parent := lacks_parent(look, [node]).get(node)) is not None:
+        raise BadInput("node", str(node), text("workflow.lacks_parent", id=parent))
     return retry_workflow(id, from_node=node, schema=schema_of(look.job))
+
+
+def lacks_parent(look: Look, ids: Sequence[int]) -> dict[int, int]:
+    """Of these jobs of workflows, those that would be cancelled again at once, and for each a job before it that has failed or was cancelled."""
+    job, its = look.job, look.options.beside.dependency
+    statement = (
+        select(its.child_id, func.min(its.parent_id).label("parent_id"))
+        .join(job, job.id == its.parent_id)
+        .where(its.child_id.in_(ids), its.policy == "cancel", status_in(job.status, BROKEN))
+        .group_by(its.child_id)
+    )
+    return {row.child_id: row.parent_id for row in look.connection.execute(statement)}
 
 
 WORKFLOW_DEEDS = {

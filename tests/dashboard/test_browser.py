@@ -403,7 +403,7 @@ def test_a_schedule_is_paused_run_and_backfilled_by_clicking(browser: Any, site:
         page.click(f"{row} summary")
         page.fill(f"{row} input[name=reason]", "the provider is down")
         page.click(f"{row} details button")
-        assert "Paused 1 schedule." in page.text_content(".said")
+        assert "Paused the schedule " in page.text_content(".said")
         assert "the provider is down (ada@example.com)" in page.text_content(row)
         page.click(f"{row} button:text('Resume')")
         page.click(f"{row} button:text('Run now')")

@@ -102,7 +102,7 @@ def test_the_limits_of_a_queue_are_set(engine: Engine, scene: Scene) -> None:
         "key_rate": "5/s",
         "next": "/limits",
     }
-    assert "The limits are set." in viewer.do("set_limit", **fields).text
+    assert "The limits of queue sync are set." in viewer.do("set_limit", **fields).text
     with engine.connect() as connection:
         found = limit_of(connection, "sync")
     assert (found.running, found.rate_count, found.rate_seconds, found.rate_burst) == (20, 500, 60.0, 50)
@@ -157,7 +157,10 @@ def test_the_limits_of_a_key_are_set_and_removed(engine: Engine, scene: Scene) -
     with engine.connect() as connection:
         found = connection.execute(select(KEYS).where(KEYS.c.key == "99")).one()
     assert (found.running, found.weight, found.rate_count) == (3, 7, None)
-    assert "Removed: " in viewer.do("remove_limit", owner="queue", name="sync", key="99", next="/limits").text
+    assert (
+        "Removed those of queue sync, key 99: "
+        in viewer.do("remove_limit", owner="queue", name="sync", key="99", next="/limits").text
+    )
     with engine.connect() as connection:
         assert connection.execute(select(KEYS).where(KEYS.c.key == "99")).all() == []
 

@@ -117,7 +117,7 @@ def test_what_is_done_is_done_to_the_applications_own_tables(own_engine: Engine)
         )
     viewer.do("pause", name="own")
     viewer.do("set_limit", name="own", running="3", key_rate="5/s")
-    assert "Cancelled 1 job." in viewer.do("cancel_queue", queue="own").text
+    assert "Cancelled 1 job of queue own." in viewer.do("cancel_queue", queue="own").text
     with own_engine.connect() as connection:
         table = beside.limit.__table__
         found = connection.execute(select(table.c.running, table.c.paused_at)).one()

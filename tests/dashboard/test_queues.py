@@ -57,9 +57,9 @@ def test_jobs_that_come_in_are_counted_by_queue(engine: Engine) -> None:
 
 def test_a_queue_is_paused_and_resumed(engine: Engine, scene: Scene) -> None:
     viewer = Viewer(engine, Access.OPERATE.named("ada"))
-    assert "Paused: what runs goes on" in viewer.do("pause", owner="queue", name="mail", next="/queues").text
+    assert "Paused queue mail: what runs goes on" in viewer.do("pause", owner="queue", name="mail", next="/queues").text
     assert re.match(r"mail paused for \d+s 12", row_of(viewer.see("/queues"), "mail"))
-    assert "Resumed." in viewer.do("resume", owner="queue", name="mail", next="/queues").text
+    assert "Resumed queue mail." in viewer.do("resume", owner="queue", name="mail", next="/queues").text
     assert "Nothing was changed." in viewer.do("resume", owner="queue", name="mail", next="/queues").text
     with engine.connect() as connection:
         assert connection.scalar(select(LimitRow.paused_at).where(LimitRow.name == "mail")) is None
@@ -100,7 +100,7 @@ def test_all_that_waits_in_a_queue_is_cancelled_once_it_is_confirmed(engine: Eng
     assert 'name="typed"' in viewer.send("cancel_queue", {"queue": "mail", "confirmed": "yes", "typed": "sync"}).text
     with engine.connect() as connection:
         assert statuses(connection) == before
-    assert "Cancelled 18 jobs." in viewer.do("cancel_queue", queue="mail", next="/queues").text
+    assert "Cancelled 18 jobs of queue mail." in viewer.do("cancel_queue", queue="mail", next="/queues").text
     with engine.connect() as connection:
         after = statuses(connection)
         of_mail = set(connection.scalars(select(Job.id).where(Job.queue == "mail")))
@@ -115,7 +115,7 @@ def test_many_jobs_are_cancelled_in_several_transactions(engine: Engine) -> None
         connection.exec_driver_sql(
             "INSERT INTO sa_jobqueue.job (queue, task) SELECT 'mail', 'send' FROM generate_series(1, 2500)"
         )
-    assert "Cancelled 2,500 jobs." in Viewer(engine).do("cancel_queue", queue="mail").text
+    assert "Cancelled 2,500 jobs of queue mail." in Viewer(engine).do("cancel_queue", queue="mail").text
     with engine.connect() as connection:
         assert list(connection.scalars(select(AuditEntry.count).order_by(AuditEntry.id))) == [1000, 1000, 500]
 
@@ -159,7 +159,7 @@ def test_a_viewer_of_some_jobs_pauses_nothing(engine: Engine, scene: Scene) -> N
     assert viewer.send("pause", {"name": "mail"}).status_code == 404
     with engine.begin() as connection:
         make_jobs(connection, 3, queue="mail", priority=9)
-    assert "Cancelled 3 jobs." in viewer.do("cancel_queue", queue="mail").text
+    assert "Cancelled 3 jobs of queue mail." in viewer.do("cancel_queue", queue="mail").text
 
 
 @pytest.mark.parametrize(

@@ -159,11 +159,11 @@ def test_a_schedule_is_paused_with_a_reason_and_resumed(engine: Engine, connecti
     id = add(connection)
     viewer = Viewer(engine, Access.OPERATE.named("ada"))
     page = viewer.do("pause_schedule", id=id, reason="the provider is down", next="/schedules")
-    assert "Paused 1 schedule." in page.text
+    assert "Paused the schedule report." in page.text
     assert "by an operator" in page.text
     assert "the provider is down (ada)" in page.text
     assert row(connection, id).paused_by == "operator"
-    assert "Resumed 1 schedule" in viewer.do("resume_schedule", id=id).text
+    assert "Resumed the schedule report: " in viewer.do("resume_schedule", id=id).text
     assert row(connection, id).paused_at is None
     assert "Nothing was changed." in viewer.do("resume_schedule", id=id).text
     assert audited(connection) == [
@@ -174,7 +174,7 @@ def test_a_schedule_is_paused_with_a_reason_and_resumed(engine: Engine, connecti
 
 def test_a_schedule_is_run_now(engine: Engine, connection: Connection) -> None:
     id = add(connection)
-    assert "Enqueued 1 job." in Viewer(engine).do("run_schedule", id=id).text
+    assert "Enqueued 1 job of the schedule report." in Viewer(engine).do("run_schedule", id=id).text
     assert connection.scalars(select(Job.schedule_id)).all() == [id]
 
 
@@ -199,7 +199,7 @@ def test_a_backfill_is_what_its_preview_has_said(engine: Engine, connection: Con
     assert connection.scalar(select(func.count()).select_from(Job)) == 0
     connection.rollback()
     fields = {str(one["name"]): one["value"] for one in page.all("input", type="hidden")}
-    assert "Enqueued 25 jobs of the past." in viewer.do("backfill", **fields).text
+    assert "Enqueued 25 jobs of the past of the schedule report." in viewer.do("backfill", **fields).text
     ticks = connection.scalars(select(Job.tick_at).order_by(Job.tick_at)).all()
     assert (len(ticks), ticks[0].isoformat(), ticks[-1].isoformat()) == (
         25,

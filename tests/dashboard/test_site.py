@@ -182,6 +182,28 @@ def test_a_filter_that_cannot_be_read_is_said(engine: Engine, query: dict[str, s
         assert said in Seen(answer.text).text
 
 
+def test_what_was_filled_in_is_there_to_be_mended(engine: Engine) -> None:
+    """All of it, in a form that is sent where it was meant to go: a filter, and a form that changes something."""
+    viewer = Viewer(engine)
+    page = viewer.see("/jobs", expected=400, status="failed", queue="mail", newer_than="soon")
+    assert ("get", "/jobs") in [(found["method"], found["action"]) for found in page.all("form")]
+    fields = {found["name"]: found for found in page.all("input") if found["name"] != "q"}
+    assert {name: found["value"] for name, found in fields.items()} == {
+        "status": "failed",
+        "queue": "mail",
+        "newer_than": "soon",
+    }
+    assert [name for name, found in fields.items() if "aria-invalid" in found] == ["newer_than"]
+    assert [name for name, found in fields.items() if found.get("type") == "hidden"] == ["status"]
+    sent = Seen(
+        viewer.send("set_limit", {"name": "mail", "running": "many", "key_rate": "5/s", "next": "/limits"}).text
+    )
+    fields = {found["name"]: found for found in sent.all("input") if found["name"] != "q"}
+    assert fields["running"]["value"] == "many"
+    mended = {name: found["value"] for name, found in fields.items()} | {"running": "3"}
+    assert "The limits of queue mail are set." in viewer.do("set_limit", **mended).text
+
+
 def test_a_form_that_names_no_job_is_refused(engine: Engine, connection: Connection) -> None:
     id = make_job(connection, "failed")
     connection.commit()

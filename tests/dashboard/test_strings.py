@@ -27,7 +27,7 @@ PACKAGE = Path(sa_jobqueue.dashboard.__path__[0])
 #: What stands behind the beginning of a key that is put together, where the page does not say it itself.
 ENDS: Mapping[str, tuple[str, ...]] = {
     "act.": tuple(DEEDS),
-    "done.": tuple(DEEDS),
+    "done.": (*DEEDS, *(f"{name}.{end}" for name, deed in DEEDS.items() for end in deed.apart)),
     "confirm.": tuple(name for name, deed in DEEDS.items() if deed.count is not None),
     "refusal.": get_args(What),
     "forbidden.": ("closed", "page", "action"),

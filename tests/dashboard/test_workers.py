@@ -65,6 +65,13 @@ def test_a_worker_is_asked_to_drain_once(engine: Engine, scene: Scene) -> None:
     assert asked == [scene.live]
 
 
+def test_it_is_said_that_a_worker_which_is_dead_hears_of_nothing(engine: Engine, scene: Scene) -> None:
+    """Its row has no button for it; one may have gone since the page was read."""
+    viewer = Viewer(engine)
+    assert str(scene.stale) not in {found["value"] for found in viewer.see("/workers").all("input", name="worker")}
+    assert "Asked, but it is stale." in viewer.do("drain_worker", worker=scene.stale, next="/workers").text
+
+
 @pytest.mark.parametrize("given", ["", "7", "x" * 40])
 def test_what_is_no_worker_is_said(engine: Engine, given: str) -> None:
     answer = Viewer(engine).send("drain_worker", {"worker": given})

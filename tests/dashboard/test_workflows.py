@@ -178,7 +178,7 @@ def test_a_workflow_is_cancelled_after_a_question(engine: Engine, connection: Co
     assert flow.statuses()["b"] == "queued"
     connection.rollback()
     page = viewer.do("cancel_workflow", id=flow.id, next=f"/workflows/{flow.id}")
-    assert "Cancelled 1 workflow." in page.text
+    assert "Cancelled 1 workflow: what waited has ended, and what runs is asked to stop." in page.text
     assert set(flow.statuses().values()) == {"completed", "cancelled"}
     assert "cancelled by ada" in flow.reason("b")
     entries = connection.execute(select(AuditEntry.action, AuditEntry.target, AuditEntry.count)).all()
@@ -215,6 +215,23 @@ def test_what_failed_is_retried(engine: Engine, connection: Connection) -> None:
     targets = connection.scalars(select(AuditEntry.target).order_by(AuditEntry.id)).all()
     assert targets == [{"id": [str(flow.id)], "node": [str(flow.job("a"))]}, {"id": [str(flow.id)]}]
     assert viewer.send("retry_node", {"id": flow.id}).status_code == 400
+
+
+def test_what_another_job_has_failed_for_is_not_retried_before_it(engine: Engine, connection: Connection) -> None:
+    """It would be cancelled again at once: its row has no button, and a form of an older page is refused."""
+    flow = flow_of(connection, "a", "b: a", "c: b")
+    flow.fail("a")
+    flow.settle()
+    connection.commit()
+    viewer, path = Viewer(engine), f"/workflows/{flow.id}"
+    offered = {found["value"] for found in viewer.see(path).all("input", name="node")}
+    assert offered == {str(flow.job("a"))}
+    refused = viewer.send("retry_node", {"id": flow.id, "node": flow.job("c")})
+    assert refused.status_code == 400
+    assert f"job {flow.job('b')} before it has not completed" in refused.text
+    page = viewer.do("retry", id=flow.job("b"))
+    assert "Back in their workflows, where they wait for the jobs before them: 1 job." in page.text
+    assert "Retried" not in page.text
 
 
 DEEDS = ("cancel_workflow", "pause_workflow", "resume_workflow", "retry_workflow", "retry_node")
@@ -267,7 +284,7 @@ def test_who_may_see_all_jobs_of_a_workflow_may_change_it(
     flow = flow_of(connection, "a", "b: a")
     connection.execute(update(Job).where(Job.workflow_id == flow.id).values(queue="mail"))
     connection.commit()
-    assert "Cancelled 1 workflow." in Viewer(engine, access).do("cancel_workflow", id=flow.id).text
+    assert "Cancelled 1 workflow: " in Viewer(engine, access).do("cancel_workflow", id=flow.id).text
 
 
 def test_a_job_of_another_workflow_is_not_retried_from(engine: Engine, connection: Connection) -> None:

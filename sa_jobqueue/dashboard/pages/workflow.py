@@ -16,7 +16,7 @@ from ...urls import mask_passwords
 from ..folding import MOST_BOXES, Box, folded
 from ..look import Look
 from ..page import Page
-from ..workflow_deeds import found_workflow, may_change
+from ..workflow_deeds import BROKEN, found_workflow, lacks_parent, may_change
 from .workflows import bar_of, counted, numbers_of, state_of_workflow
 
 __all__ = ["WORKFLOW"]
@@ -46,6 +46,8 @@ def read_workflow(look: Look) -> dict[str, Any]:
     shown = members[:_PAGE]
     seen = frozenset(look.seen([parent for one in shown for parent in one.parents or ()]))
     changes = may_change(look, row.id)
+    ended = [one.id for one in shown if one.status in BROKEN]
+    stuck = lacks_parent(look, ended) if changes else {}
     return {
         "now": row.now,
         "workflow": row,
@@ -66,7 +68,7 @@ def read_workflow(look: Look) -> dict[str, Any]:
         "can_unfold": len(nodes) <= MOST_BOXES and (unfold or any(box.number > 1 for box in boxes)),
         "lines": _lines(boxes[:_LINES], row),
         "more_lines": max(len(boxes) - _LINES, 0),
-        "nodes": [_node(one, seen) for one in shown],
+        "nodes": [_node(one, seen, stuck) for one in shown],
         "after": shown[-1].id if len(members) > _PAGE else None,
         "callbacks": look.connection.execute(workflow_callbacks(row.id, callback=beside.callback)).all(),
         "may_cancel": changes and look.access.may("cancel_workflow") and row.finished_at is None,
@@ -114,8 +116,8 @@ def _lines(boxes: Sequence[Box], row: Any) -> list[dict[str, Any]]:
     return lines
 
 
-def _node(node: Any, seen: Collection[int]) -> dict[str, Any]:
-    """A row of the table of jobs. `seen`: the parents that the viewer may see."""
+def _node(node: Any, seen: Collection[int], stuck: Collection[int]) -> dict[str, Any]:
+    """A row of the table of jobs. `seen`: the parents that the viewer may see; `stuck`: the jobs that cannot be retried before another one."""
     parents = [parent for parent in node.parents or () if parent in seen]
     error = ""
     if isinstance(node.error, dict) and node.status != JobStatus.COMPLETED:
@@ -129,7 +131,7 @@ def _node(node: Any, seen: Collection[int]) -> dict[str, Any]:
         "more_parents": max(len(parents) - _NAMED, 0),
         "joins": joins_of(node),
         "why": error,
-        "ended": node.status in (JobStatus.FAILED, JobStatus.CANCELLED),
+        "can_retry": node.status in BROKEN and node.id not in stuck,
         "ran": None
         if node.claimed_at is None or node.finished_at is None
         else max((node.finished_at - node.claimed_at).total_seconds(), 0.0),
