@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from itertools import islice
@@ -17,18 +18,30 @@ from sqlalchemy.orm import InstrumentedAttribute
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.lifecycle import FINISHED, Event, JobStatus, sources
 from sa_jobqueue.models import Job, status_in, status_literal
-from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, retry_jobs
+from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
 from sa_jobqueue.statements.archive import is_not_archived
 from sa_jobqueue.statements.archived import archived_ends
 from sa_jobqueue.statements.unique import key_holders
 
 from .config import Config
 from .filters import PANEL, Filters, Status
-from .options import Json, Options, parse_id
+from .options import Json, Options, parse_duration, parse_id
 from .output import jobs_of, note, print_json, say
 from .place import open_engine, transaction
 
-__all__ = ["cancel", "discard", "prune", "retry"]
+__all__ = [
+    "Action",
+    "Locked",
+    "LockedOption",
+    "Targets",
+    "act",
+    "by_statement",
+    "cancel",
+    "discard",
+    "prune",
+    "release",
+    "retry",
+]
 
 Criterion = ColumnElement[bool]
 Criteria = Sequence[Criterion]
@@ -43,7 +56,7 @@ _NOT_AVAILABLE = "55P03"
 
 @dataclass(frozen=True)
 class Targets(Options):
-    """Which jobs to act on, besides the filters, and how; the same for the four commands."""
+    """Which jobs to act on, besides the filters, and how; the same for all these commands."""
 
     # None, because click before 8.3 refuses an empty list as the default of an argument.
     ids: Annotated[
@@ -52,6 +65,9 @@ class Targets(Options):
     all: Annotated[bool, typer.Option("--all", help="All jobs in a state that allows it.", rich_help_panel=PANEL)] = (
         False
     )
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many jobs, the oldest first.")
+    ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be; change nothing.")] = (
         False
     )
@@ -91,19 +107,32 @@ LockedOption = Annotated[
 ]
 
 
-def retry(config: Config, filters: Filters, targets: Targets, *, locked: LockedOption = Locked.WAIT) -> None:
+def retry(
+    config: Config,
+    filters: Filters,
+    targets: Targets,
+    *,
+    spread: Annotated[
+        timedelta | None,
+        typer.Option(
+            metavar="TIME", parser=parse_duration, help="Spread them over this time, in the order of their ids."
+        ),
+    ] = None,
+    locked: LockedOption = Locked.WAIT,
+) -> None:
     """Run jobs again, now.
 
     With filters or --all it takes the failed jobs, unless --status says otherwise; by id any job that is not running.
     Each gets all its attempts again. A job that waits for a later time becomes due now.
 
     sa-jobqueue retry 17 18
-    sa-jobqueue retry --queue mail --newer-than 2h
+    sa-jobqueue retry --queue mail --finished-since 2030-01-31T01:00 --finished-before 2030-01-31T02:00 --spread 1h
     """
     targets.check(filters)
     if not targets.ids and not filters.status:
         filters = replace(filters, status=[Status.FAILED])
-    _act(config, targets, targets.criteria(filters), RETRY, locked)
+    action = replace(RETRY, do=by_statement(partial(retry_jobs, spread=spread or 0)))
+    act(config, targets, targets.criteria(filters), action, locked)
 
 
 def cancel(config: Config, filters: Filters, targets: Targets, *, locked: LockedOption = Locked.WAIT) -> None:
@@ -113,7 +142,7 @@ def cancel(config: Config, filters: Filters, targets: Targets, *, locked: Locked
     sa-jobqueue cancel --queue mail --status scheduled --dry-run
     """
     targets.check(filters)
-    _act(config, targets, targets.criteria(filters), CANCEL, locked)
+    act(config, targets, targets.criteria(filters), CANCEL, locked)
 
 
 def discard(
@@ -133,8 +162,31 @@ def discard(
     sa-jobqueue discard --task shop.send_receipt --status retrying --reason "the shop is closed"
     """
     targets.check(filters)
-    action = replace(DISCARD, do=_by(partial(discard_jobs, reason=reason)))
-    _act(config, targets, targets.criteria(filters), action, locked)
+    action = replace(DISCARD, do=by_statement(partial(discard_jobs, reason=reason)))
+    act(config, targets, targets.criteria(filters), action, locked)
+
+
+def release(
+    config: Config,
+    filters: Filters,
+    targets: Targets,
+    *,
+    delay: Annotated[
+        timedelta,
+        typer.Option(metavar="TIME", parser=parse_duration, help="Claim them again after this time at the earliest."),
+    ] = timedelta(0),
+    locked: LockedOption = Locked.WAIT,
+) -> None:
+    """Take running jobs from their workers: they are queued again, in their place, and spend no attempt.
+
+    A worker that still works on one loses it at once: its outcome is not written, and the job runs again.
+
+    sa-jobqueue release 17
+    sa-jobqueue release --worker web-1:4711
+    """
+    targets.check(filters)
+    action = Action("release", "released", sources(Event.RELEASE), by_statement(partial(release_jobs, delay=delay)))
+    act(config, targets, targets.criteria(filters), action, locked)
 
 
 def prune(
@@ -167,15 +219,19 @@ def prune(
         criteria += [Job.purge_at <= func.now(), is_not_archived(Job)]
     else:
         targets.check(filters)
-    _act(config, targets, criteria, PRUNE)
+    act(config, targets, criteria, PRUNE)
 
 
-def _act(config: Config, targets: Targets, criteria: Criteria, action: Action, locked: Locked = Locked.WAIT) -> None:
+def act(config: Config, targets: Targets, criteria: Criteria, action: Action, locked: Locked = Locked.WAIT) -> None:
     """Act on the jobs, or only count them; say how many, and which were not touched: of the given ids, and of the locked ones."""
     possible = [*criteria, status_in(Job.status, action.statuses)]
     running = [*possible, Job.status == status_literal(JobStatus.RUNNING)]
     engine = open_engine(config)
     with transaction(config, engine) as connection:
+        if targets.limit is not None:
+            first = connection.scalars(select(Job.id).where(*possible).order_by(Job.id).limit(targets.limit))
+            chosen = Job.id == func.any(literal(first.all(), ARRAY(BigInteger)))
+            criteria, possible, running = [*criteria, chosen], [*possible, chosen], [*running, chosen]
         asked = connection.scalar(select(func.count()).where(*running)) or 0
         rows = connection.execute(select(Job.id, Job.status).where(targets.named))
         found = {row.id: str(row.status) for row in rows}
@@ -191,7 +247,7 @@ def _act(config: Config, targets: Targets, criteria: Criteria, action: Action, l
     for one in targets.ids or []:
         if one not in touched:
             left.setdefault(one, found.get(one, "no such job"))
-    if left and action is RETRY:
+    if left and action.verb == RETRY.verb:
         with engine.begin() as connection:
             for one, holder in connection.execute(key_holders(list(left))):
                 status = f"{found[one]}, " if one in found else ""
@@ -199,7 +255,7 @@ def _act(config: Config, targets: Targets, criteria: Criteria, action: Action, l
     if targets.json:
         print_json({"action": action.verb, "count": len(touched), "dry_run": targets.dry_run, "not_touched": left})
     else:
-        stop = f", {asked:,} of them still running and asked to stop" if asked else ""
+        stop = f", {asked:,} of them still running and asked to stop" if asked and action is CANCEL else ""
         say(f"{f'would {action.verb}' if targets.dry_run else action.done} {jobs_of(len(touched))}{stop}")
         if left:
             more = f", and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
@@ -208,7 +264,7 @@ def _act(config: Config, targets: Targets, criteria: Criteria, action: Action, l
         raise typer.Exit(1)
 
 
-def _by(build: Callable[..., Any]) -> Do:
+def by_statement(build: Callable[..., Any]) -> Do:
     """An action that executes the statement of a builder, in one transaction."""
 
     def do(engine: Engine, criteria: Criteria, locked: Locked) -> dict[int, bool]:
@@ -270,7 +326,7 @@ class Action:
     do: Do
 
 
-RETRY = Action("retry", "retried", sources(Event.REQUEUE), _by(retry_jobs))
-CANCEL = Action("cancel", "cancelled", sources(Event.CANCEL), _by(cancel_jobs))
-DISCARD = Action("discard", "discarded", sources(Event.DISCARD), _by(discard_jobs))
+RETRY = Action("retry", "retried", sources(Event.REQUEUE), by_statement(retry_jobs))
+CANCEL = Action("cancel", "cancelled", sources(Event.CANCEL), by_statement(cancel_jobs))
+DISCARD = Action("discard", "discarded", sources(Event.DISCARD), by_statement(discard_jobs))
 PRUNE = Action("prune", "pruned", tuple(status for status in JobStatus if status in FINISHED), _prune)

@@ -26,7 +26,7 @@ from .options import Json, Key, Units, parse_duration
 from .output import age, moment, note, print_json
 from .place import transaction
 
-__all__ = ["call_of", "enqueue"]
+__all__ = ["call_of", "enqueue", "object_of", "time_of"]
 
 
 def enqueue(
@@ -103,10 +103,10 @@ def enqueue(
     config, job = own_jobs(config, registry)
     call = call_of(
         config, task, arguments, registry=registry, columns=_columns(job, column) or None, queue=queue,
-        priority=priority, delay=delay, run_at=_time(run_at, "--run-at"), max_attempts=max_attempts, expires_in=expires_in, expires_at=_time(expires_at, "--expires-at"),
+        priority=priority, delay=delay, run_at=time_of(run_at, "--run-at"), max_attempts=max_attempts, expires_in=expires_in, expires_at=time_of(expires_at, "--expires-at"),
         deadline=deadline, unique=None if unique is None else Unique(unique), key=key, units=units, tags=tag or None,
         subject=None if subject is None else Subject.parse(subject),
-        meta=None if meta is None else _object(meta, "--meta"),
+        meta=None if meta is None else object_of(meta, "--meta"),
     )  # fmt: skip
     with transaction(config, make=True) as connection:
         made = connection.execute(insert_jobs([call], job=job)).scalar_one()
@@ -173,7 +173,7 @@ def call_of(config: Config, task: str, arguments: str, *, registry: Registry | N
     target: Task[..., ..., Any] | TaskName = found if found is not None else TaskName(task)
     target = target.options(**options)
     text = _stdin() if arguments == "-" else arguments
-    given = _object(text, "the arguments")
+    given = object_of(text, "the arguments")
     if isinstance(target, Task):
         # JSON has no UUIDs and no dates; the handler's annotations have.
         args, kwargs = target.decode(text, what="the arguments")
@@ -196,7 +196,7 @@ def _stdin() -> str:
         raise PayloadError(f"the arguments on stdin are not UTF-8: {error}") from error
 
 
-def _object(text: str, what: str) -> dict[str, Any]:
+def object_of(text: str, what: str) -> dict[str, Any]:
     try:
         value = jsonlib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -206,7 +206,7 @@ def _object(text: str, what: str) -> dict[str, Any]:
     return cast(dict[str, Any], value)
 
 
-def _time(text: str | None, option: str) -> datetime | None:
+def time_of(text: str | None, option: str) -> datetime | None:
     if text is None:
         return None
     try:

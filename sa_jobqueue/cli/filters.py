@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from sa_jobqueue.models import Job
 from sa_jobqueue.statements.chosen import Jobs, Status, criteria_of, error_type, reading_of
 
-from .options import Options, parse_duration, parse_moment
+from .options import Options, parse_duration, parse_id, parse_moment
 
 __all__ = ["ERROR_TYPE", "PANEL", "READING", "Filters", "Jobs", "Queues", "Status", "error_type", "reading_of"]
 
@@ -79,6 +79,20 @@ class Filters(Options):
             "May be repeated.",
         ),
     ] = field(default_factory=list)
+    key: Annotated[list[str], _filter("--key", metavar="KEY", help="With this key of limits. May be repeated.")] = (
+        field(default_factory=list)
+    )
+    workflow: Annotated[
+        list[int], _filter("--workflow", metavar="ID", parser=parse_id, help="Of this workflow. May be repeated.")
+    ] = field(default_factory=list)
+    worker: Annotated[
+        list[str],
+        _filter(
+            "--worker",
+            metavar="WORKER",
+            help="Held, or held last, by this worker: HOST:PID as `workers` shows it, a HOST, or its id. May be repeated.",
+        ),
+    ] = field(default_factory=list)
     since: Annotated[
         ColumnElement[datetime] | None,
         _filter(
@@ -98,6 +112,18 @@ class Filters(Options):
     newer_than: Annotated[
         timedelta | None,
         _filter(metavar="AGE", parser=parse_duration, help="Enqueued (for prune: finished) within this time."),
+    ] = None
+
+    finished_since: Annotated[
+        ColumnElement[datetime] | None,
+        _filter(
+            metavar="TIME",
+            parser=_parse_since,
+            help="Ended since then: a time, or a duration before now, as of --since.",
+        ),
+    ] = None
+    finished_before: Annotated[
+        ColumnElement[datetime] | None, _filter(metavar="TIME", parser=_parse_since, help="Ended before then.")
     ] = None
 
     def __bool__(self) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import ColumnElement, and_, or_
+from sqlalchemy import or_
 
-from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import drain_workers
+from sa_jobqueue.statements.chosen import is_worker
 from sa_jobqueue.statements.overview import list_workers
 from sa_jobqueue.words import size
 
@@ -80,7 +80,7 @@ def drain(
     sa-jobqueue drain web-1
     """
     with transaction(config) as connection:
-        asked = connection.scalars(drain_workers(or_(*map(_named, names)))).all()
+        asked = connection.scalars(drain_workers(or_(*map(is_worker, names)))).all()
     if json:
         print_json({"action": "drained", "workers": asked})
     elif asked:
@@ -89,14 +89,6 @@ def drain(
         note("no such worker, or each was asked before; `sa-jobqueue workers` lists them")
     if not asked:
         raise typer.Exit(1)
-
-
-def _named(name: str) -> ColumnElement[bool]:
-    """The workers that are called so: `web-1:4711`, or `web-1`."""
-    host, _, pid = name.rpartition(":")
-    if host and pid.isascii() and pid.isdecimal() and len(pid) < 10:
-        return and_(WorkerRow.host == host, WorkerRow.pid == int(pid))
-    return WorkerRow.host == name
 
 
 def _state(row: Any) -> str:

@@ -19,16 +19,19 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 from sqlalchemy import (
+    CTE,
     BigInteger,
     ColumnElement,
     ColumnExpressionArgument,
     DateTime,
     Executable,
+    Float,
     Table,
     Text,
     and_,
     bindparam,
     case,
+    cast,
     func,
     literal_column,
     not_,
@@ -102,6 +105,7 @@ def cancel_jobs(
 @with_companions
 def retry_jobs(
     *where: Criterion,
+    spread: Duration = 0,
     locked: Locked = "wait",
     job: type[JobMixin] = Job,
     events: type[WorkflowEvent] = WorkflowEvent,
@@ -111,6 +115,8 @@ def retry_jobs(
     A job that waits for a later time (scheduled, or retrying) becomes due now and keeps its count of attempts. A unique job
     takes its key again; it is left as it is, and not returned, while another job has the key. A member of a workflow waits for its
     parents again; those that were cancelled because it had failed come back by `retry_workflow`.
+
+    `spread`: seconds or a timedelta over which they become due, evenly, in the order of their ids; the first one now.
     """
     columns = table_of(job).c
     finished = status_in(columns.status, FINISHED)
@@ -133,7 +139,8 @@ def retry_jobs(
         "expires_at": case((columns.expires_at > func.now(), columns.expires_at)),
         "deadline_at": case((columns.deadline_at > func.now(), columns.deadline_at)),
     }
-    return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked, events=events)
+    seconds = seconds_of(spread, what="retry_jobs(spread=...)")
+    return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked, spread=seconds, events=events)
 
 
 @with_companions
@@ -225,13 +232,14 @@ def _act(
     locked: Locked,
     ends: ColumnElement[bool] | None = None,
     frees: bool = False,
+    spread: float = 0,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """The statement of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
 
     `ends`: which of them end by it, give their unique keys back, and are told to those who wait, and to their workflows. `frees`: they
-    had permits, and workers that wait for some are told.
+    had permits, and workers that wait for some are told. `spread`: the seconds over which those become due that are queued again.
     """
     check_chosen(name, where)
     check_locked(name, locked)
@@ -267,9 +275,22 @@ def _act(
         # Called once for all rows, if there is one. It returns void, which is not NULL.
         telling = permits_freed(job=job).scalar_subquery()
         changed_id = case((telling.is_not(None), changed_id)).label("id")
-    statement: Any = update(job).where(members(table.c.id, chosen), allowed).values(**values).returning(changed_id)
+    places = [members(table.c.id, chosen), allowed]
+    if spread:
+        place = _places(chosen)
+        places.append(table.c.id == place.c.id)
+        values = {**values, "run_at": in_seconds(place.c.share * bindparam("spread_seconds", spread, Float))}
+    statement: Any = update(job).where(*places).values(**values).returning(changed_id)
     done: Executable = with_those_left(statement, table, [allowed, *where], locked).add_cte(*also_done)
     return done
+
+
+def _places(chosen: Any) -> CTE:
+    """The `share` of all that come before each, from 0 on, by id."""
+    ids = chosen.subquery("again")
+    before = func.row_number().over(order_by=ids.c.id) - literal_column("1")
+    share = cast(before, Float) / func.count().over()
+    return select(ids.c.id, share.label("share")).cte("place")
 
 
 def with_those_left(statement: Any, table: Table, where: Sequence[Criterion], locked: Locked) -> Any:

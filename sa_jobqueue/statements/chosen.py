@@ -12,16 +12,16 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from sqlalchemy import ColumnElement, and_, case, false, func, or_
+from sqlalchemy import ColumnElement, Text, and_, case, cast, false, func, or_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from ..lifecycle import JobStatus
-from ..models import ArchivedJob, Job, JobMixin, status_literal
+from ..models import ArchivedJob, Job, JobMixin, WorkerRow, in_schema, schema_of, status_literal
 from ..objects import Subject
 from .limits import is_queued
 from .parts import table_of
 
-__all__ = ["Jobs", "Status", "criteria_of", "error_type", "reading_of"]
+__all__ = ["Jobs", "Status", "criteria_of", "error_type", "is_worker", "reading_of"]
 
 #: Jobs in their own table, or in the archive.
 Jobs: TypeAlias = type[JobMixin] | type[ArchivedJob]
@@ -63,27 +63,33 @@ def criteria_of(
     subject: Collection[str] = (),
     error: Collection[str] = (),
     key: Collection[str] = (),
+    workflow: Collection[int] = (),
+    worker: Collection[str] = (),
     args: Mapping[str, Any] | None = None,
     since: Moment | None = None,
     older_than: timedelta | None = None,
     newer_than: timedelta | None = None,
+    finished_since: Moment | None = None,
+    finished_before: Moment | None = None,
     by: InstrumentedAttribute[Any] | None = None,
     job: Jobs = Job,
 ) -> list[ColumnElement[bool]]:
     """The criteria for `select(Job).where(...)`: one for each that is given, none where none is.
 
     Of several values of one filter any will do, except of `tag`: a job has all of them. `subject`: "Order:7", or "Order" for any row of
-    that type. `error`: a class, with or without its module. `key`: the key of limits. `args`: values that the arguments have, by name.
+    that type. `error`: a class, with or without its module. `key`: the key of limits. `workflow`: its id.
+    `worker`: the one that holds the job, or held it last: "host:pid", "host" for any process there, or its id. `args`: values that the arguments have, by name.
     `by`: the time from which ages count; when a job was enqueued, unless it is said.
 
     Raises ValueError for a status that there is not, and for a subject that cannot be read.
     """
     time = job.created_at if by is None else by
     found: list[ColumnElement[bool]] = []
-    if queue:
-        found.append(job.queue.in_(list(queue)))
-    if task:
-        found.append(job.task.in_(list(task)))
+    for column, values in (
+        (job.queue, queue), (job.task, task), (job.concurrency_key, key), (job.workflow_id, workflow),
+    ):  # fmt: skip
+        if values:
+            found.append(column.in_(list(values)))
     if status:
         found.append(or_(*(_has(Status(one), job) for one in status)))
     if tag:
@@ -92,17 +98,18 @@ def criteria_of(
         found.append(or_(*(_is_about(one, job) for one in subject)))
     if error:
         found.append(or_(*(_is_class(error_type(job), name) for name in error)))
-    if key:
-        found.append(job.concurrency_key.in_(list(key)))
+    if worker:
+        found.append(_is_held_by(worker, job))
     if args:
         found.append(job.args.contains(dict(args)))
-    if since is not None:
-        found.append(time >= since)
-    if older_than is not None:
-        found.append(time < func.now() - older_than)
-    if newer_than is not None:
-        found.append(time >= func.now() - newer_than)
-    return found
+    since_then: list[ColumnElement[bool] | None] = [
+        None if since is None else time >= since,
+        None if older_than is None else time < func.now() - older_than,
+        None if newer_than is None else time >= func.now() - newer_than,
+        None if finished_since is None else job.finished_at >= finished_since,
+        None if finished_before is None else job.finished_at < finished_before,
+    ]
+    return [*found, *(one for one in since_then if one is not None)]
 
 
 def _has(status: Status, job: Jobs) -> Any:
@@ -123,6 +130,20 @@ def _has(status: Status, job: Jobs) -> Any:
             return job.is_finished
         case _:
             return job.status == status_literal(JobStatus(status.value))
+
+
+def is_worker(name: str, worker: type[WorkerRow] = WorkerRow) -> ColumnElement[bool]:
+    """Whether a worker is called so: `web-1:4711`, or `web-1` as all of its host."""
+    host, _, pid = name.rpartition(":")
+    if host and pid.isascii() and pid.isdecimal() and len(pid) < 10:
+        return and_(worker.host == host, worker.pid == int(pid))
+    return worker.host == name
+
+
+def _is_held_by(names: Collection[str], job: Jobs) -> ColumnElement[bool]:
+    known: type[WorkerRow] = in_schema(WorkerRow, schema_of(job))
+    ids = select(cast(known.id, Text)).where(or_(*(is_worker(name, known) for name in names)))
+    return or_(job.worker.in_(list(names)), job.worker.in_(ids))
 
 
 def _is_about(text: str, job: Jobs) -> ColumnElement[bool]:

@@ -46,10 +46,10 @@ from .limits import FIRST_KEY
 from .parts import in_seconds, lock_in_order, members, table_of
 from .unique import key_of
 
-__all__ = ["copy_jobs", "edit_jobs"]
+__all__ = ["EDITABLE", "copy_jobs", "edit_jobs"]
 
 #: The worker that runs a job has its arguments already.
-_EDITABLE = tuple(one for one in JobStatus if one not in HELD)
+EDITABLE = tuple(one for one in JobStatus if one not in HELD)
 #: What the copy of a unique job does not take over: a copy whose key is taken is a duplicate, and changes no other job.
 _ON_CLASH: ColumnElement[Any] = literal_column("'{on_clash,replace,max_wait}'::text[]")
 
@@ -77,7 +77,7 @@ def edit_jobs(
     if not values:
         raise ValueError("edit_jobs() is to change something: give it args, queue, priority or run_at")
     table = table_of(job)
-    allowed = status_in(table.c.status, _EDITABLE)
+    allowed = status_in(table.c.status, EDITABLE)
     mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait")
     changed = update(job).where(members(table.c.id, select(mine.c.id)), allowed).values(values).returning(table.c.id)
     done: Executable = with_those_left(changed, table, [allowed, *where], locked)

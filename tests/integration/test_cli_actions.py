@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine, text
@@ -121,6 +121,72 @@ def test_ids_and_filters_narrow_each_other(engine: Engine, url: str) -> None:
         mail, other = make_job(connection, queue="mail"), make_job(connection)
     assert invoke("cancel", str(mail), str(other), "--queue", "mail", url=url).exit_code == 1
     assert now(engine) == {mail: "cancelled", other: "queued"}
+
+
+def test_a_limit_takes_the_oldest(engine: Engine, url: str) -> None:
+    """Of those that can be acted on."""
+    with engine.begin() as connection:
+        make_job(connection, "completed")
+        ids = [make_job(connection) for _ in range(3)]
+        ended = [make_job(connection, "cancelled", queue="old") for _ in range(3)]
+    assert as_json("cancel", "--all", "--limit", "2", "--dry-run", url=url)["count"] == 2
+    assert output("cancel", "--all", "--limit", "2", url=url) == "cancelled 2 jobs\n"
+    assert [now(engine)[one] for one in ids] == ["cancelled", "cancelled", "queued"]
+    assert output("prune", "--queue", "old", "--limit", "2", url=url) == "pruned 2 jobs\n"
+    assert set(ended) & now(engine).keys() == {ended[2]}
+
+
+def test_retried_jobs_can_be_spread_over_a_time(engine: Engine, url: str) -> None:
+    """Evenly, in the order of their ids, from now on; a job that ran an hour ago and one that has ten attempts behind it alike."""
+    with engine.begin() as connection:
+        ids = [make_job(connection, "failed") for _ in range(4)]
+    assert output("retry", "--all", "--spread", "1h", url=url) == "retried 4 jobs\n"
+    with engine.begin() as connection:
+        due = [row(connection, one).run_at for one in ids]
+        assert due[0] <= connection.scalar(text("SELECT now()"))
+    assert [time - due[0] for time in due] == [timedelta(minutes=15 * place) for place in range(4)]
+
+
+def test_release_takes_running_jobs_from_their_worker(engine: Engine, url: str) -> None:
+    """They spend no attempt; others are left."""
+    with engine.begin() as connection:
+        running, waiting = make_job(connection, "running", attempt=1), make_job(connection, run_at=timedelta(hours=1))
+    assert output("release", "--all", "--delay", "10m", url=url) == "released 1 job\n"
+    assert now(engine) == {running: "queued", waiting: "queued"}
+    with engine.begin() as connection:
+        assert row(connection, running).attempt == 0
+        assert row(connection, running).run_at > connection.scalar(text("SELECT now() + interval '9 minutes'"))
+
+
+def test_edit_changes_what_is_not_running(engine: Engine, url: str) -> None:
+    """Arguments, queue, priority and time; nothing, and what cannot be, is refused."""
+    with engine.begin() as connection:
+        waiting, running = make_job(connection, queue="mail"), make_job(connection, "running", queue="mail")
+    said = output(
+        "edit", "--queue", "mail", "--args", '{"order_id": 8}', "--to-queue", "slow", "--to-priority", "9",
+        "--run-at", "2030-01-31T09:00+01:00", url=url,
+    )  # fmt: skip
+    assert said == "edited 1 job\n"
+    with engine.begin() as connection:
+        job = row(connection, waiting)
+        assert (job.args, job.queue, job.priority) == ({"order_id": 8}, "slow", 9)
+        assert job.run_at == datetime(2030, 1, 31, 8, tzinfo=UTC)
+        assert row(connection, running).queue == "mail"
+    assert invoke("edit", str(running), "--delay", "1m", url=url).exit_code == 1
+    assert "say what is to change" in refused("edit", str(waiting), url=url)
+    assert "must be a JSON object" in refused("edit", str(waiting), "--args", "[]", url=url)
+    assert "priority must be an integer from 0 to 9" in refused("edit", str(waiting), "--to-priority", "10", url=url)
+
+
+def test_copy_enqueues_jobs_once_more(engine: Engine, url: str) -> None:
+    """Whatever became of them, and prints the ids."""
+    with engine.begin() as connection:
+        done = make_job(connection, "completed", args={"order_id": 7})
+    copied = int(output("copy", str(done), url=url))
+    with engine.begin() as connection:
+        assert (row(connection, copied).args, row(connection, copied).status) == ({"order_id": 7}, "queued")
+    missing = invoke("copy", str(done), "4711", "--json", url=url)
+    assert (missing.exit_code, [one["duplicate_of"] for one in json.loads(missing.stdout)]) == (1, [None])
 
 
 def test_prune_counts_ages_from_the_end(engine: Engine, url: str) -> None:

@@ -108,6 +108,46 @@ def test_jobs_are_found_by_tag_by_error_and_since_a_time(engine: Engine, url: st
     assert output("discard", "--tag", "new", url=url) == "discarded 1 job\n"
 
 
+def test_jobs_are_found_by_their_end_by_key_by_workflow_and_by_worker(engine: Engine, url: str) -> None:
+    """After an outage those that failed then, whenever they were enqueued; a worker by its place or its id."""
+    worker = uuid.uuid4()
+    long_ago, ended = timedelta(days=-1), timedelta(hours=-2)
+    with engine.begin() as connection:
+        connection.execute(
+            insert(WorkerRow).values(id=worker, host="web-1", pid=4711, queues=[], concurrency=1, version="1")
+        )
+        outage = make_job(connection, "failed", created_at=long_ago, finished_at=ended, worker=str(worker))
+        make_job(connection, "failed", created_at=long_ago, finished_at=timedelta(hours=-4))
+        late = make_job(connection, "failed", finished_at=timedelta(minutes=-1))
+        waiting = make_job(connection, concurrency_key="tenant 7")
+        member = make_job(connection, "failed", workflow_id=7, finished_at=ended)
+    assert listed(url, "--finished-since", "3h", "--finished-before", "1h") == [member, outage]
+    assert listed(url, "--finished-since", (datetime.now(UTC) - timedelta(hours=1)).isoformat()) == [late]
+    assert listed(url, "--key", "tenant 7", "--key", "tenant 8") == [waiting]
+    assert listed(url, "--workflow", "7") == [member]
+    assert listed(url, "--worker", "web-1:4711") == listed(url, "--worker", "web-1") == [outage]
+    assert listed(url, "--worker", str(worker)) == [outage]
+    assert listed(url, "--worker", "web-1:4712", "--worker", "web-2") == []
+
+
+def test_errors_groups_what_failed_alike(engine: Engine, url: str) -> None:
+    """By task, class and first line, the largest group first; only those that meet the filters are counted."""
+    gone = ERROR | {"type": "shop.Gone", "message": "no such order\nin detail"}
+    with engine.begin() as connection:
+        for _ in range(3):
+            make_job(connection, "failed", task="shop.send", errors=[gone], finished_at=timedelta(hours=-1))
+        make_job(connection, "failed", task="shop.send", errors=[ERROR], queue="mail")
+        make_job(connection, "completed", task="shop.send", errors=[gone])
+    found = as_json("errors", url=url)
+    assert [(one["jobs"], one["task"], one["error"], one["line"]) for one in found] == [
+        (3, "shop.send", "shop.Gone", "no such order"), (1, "shop.send", "ValueError", "bad"),
+    ]  # fmt: skip
+    assert [one["jobs"] for one in as_json("errors", "--queue", "mail", url=url)] == [1]
+    assert "Gone: no such order" in output("errors", url=url)
+    assert notes(invoke("errors", "--limit", "1", url=url)).endswith("1 of 2 groups; --limit N shows more\n")
+    assert notes(invoke("errors", "--task", "nothing", url=url)).endswith("no such failed jobs\n")
+
+
 def test_jobs_about_a_row(engine: Engine, url: str) -> None:
     """By the class and the key, or by the class alone; `show` says it, and `enqueue` sets it."""
     subjects = [("Order", "7"), ("Order", "8"), ("Line", "[7, 2]"), ("Order", "7"), (None, None)]

@@ -317,6 +317,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "expired_leases": lambda: expired_leases(after=5, limit=50),
     "cancel_jobs": lambda: cancel_jobs(Job.queue == "mail", Job.is_scheduled),
     "retry_jobs": lambda: retry_jobs(Job.id == 1),
+    "retry_jobs_over_an_hour": lambda: retry_jobs(Job.id == 1, spread=timedelta(hours=1)),
     "discard_jobs": lambda: discard_jobs(true(), reason="useless"),
     "release_jobs": lambda: release_jobs(Job.worker == "gone", delay=5),
     "edit_jobs": lambda: edit_jobs(Job.id == 1, args={"order_id": 8}, queue="mail", priority=9, run_at=_TIME),
