@@ -9,12 +9,16 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
+from sqlalchemy import Executable, Text, bindparam, cast, update
+from sqlalchemy.dialects.postgresql import JSONB
+
 from ..context import AsyncJobContext, JobContext
-from ..errors import ResultError
-from ..lifecycle import Rules
+from ..errors import ResultError, StatusError, TaskError
+from ..lifecycle import JobStatus, Rules
 from ..limits import Limits
 from ..makers import SessionMaker
-from ..models import JobReadings
+from ..models import JobMixin, JobReadings, status_in
+from ..objects import ObjectText, about
 from ..options import Call, Enqueueable, Options
 from ..payload import Arguments, Inputs, Plan, Results
 from ..results import JobEnd, result_as
@@ -30,6 +34,10 @@ R = TypeVar("R", covariant=True)  # noqa: PLC0105
 """What the handler returns; for an `async def` its coroutine. Covariant, as what a function returns is."""
 
 
+#: The states of a job that waits.
+_WAITING = (JobStatus.QUEUED, JobStatus.BLOCKED)
+
+
 class Home(Protocol):
     """What a task asks of its registry, which is a floor above."""
 
@@ -37,6 +45,8 @@ class Home(Protocol):
     def max_payload(self) -> int: ...
     @property
     def archive(self) -> bool: ...
+    @property
+    def job(self) -> type[JobMixin]: ...
     @property
     def sessionmaker(self) -> SessionMaker | None: ...
 
@@ -110,6 +120,37 @@ class Task(Enqueueable, Generic[F, P, R]):
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call:
         """One job with these arguments, for `enqueue_many`. Raises PayloadError if they do not fit."""
         return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
+
+    def edit(self, job: JobMixin | int, /, *args: P.args, **kwargs: P.kwargs) -> Executable:
+        """A statement that gives a job of this task, itself or its id, these arguments in place of its own. Returns its id if it did.
+
+        They are checked as those of `enqueue`, and are all arguments of the job. Only a job that waits is changed; a unique one keeps
+        the key that was made of its former arguments. Nothing is returned where a worker has claimed the job meanwhile, where there
+        is none, or where it is of another task.
+
+        Raises PayloadError for arguments that do not fit, and of a `job` that is an object TaskError if it is of another task, and
+        StatusError if it does not wait or takes the results of other jobs.
+        """
+        names = (self.name, *self.aliases)
+        if isinstance(job, int):
+            job_id, model = job, self.registry.job
+        else:
+            job_id, model = job.id, type(job)
+            if job.task not in names:
+                raise TaskError(f"job {job_id} is of task {job.task!r}, not of {self.name!r}")
+            if job.status not in _WAITING or job.inputs is not None:
+                said = job.status if job.inputs is None else "given the results of other jobs"
+                raise StatusError(
+                    f"job {job_id} is {said}: only a job that waits, with all its arguments, can be edited"
+                )
+        text = self._arguments.encode(args, kwargs, limit=self.registry.max_payload)
+        if isinstance(text, ObjectText):
+            text, _, waiting = about(self.name, text, None, None)
+            text = text if waiting is None else waiting.completed(text)
+        here = model.id == job_id, model.task.in_(names), status_in(model.status, _WAITING), model.inputs.is_(None)
+        changed = {"args": cast(bindparam("edited_args", str(text), Text), JSONB)}
+        edited = update(model).where(*here).values(changed).returning(model.id)
+        return edited.execution_options(synchronize_session=False)
 
     def call_after(self, count: int, /, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """The same for a job whose first parameters are results of others: `count` of them; 0: one, a list of them."""

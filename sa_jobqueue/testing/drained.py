@@ -7,7 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from ..payload import shown
+
 __all__ = ["Drained", "Ran"]
+
+#: Jobs that are listed as text, at most.
+_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class Ran:
     """What it returned, as plain JSON, if its task says `record=True`."""
 
     def __str__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.args.items())
+        given = ", ".join(f"{name}={shown(value)}" for name, value in self.args.items())
         why = "" if self.error is None else f" ({type(self.error).__name__}: {self.error})"
         return f"job {self.job_id} {self.task}({given}): {self.outcome}{why}"
 
@@ -66,4 +71,11 @@ class Drained(Sequence[Ran]):
     def __repr__(self) -> str:
         if not self._ran:
             return f"<nothing was run: {self.left}>"
-        return f"<{'; '.join(map(str, self._ran))}>"
+        first = (
+            sorted(self._ran, key=lambda one: one.outcome == "completed")[:_NAMED] if len(self) > _NAMED else self._ran
+        )
+        said = "; ".join(map(str, first))
+        if len(self) > _NAMED:
+            counts = ", ".join(f"{number:,} {outcome}" for outcome, number in self.outcomes.items())
+            said = f"{len(self):,} jobs: {counts}; {said}; and {len(self) - _NAMED:,} more"
+        return f"<{said}>"

@@ -36,7 +36,7 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.errors import HandlerTimeout, JobQueueError, PayloadError, SessionUnavailable, TaskError
 from sa_jobqueue.statements import job_logs, pause, set_limit
-from sa_jobqueue.testing import drain, explain, move_clock, work_one
+from sa_jobqueue.testing import Drained, Ran, drain, explain, move_clock, work_one
 from tests.support.joined import KINDS, NAMES, Base, Line, Order, joined, settle
 
 pytestmark = pytest.mark.usefixtures("tables")
@@ -614,3 +614,15 @@ def test_what_was_committed_by_others_since_the_transaction_began_is_due(
 def test_what_is_no_session_is_refused(engine: Engine) -> None:
     with pytest.raises(TypeError, match="a Session or an AsyncSession is expected"):
         drain(engine)  # type: ignore[call-overload]
+
+
+def test_what_an_assertion_shows_of_many_jobs_is_short() -> None:
+    """How many ended in which way, and ten of them, first those that did not complete; long arguments are cut."""
+    ran = [Ran(id, "send", "mail", {"text": "x" * 10_000}, 1, "completed") for id in range(1, 5_001)]
+    ran[2_999] = Ran(3_000, "send", "mail", {}, 1, "failed", ValueError("no such order"))
+    said = repr(Drained(ran, ""))
+    assert said.startswith(
+        "<5,000 jobs: 4,999 completed, 1 failed; job 3000 send(): failed (ValueError: no such order); job 1 send("
+    )
+    assert said.endswith("; and 4,990 more>")
+    assert len(said) < 3_000

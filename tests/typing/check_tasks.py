@@ -124,6 +124,8 @@ def bulk_is_typed() -> None:
 
     with_context.call("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     plain.call(1, other=2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    assert_type(with_context.edit(7, 1, note="x"), Executable)
+    with_context.edit(7, "1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     enqueue_many([enqueue(plain, 1)])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
 
 
