@@ -60,7 +60,7 @@ def constraints_and_indexes() -> tuple[SchemaItem, ...]:
         Index(
             "job_limit_idx",
             text("LEAST(expires_at, deadline_at)"),
-            postgresql_where=text("LEAST(expires_at, deadline_at) IS NOT NULL AND status = 'queued'"),
+            postgresql_where=text("LEAST(expires_at, deadline_at) IS NOT NULL AND status IN ('queued', 'blocked')"),
         ),
         Index(
             "job_key_ready_idx",

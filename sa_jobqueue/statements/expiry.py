@@ -1,4 +1,4 @@
-"""Ending jobs that wait and are not to be started any more: their expiry or their deadline is over."""
+"""Ending jobs that wait, blocked ones too, and are not to be started any more: their expiry or their deadline is over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sqlalchemy import (
 )
 
 from ..lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
-from ..models import Job, JobMixin, UniqueKey, WorkflowEvent, status_literal
+from ..models import Job, JobMixin, UniqueKey, WorkflowEvent, status_in, status_literal
 from ..outcomes import ErrorEntry
 from .apply import append_error, as_entry
 from .ends import ended, told_one
@@ -75,7 +75,7 @@ def forget_expiry(*, limit: int, job: type[JobMixin] = Job) -> Executable:
 
 
 def _waits(table: Table) -> ColumnElement[bool]:
-    return table.c.status == status_literal(JobStatus.QUEUED)
+    return status_in(table.c.status, (JobStatus.QUEUED, JobStatus.BLOCKED))
 
 
 def is_late(table: Table) -> ColumnElement[bool]:

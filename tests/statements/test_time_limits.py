@@ -240,7 +240,6 @@ def test_those_that_are_late_end_in_pages_and_others_stay(
         make_job(connection, **{limit: MINUTE}),
         make_job(connection, "running", **{limit: AGO}),
         make_job(connection, "completed", **{limit: AGO}),
-        make_job(connection, "blocked", **{limit: AGO}),
     ]
     if limit == "expires_at":
         others += [make_job(connection, attempt=1, expires_at=AGO), make_job(connection, rescues=1, expires_at=AGO)]

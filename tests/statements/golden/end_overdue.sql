@@ -3,7 +3,7 @@ WITH "over" AS MATERIALIZED (
         sa_jobqueue.job.uniqueness ->> 'key' AS key,
         sa_jobqueue.job.workflow_id AS workflow_id
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.status = 'queued'
+    WHERE sa_jobqueue.job.status IN ('queued', 'blocked')
     AND now() >= least(sa_jobqueue.job.expires_at, sa_jobqueue.job.deadline_at)
     AND sa_jobqueue.job.deadline_at <= now()
     ORDER BY least(sa_jobqueue.job.expires_at, sa_jobqueue.job.deadline_at)
@@ -62,7 +62,7 @@ WHERE sa_jobqueue.job.id = any(array((
         FROM "over"
     )
 ))
-AND sa_jobqueue.job.status = 'queued'
+AND sa_jobqueue.job.status IN ('queued', 'blocked')
 RETURNING CASE WHEN ((
         SELECT sa_jobqueue.any_awaited() AS any_awaited_1
     ) AND sa_jobqueue.job.finished_at IS NOT NULL
