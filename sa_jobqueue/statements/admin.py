@@ -48,7 +48,17 @@ from sqlalchemy.exc import ArgumentError
 from ..durations import Duration, seconds_of
 from ..failures import entry
 from ..lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
-from ..models import Job, JobMixin, StatusText, UniqueKey, WorkflowEvent, schema_function, status_in, status_literal
+from ..models import (
+    Job,
+    JobMixin,
+    StatusText,
+    UniqueKey,
+    WorkflowDependency,
+    WorkflowEvent,
+    schema_function,
+    status_in,
+    status_literal,
+)
 from .apply import append_error, as_entry
 from .beside import with_companions
 from .ends import at_end, ended, is_held, told_one
@@ -109,12 +119,13 @@ def retry_jobs(
     locked: Locked = "wait",
     job: type[JobMixin] = Job,
     events: type[WorkflowEvent] = WorkflowEvent,
+    edges: type[WorkflowDependency] = WorkflowDependency,
 ) -> Executable:
     """Run jobs again, now, however they ended, with all their attempts before them; `errors` is kept.
 
     A job that waits for a later time (scheduled, or retrying) becomes due now and keeps its count of attempts. A unique job
     takes its key again; it is left as it is, and not returned, while another job has the key. A member of a workflow waits for its
-    parents again; those that were cancelled because it had failed come back by `retry_workflow`.
+    parents again, and its queued children for it; those that were cancelled because it had failed come back by `retry_workflow`.
 
     `spread`: seconds or a timedelta over which they become due, evenly, in the order of their ids; the first one now.
     """
@@ -140,7 +151,17 @@ def retry_jobs(
         "deadline_at": case((columns.deadline_at > func.now(), columns.deadline_at)),
     }
     seconds = seconds_of(spread, what="retry_jobs(spread=...)")
-    return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked, spread=seconds, events=events)
+    return _act(
+        "retry_jobs",
+        job,
+        Event.REQUEUE,
+        where,
+        values=values,
+        locked=locked,
+        spread=seconds,
+        events=events,
+        edges=edges,
+    )
 
 
 @with_companions
@@ -235,6 +256,7 @@ def _act(
     spread: float = 0,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
+    edges: type[WorkflowDependency] = WorkflowDependency,
 ) -> Executable:
     """The statement of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
 
@@ -267,7 +289,10 @@ def _act(
         )
         chosen = select(may.c.id).where(may.c.may)
         back_in = select(may.c.id, may.c.workflow_id).where(may.c.may).cte("back_in")
-        also_done = [member_events([back_in], LOOK, told=True, event=events)]
+        also_done = [
+            member_events([back_in], LOOK, told=True, event=events),
+            _children_taken_back(table, table_of(edges), back_in, mine),
+        ]
     else:
         also_done = [*given_back([mine], keys), member_events([mine], NOT_COMPLETED, told=True, event=events)]
     changed_id: ColumnElement[int] = table.c.id if ends is None else told_one(table)
@@ -291,6 +316,42 @@ def _places(chosen: Any) -> CTE:
     before = func.row_number().over(order_by=ids.c.id) - literal_column("1")
     share = cast(before, Float) / func.count().over()
     return select(ids.c.id, share.label("share")).cte("place")
+
+
+def _children_taken_back(table: Table, edge: Table, parents: CTE, mine: CTE) -> CTE:
+    """Members that are past these parents wait for them again, as by the function `take_back_children`. Those that are locked, or `mine`,
+    are left to `advance`, which looks at the parents.
+    """
+    came = (
+        select(edge.c.child_id, func.min(edge.c.parent_id).label("parent_id"))
+        .join(parents, parents.c.id == edge.c.parent_id)
+        .where(parents.c.workflow_id.is_not(None), edge.c.policy != literal_column("'count'"))
+        .group_by(edge.c.child_id)
+        .cte("came_back")
+    )
+    first = select(came.c.parent_id).where(came.c.child_id == table.c.id).correlate(table).scalar_subquery()
+    zero, blocked = literal_column("0"), TRANSITIONS[JobStatus.QUEUED, Event.PAUSE]
+    later = and_(
+        table.c.status == status_literal(blocked), or_(table.c.blocked_by == zero, table.c.blocked_by > first)
+    )  # fmt: skip
+    children = (
+        select(table.c.id)
+        .where(
+            members(table.c.id, select(came.c.child_id)),
+            or_(table.c.status == status_literal(JobStatus.QUEUED), later),
+            table.c.id.not_in(select(mine.c.id)),
+        )
+        .with_for_update(key_share=True, skip_locked=True, of=table)
+        .cte("children")
+        .prefix_with("MATERIALIZED")
+    )
+    return (
+        update(table)
+        .where(members(table.c.id, select(children.c.id)), status_in(table.c.status, (JobStatus.QUEUED, blocked)))
+        .values(status=status_literal(blocked), blocked_by=first)
+        .returning(table.c.id)
+        .cte("taken_back")
+    )
 
 
 def with_those_left(statement: Any, table: Table, where: Sequence[Criterion], locked: Locked) -> Any:

@@ -60,6 +60,7 @@ _AUDIT = (
     "CREATE TABLE audit.effect (job_id bigint, claims integer)",
     "CREATE TABLE audit.early (job_id bigint, parent_id bigint, beside boolean)",
     "CREATE TABLE audit.step (id bigserial, job_id bigint, was text, now text)",
+    "CREATE INDEX ON audit.step (job_id)",
     """
     CREATE FUNCTION audit.stepped() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
@@ -69,6 +70,9 @@ _AUDIT = (
                 -- One that needs some of its parents may be released while another of these adds a node before it: where that committed
                 -- after the step's transaction had begun, the release counts as the first of the two. (A commit is seen a moment after its time.)
                 coalesce(pg_xact_commit_timestamp(d.xmin) > now() - interval '20 ms', false)
+                -- So may one whose parent an operator brings back at that moment: it is taken back when that is read.
+                OR EXISTS (SELECT FROM audit.step s WHERE s.job_id = p.id AND s.was IN ('failed', 'cancelled', 'completed')
+                    AND pg_xact_commit_timestamp(s.xmin) > now() - interval '20 ms')
             FROM sa_jobqueue.workflow_dependency d
             JOIN sa_jobqueue.job p ON p.id = d.parent_id
             WHERE d.child_id = NEW.id AND d.policy <> 'count'

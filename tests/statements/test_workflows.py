@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +32,7 @@ from sa_jobqueue.statements import (
 from sa_jobqueue.store import ClaimRequest, default_store
 from sa_jobqueue.workflows import Addition, Node
 from tests.support.factory import make_job, row, statuses
+from tests.support.waiting import wait_until
 from tests.support.workflows import Flow, events
 
 STORE = default_store
@@ -461,6 +463,90 @@ def test_a_child_waits_again_for_a_parent_that_comes_back(connection: Connection
     assert flow.statuses()["c"] == "blocked"
     flow.complete("a")
     assert flow.statuses()["c"] == "queued"
+
+
+@pytest.mark.parametrize("by", ["workflow", "job"])
+def test_a_queued_child_waits_again_for_a_parent_that_comes_back(connection: Connection, by: str) -> None:
+    """At once, before anyone has read what happened: else a claim would start it."""
+    flow = Flow(connection, "a", "b: ~a", "c: ~a b")
+    flow.fail("a")
+    assert flow.statuses() == {"a": "failed", "b": "queued", "c": "blocked"}
+    connection.execute(retry_workflow(flow.id) if by == "workflow" else retry_jobs(Job.id == flow.job("a"))).all()
+    assert flow.statuses() == {"a": "blocked", "b": "blocked", "c": "blocked"}
+    flow.settle()
+    assert flow.statuses() == {"a": "queued", "b": "blocked", "c": "blocked"}
+    flow.complete("a")
+    assert flow.statuses() == {"a": "completed", "b": "queued", "c": "blocked"}
+
+
+@pytest.mark.parametrize("by", ["workflow", "job"])
+def test_a_child_is_not_released_past_a_parent_that_came_back_before(connection: Connection, by: str) -> None:
+    """Although the end of its last parent was earlier, and is read alone."""
+    flow = Flow(connection, "a", "b", "c: ~a b")
+    flow.fail("a")
+    flow.end("b", Completed())
+    connection.execute(retry_workflow(flow.id) if by == "workflow" else retry_jobs(Job.id == flow.job("a"))).all()
+    flow.advance(most=1)
+    assert flow.statuses() == {"a": "blocked", "b": "completed", "c": "blocked"}
+    flow.settle(most=1)
+    assert flow.statuses() == {"a": "queued", "b": "completed", "c": "blocked"}
+    flow.complete("a")
+    assert flow.statuses()["c"] == "queued"
+
+
+@pytest.mark.parametrize("limit", ["expires_at", "deadline_at"])
+def test_a_blocked_member_ends_at_its_limit(connection: Connection, limit: str) -> None:
+    """As a queued job does, and the members that wait for it are told."""
+    flow = Flow(connection, "a", "b: a", "c: b")
+    connection.execute(
+        text(f"UPDATE sa_jobqueue.job SET {limit} = now() - interval '1 second' WHERE id = :id"), {"id": flow.job("b")}
+    )
+    end = STORE.end_expired if limit == "expires_at" else STORE.end_overdue
+    assert [one.id for one in end(connection, limit=10)] == [flow.job("b")]
+    flow.settle()
+    ended = "cancelled" if limit == "expires_at" else "failed"
+    assert flow.statuses() == {"a": "queued", "b": ended, "c": "cancelled"}
+
+
+@pytest.mark.parametrize("by", ["workflow", "job"])
+def test_a_locked_child_of_a_parent_that_comes_back_waits_after_the_lock(engine: Engine, by: str) -> None:
+    """It is looked at until it does."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a", "b: ~a")
+        flow.fail("a")
+    with engine.connect() as one, engine.connect() as two:
+        flow.connection = one
+        two.execute(text("SELECT FROM sa_jobqueue.job WHERE id = :id FOR UPDATE"), {"id": flow.job("b")})
+        one.execute(retry_workflow(flow.id) if by == "workflow" else retry_jobs(Job.id == flow.job("a"))).all()
+        one.commit()
+        assert flow.advance().busy == {flow.id}
+        one.commit()
+        assert flow.statuses() == {"a": "queued", "b": "queued"}
+        two.rollback()
+        flow.settle()
+        assert flow.statuses() == {"a": "queued", "b": "blocked"}
+        assert events(one) == []
+
+
+@pytest.mark.parametrize("act", [pause_workflows, retry_workflow])
+def test_a_pause_and_a_retry_leave_no_locked_member_out(engine: Engine, act: Callable[[int], Any]) -> None:
+    """They wait for it, as other statements of operators do."""
+    with engine.begin() as connection:
+        flow = Flow(connection, "a", "b")
+        if act is retry_workflow:
+            flow.fail("a", "b")
+    with engine.connect() as holder, engine.connect() as other, ThreadPoolExecutor(1) as pool:
+        holder.execute(text("SELECT FROM sa_jobqueue.job WHERE id = :id FOR UPDATE"), {"id": flow.job("a")})
+        other.execute(text("SET LOCAL lock_timeout = '10s'"))
+        backend = other.scalar(text("SELECT pg_backend_pid()"))
+        acting = pool.submit(lambda: other.execute(act(flow.id)).all())
+        blocking = text("SELECT pg_backend_pid() = ANY (pg_blocking_pids(:backend))")
+        wait_until(lambda: holder.scalar(blocking, {"backend": backend}))
+        holder.rollback()
+        acting.result()
+        other.commit()
+        flow.connection = holder
+        assert flow.statuses() == {"a": "blocked", "b": "blocked"}
 
 
 def test_a_paused_workflow_starts_nothing(connection: Connection) -> None:

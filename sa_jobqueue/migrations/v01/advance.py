@@ -91,6 +91,10 @@ _ADVANCE = f"""
             hit := greatest(hit, cardinality(extra));
         END IF;
         IF looks IS NOT NULL THEN
+            stuck := {{schema}}.take_back_children(looks);
+            IF stuck THEN
+                INSERT INTO {{schema}}.workflow_event (workflow_id, job_id) SELECT DISTINCT e.flow, e.id FROM unnest(look_flows, looks) AS e (flow, id) WHERE e.id > 0;
+            END IF;
             --    those that were added, or have come back, and the children of these: also such as were past them;
             anew := ARRAY (
                 SELECT c.id FROM unnest(looks) AS b (id) JOIN {{schema}}.workflow_dependency AS d ON d.parent_id = b.id
@@ -210,7 +214,7 @@ _ADVANCE = f"""
                 again_ids := again_ids || flows;
             END IF;
             -- There was more than a page, or one was locked by another: what was read is kept for those.
-            stuck := done < cardinality(hits);
+            stuck := stuck OR done < cardinality(hits);
             IF hit >= most OR stuck THEN
                 INSERT INTO {{schema}}.workflow_event (workflow_id, job_id, completed)
                 SELECT DISTINCT e.flow, e.id, e.id <> ALL (coalesce(broken, '{{{{}}}}')) FROM unnest(ended_flows, ended) AS e (flow, id)

@@ -1,7 +1,7 @@
 """What is done to whole workflows: cancelling, retrying, pausing.
 
-Each takes the row of the workflow first, as `advance` does, and then waits for nothing more: a member that another transaction has locked is
-left as it is.
+Each takes the row of the workflow first, as `advance` does. A pause and a retry then wait for members that another transaction has locked,
+lowest id first: what is left out of these would start, or stay failed. A cancel leaves such members to `advance`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,33 @@ from __future__ import annotations
 __all__ = ["DOWN", "UP"]
 
 UP = (
+    # Members that are past one of these parents wait for it again where it has come back: queued ones, and those that wait for a later
+    # parent, whose end may be read before the return. One that needs some of its parents had enough of them. Returns whether a queued one
+    # is left, because it is locked.
+    """
+    CREATE FUNCTION {schema}.take_back_children(parents bigint[]) RETURNS boolean LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $body$
+    DECLARE
+        back bigint[] := ARRAY (SELECT p.id FROM {schema}.job AS p WHERE p.id = ANY ($1) AND p.status IN ('queued', 'blocked', 'running'));
+        children bigint[] := ARRAY (
+            SELECT q.id FROM {schema}.workflow_dependency AS d JOIN {schema}.job AS q ON q.id = d.child_id
+            WHERE d.parent_id = ANY (back) AND d.policy <> 'count'
+                AND (q.status = 'queued' OR q.status = 'blocked' AND (q.blocked_by > d.parent_id OR q.blocked_by = 0)));
+    BEGIN
+        IF cardinality(children) = 0 THEN
+            RETURN false;
+        END IF;
+        UPDATE {schema}.job SET status = 'blocked', blocked_by = (
+            SELECT min(d.parent_id) FROM {schema}.workflow_dependency AS d
+            WHERE d.child_id = job.id AND d.parent_id = ANY (back) AND d.policy <> 'count')
+        WHERE job.status IN ('queued', 'blocked') AND job.id = ANY (ARRAY (
+            SELECT q.id FROM {schema}.job AS q WHERE q.id = ANY (children) AND (q.status = 'queued' OR q.status = 'blocked' AND q.blocked_by >= 0)
+            FOR NO KEY UPDATE SKIP LOCKED));
+        RETURN EXISTS (SELECT FROM {schema}.job AS q WHERE q.id = ANY (children) AND q.status = 'queued');
+    END
+    $body$
+    """,
+    "REVOKE ALL ON FUNCTION {schema}.take_back_children(bigint[]) FROM PUBLIC",
     # The members that wait are cancelled at once, except those that are locked: `advance` ends these, and those that are added meanwhile.
     # Returns the workflows that had not ended.
     """
@@ -46,7 +73,7 @@ UP = (
         PERFORM FROM {schema}.workflow AS w WHERE w.id = $1 FOR NO KEY UPDATE;
         IF $2 IS NULL THEN
             SELECT array_agg(l.id) INTO back FROM (
-                SELECT job.id FROM {schema}.job WHERE job.workflow_id = $1 AND job.status IN ('failed', 'cancelled') FOR NO KEY UPDATE SKIP LOCKED) AS l;
+                SELECT job.id FROM {schema}.job WHERE job.workflow_id = $1 AND job.status IN ('failed', 'cancelled') ORDER BY job.id FOR NO KEY UPDATE) AS l;
         ELSE
             SELECT array_agg(l.id) INTO back FROM (
                 WITH RECURSIVE below (id) AS (
@@ -56,7 +83,7 @@ UP = (
                     JOIN {schema}.job ON job.id = d.child_id AND job.status = 'cancelled' AND job.errors -> -1 ->> 'failed_id' IS NOT NULL)
                 SELECT job.id FROM {schema}.job
                 WHERE job.workflow_id = $1 AND job.status IN ('failed', 'cancelled') AND job.id IN (SELECT below.id FROM below)
-                FOR NO KEY UPDATE SKIP LOCKED) AS l;
+                ORDER BY job.id FOR NO KEY UPDATE) AS l;
         END IF;
         back := ARRAY (
             SELECT job.id FROM {schema}.job WHERE job.id = ANY (back) AND job.status IN ('failed', 'cancelled')
@@ -77,8 +104,9 @@ UP = (
         INSERT INTO {schema}.workflow_event (workflow_id, job_id) SELECT $1, - $1
         UNION ALL SELECT $1, b.id FROM unnest(back) AS b (id)
         WHERE EXISTS (
-            SELECT FROM {schema}.workflow_dependency AS d JOIN {schema}.job ON job.id = d.child_id AND job.status = 'blocked'
+            SELECT FROM {schema}.workflow_dependency AS d JOIN {schema}.job ON job.id = d.child_id AND job.status IN ('blocked', 'queued')
             WHERE d.parent_id = b.id AND job.id <> ALL (back));
+        PERFORM {schema}.take_back_children(back);
         PERFORM {schema}.tell_workflows();
         RETURN QUERY SELECT unnest(back);
     END
@@ -100,7 +128,7 @@ UP = (
             UPDATE {schema}.workflow AS w SET paused_at = clock_timestamp() WHERE w.id = flow;
             UPDATE {schema}.job SET status = 'blocked', blocked_by = - flow
             WHERE job.status = 'queued' AND job.id = ANY (ARRAY (
-                SELECT q.id FROM {schema}.job AS q WHERE q.workflow_id = flow AND q.status = 'queued' FOR NO KEY UPDATE SKIP LOCKED));
+                SELECT q.id FROM {schema}.job AS q WHERE q.workflow_id = flow AND q.status = 'queued' ORDER BY q.id FOR NO KEY UPDATE));
             RETURN NEXT flow;
         END LOOP;
     END
@@ -131,4 +159,5 @@ DOWN = (
     "DROP FUNCTION {schema}.pause_workflows(bigint[])",
     "DROP FUNCTION {schema}.retry_workflow(bigint, bigint)",
     "DROP FUNCTION {schema}.cancel_workflows(bigint[], text)",
+    "DROP FUNCTION {schema}.take_back_children(bigint[])",
 )

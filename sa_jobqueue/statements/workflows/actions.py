@@ -133,7 +133,7 @@ def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEM
     """Retry what failed or was cancelled in a workflow: each such job waits for its parents again, with all its attempts before it.
 
     `from_node`: the id of a job; then only this one, and those below it that were cancelled because of others. Returns the ids of the jobs
-    that come back. A unique job whose key another one has does not.
+    that come back. A unique job whose key another one has does not. A job that another transaction has locked is waited for.
     """
     _check([id])
     if from_node is not None and type(from_node) is not int:
@@ -147,7 +147,10 @@ def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEM
 
 
 def pause_workflows(*ids: int, schema: str = SCHEMA) -> Executable:
-    """Start no more jobs of these workflows; those that run go on. Returns the ids of those that were not paused."""
+    """Start no more jobs of these workflows; those that run go on. Returns the ids of those that were not paused.
+
+    A job that another transaction has locked is waited for.
+    """
     _check(ids)
     return _acted("pause_workflows", array("workflow_ids", list(ids), BigInteger()), schema=schema)
 
