@@ -4,6 +4,8 @@
 ├─ 12 fetch running
 └─ 13 fetch failed: no answer
    └─ 14 add_up blocked (at least 2 of 3; also behind 11, 12; 1 completed)
+
+Levels below the 20th are numbered in place of being indented: └─ [21] 15 fetch blocked
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ __all__ = ["STYLES", "tree"]
 
 #: Nodes alike of one parent that are shown one by one, and others that are named; more are one line, or a number.
 _ALIKE = 5
+#: Levels that are indented.
+_INDENTED = 20
 STYLES = {"failed": "red", "cancelled": "yellow", "running": "bold", "completed": "green"}
 
 
@@ -45,13 +49,14 @@ def tree(nodes: Sequence[Any], *, paused: bool = False) -> Iterator[tuple[str, s
         branch.home = max(before, default=None)
         (roots if branch.home is None else branches[branch.home].children).append(branch)
     # A loop instead of calls: a chain may be longer than Python's stack.
-    left = [(lines, "") for lines in reversed(_alike(roots))]
+    left = [(lines, "", 1) for lines in reversed(_alike(roots))]
     while left:
-        (branch, number, last), indent = left.pop()
+        (branch, number, last), indent, level = left.pop()
         said = _said(branch, branches, paused=paused) if number == 1 else _said_once(branch, number)
-        yield f"{indent}{'└─' if last else '├─'} {said}", STYLES.get(branch.node.status, "")
-        deeper = indent + ("   " if last else "│  ")
-        left += [(one, deeper) for one in reversed(_alike(branch.children))]
+        numbered = f"[{level:,}] " if level > _INDENTED else ""
+        yield f"{indent}{'└─' if last else '├─'} {numbered}{said}", STYLES.get(branch.node.status, "")
+        deeper = indent + ("   " if last else "│  ") if level < _INDENTED else indent
+        left += [(one, deeper, level + 1) for one in reversed(_alike(branch.children))]
 
 
 def _alike(branches: Sequence[_Branch]) -> list[tuple[_Branch, int, bool]]:

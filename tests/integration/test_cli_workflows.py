@@ -45,10 +45,13 @@ def test_show_draws_a_tree(connection: Connection, url: str) -> None:
 
 
 def test_a_long_chain_and_a_wide_join_are_shown(connection: Connection, url: str) -> None:
-    """Deeper than Python's stack, and with a number in place of the names of all parents."""
+    """Deeper than Python's stack, with numbers in place of deep indents, and in place of the names of all parents."""
     names = [f"a{n}" for n in range(1_200)]
     chain = Flow(connection, names[0], *(f"{one}: {before}" for before, one in pairwise(names)))
-    assert len(output("workflow", "show", str(chain.id), url=url).splitlines()) == 1_200 + 5
+    lines = output("workflow", "show", str(chain.id), url=url).splitlines()
+    assert len(lines) == 1_200 + 5
+    assert max(map(len, lines)) < 120
+    assert any(line.endswith(f"└─ [1,200] {chain.job('a1199')} a_task blocked") for line in lines)
     wide = Flow(connection, *(f"b{n}" for n in range(9)), "c: " + " ".join(f"b{n}" for n in range(9)))
     assert "blocked (of 9; waits for " in output("workflow", "show", str(wide.id), url=url)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -15,7 +16,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Batch, Job, TaskName, Unique, Workflow
 from sa_jobqueue.errors import WorkflowError
 from sa_jobqueue.lifecycle import Claim, Rules, decide
-from sa_jobqueue.outcomes import Cancel, Completed, ErrorEntry, Rescued, Retry
+from sa_jobqueue.outcomes import Cancel, Completed, Discard, ErrorEntry, Rescued, Retry
 from sa_jobqueue.reasons import WaitReason
 from sa_jobqueue.statements import (
     cancel_jobs,
@@ -148,6 +149,18 @@ def test_what_depends_on_a_failure_is_cancelled_and_the_others_go_on(connection:
     flow.complete("b", "e")
     assert flow.row().status == "failed"
     assert flow.fired == ["on_failure", "on_end"]
+
+
+def test_a_long_chain_is_cancelled_in_one_step_up_to_a_page(connection: Connection) -> None:
+    """And each names the job that failed; who is to run all the same is released."""
+    chain = [f"{n}: {n - 1}" for n in range(1, 40)]
+    flow = Flow(connection, "0", *chain, "after: ~39")
+    flow.end("0", Discard("on purpose"))
+    flow.advance(most=30)
+    assert Counter(flow.statuses().values()) == {"failed": 1, "cancelled": 30, "blocked": 10}
+    assert flow.settle(most=30) < 5
+    assert Counter(flow.statuses().values()) == {"failed": 1, "cancelled": 39, "queued": 1}
+    assert flow.reason("39") == f"it depends on job {flow.job('0')}, which did not complete"
 
 
 def test_a_child_that_is_to_run_all_the_same_does(connection: Connection) -> None:

@@ -210,6 +210,15 @@ _ADVANCE = f"""
                 FROM unnest(counted, missings, spares) AS m (id, missing, spare) WHERE j.job_id = m.id;
             END IF;
             IF refused IS NOT NULL THEN
+                -- With all that are below them: a long chain would otherwise take a round for each.
+                WITH RECURSIVE below (id, cause) AS (
+                    SELECT r.id, r.cause FROM unnest(refused, causes) AS r (id, cause)
+                    UNION SELECT d.child_id, b.cause FROM below AS b CROSS JOIN LATERAL (
+                        SELECT d.child_id FROM {{schema}}.workflow_dependency AS d WHERE d.parent_id = b.id AND d.policy = 'cancel' OFFSET 0) AS d
+                    CROSS JOIN LATERAL (
+                        SELECT FROM {{schema}}.job WHERE job.id = d.child_id AND job.status = 'blocked' AND job.blocked_by IS NOT NULL OFFSET 0) AS child)
+                SELECT array_agg(f.id), array_agg(f.cause) INTO refused, causes
+                FROM (SELECT l.id, min(l.cause) AS cause FROM (SELECT b.id, b.cause FROM below AS b LIMIT most) AS l GROUP BY l.id) AS f;
                 PERFORM {{schema}}.cancel_members(refused, causes, 'ParentNotCompleted', {_REASON});
                 again_ids := again_ids || flows;
             END IF;

@@ -232,8 +232,9 @@ UP = (
         reasons bigint[];
     BEGIN
         SELECT array_agg(l.id), array_agg(l.cause) INTO locked, reasons FROM (
-            SELECT job.id, m.cause FROM unnest($1, causes) AS m (id, cause) JOIN {schema}.job ON job.id = m.id AND job.status IN ('queued', 'blocked')
-            ORDER BY job.id FOR NO KEY UPDATE OF job SKIP LOCKED) AS l;
+            SELECT c.id, m.cause FROM (SELECT * FROM unnest($1, causes) ORDER BY 1) AS m (id, cause) CROSS JOIN LATERAL (
+                SELECT job.id FROM {schema}.job WHERE job.id = m.id AND job.status IN ('queued', 'blocked')
+                FOR NO KEY UPDATE SKIP LOCKED) AS c) AS l;
         WITH ended AS (
             UPDATE {schema}.job SET status = 'cancelled', blocked_by = NULL, finished_at = clock_timestamp(), purge_at = NULL,
                 errors = CASE WHEN jsonb_typeof(job.errors) = 'array' THEN job.errors ELSE '[]' END || jsonb_build_array(jsonb_strip_nulls(
