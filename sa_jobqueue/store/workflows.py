@@ -92,8 +92,15 @@ class Workflows(OfTables):
         self, connection: Connection, *, after: int = FIRST_ID, limit: int = 1_000
     ) -> tuple[int | None, int]:
         """Look at a page of the members that wait for another. Returns where it ended, None if it was the last; and how many were healed."""
-        statement = heal_members(after=after, limit=limit, job=self.tables.job, event=self.tables.event)
-        last, healed = connection.execute(statement).one()
+        tables = self.tables
+        statement = heal_members(
+            after=after, limit=limit, job=tables.job, workflow=tables.workflow, event=tables.event
+        )  # fmt: skip
+        last, healed, gone = connection.execute(statement).one()
+        if gone:
+            connection.execute(
+                cancel_workflows(*gone, reason="its workflow was deleted", schema=tables.job.__table__.schema or "")
+            )
         return last, healed
 
     def heal_workflows(

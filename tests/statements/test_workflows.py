@@ -889,6 +889,17 @@ def test_plain_sql_by_hand_is_put_right(connection: Connection) -> None:
     assert flow.statuses() == {"a": "completed", "c": "queued", "d": "queued", "e": "cancelled"}
 
 
+def test_what_waits_in_a_workflow_that_was_deleted_by_hand_is_cancelled(connection: Connection) -> None:
+    """What is queued runs; nobody would release the others, whatever they wait for."""
+    flow = Flow(connection, "a", "b: a", "c: ~b", "d: 1/a,b")
+    other = Flow(connection, "a", "b: a")
+    connection.execute(text("DELETE FROM sa_jobqueue.workflow WHERE id = :id"), {"id": flow.id})
+    STORE.heal_members(connection)
+    assert flow.statuses() == {"a": "queued", "b": "cancelled", "c": "cancelled", "d": "cancelled"}
+    assert (flow.reason("b"), events(connection)) == ("its workflow was deleted", [])
+    assert other.statuses() == {"a": "queued", "b": "blocked"}
+
+
 def test_a_workflow_is_deleted_as_a_whole(connection: Connection) -> None:
     """When its time is over; members of one that goes on are not, whatever an operator asks for."""
     flow, goes_on = Flow(connection, "a", "b: a", retain=60), Flow(connection, "a", "b: a")

@@ -56,6 +56,12 @@ UP = (
             PERFORM {schema}.tell_workflows();
             RETURN NEXT flow;
         END LOOP;
+        -- Of one that was deleted by hand, nobody would release what is blocked, or read what happens.
+        FOR flow IN SELECT g.id FROM unnest($1) AS g (id) WHERE NOT EXISTS (SELECT FROM {schema}.workflow AS w WHERE w.id = g.id) LOOP
+            PERFORM {schema}.cancel_members(ARRAY (
+                SELECT job.id FROM {schema}.job WHERE job.workflow_id = flow AND job.status = 'blocked'), NULL, 'Cancelled', $2);
+            DELETE FROM {schema}.workflow_event AS event WHERE event.workflow_id = flow;
+        END LOOP;
     END
     $body$
     """,

@@ -46,12 +46,14 @@ def heal_members(
     after: int = FIRST_ID,
     limit: int,
     job: type[JobMixin] = Job,
+    workflow: type[WorkflowRow] = WorkflowRow,
     event: type[WorkflowEvent] = WorkflowEvent,
 ) -> Executable:
     """Look at a page of the members that wait for another, by what they wait for. Where that has ended, or is gone, without an event, by
     plain SQL by hand, an event is appended.
 
-    Returns one row: the last that was waited for, NULL if there are no more, and how many events were appended.
+    Returns one row: the last that was waited for, NULL if there are no more; how many events were appended; and the ids of workflows
+    whose rows are gone, NULL if there are none.
     """
     table = table_of(job)
     columns = table.c
@@ -87,7 +89,10 @@ def heal_members(
         .cte("appended")
     )
     last = select(func.max(page.c.blocked_by)).scalar_subquery()
-    return select(last.label("last"), select(func.count()).select_from(appended).scalar_subquery().label("healed"))
+    flow = select(workflow.id).where(workflow.id == page.c.workflow_id).correlate(page)
+    gone = select(func.array_agg(page.c.workflow_id.distinct())).where(not_(flow.exists())).scalar_subquery()
+    healed = select(func.count()).select_from(appended).scalar_subquery()
+    return select(last.label("last"), healed.label("healed"), gone.label("gone"))
 
 
 def heal_workflows(

@@ -25,4 +25,13 @@ SELECT (
     (
     SELECT count(*) AS count_1
     FROM appended
-) AS healed
+) AS healed,
+    (
+    SELECT array_agg(DISTINCT page.workflow_id) AS array_agg_1
+    FROM page
+    WHERE NOT (EXISTS (
+        SELECT sa_jobqueue.workflow.id
+        FROM sa_jobqueue.workflow
+        WHERE sa_jobqueue.workflow.id = page.workflow_id
+    ))
+) AS gone
