@@ -213,6 +213,25 @@ def test_no_more_run_than_each_key_may(connection: Connection) -> None:
     assert claimant.state.permit
 
 
+def test_a_claim_that_opens_its_gate_is_made_again(connection: Connection) -> None:
+    """A permit that became free between its count and that is told to nobody. Once the gate is open, each is told."""
+    fill(connection, 4)
+    limit(connection, running=1)
+    one, two = Claimant(connection, name="one"), Claimant(connection, name="two")
+    assert len(one.claim_once(1, opener=1)) == 1
+    two.claim_once(1, opener=2)
+    assert two.state.permit
+    assert two.state.again
+    two.claim_once(1, opener=2)
+    assert two.state.permit
+    assert not two.state.again
+    third = Claimant(connection, name="three")
+    third.claim_once(1, opener=3)
+    assert third.state.again  # worker 2 would not tell itself
+    third.claim_once(1, opener=3)
+    assert not third.state.again
+
+
 def test_the_limit_of_a_key_counts_within_its_queue(connection: Connection) -> None:
     """What else runs with that key, in another queue, takes none of it."""
     make_job(connection, "running", concurrency_key="a", queue="other")

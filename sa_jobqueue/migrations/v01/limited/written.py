@@ -92,6 +92,11 @@ SAID = """
 RETURN QUERY SELECT p, clock, NULL::text FROM unnest(picked) AS p;
 permit := permit AND cardinality(picked) < wanted[place];
 any_permit := any_permit OR permit;
+IF permit THEN
+    -- A permit that became free after the count, and before this worker's gate is open, is told to nobody: look again then.
+    cell := coalesce(pg_sequence_last_value(({name} || '.gate_limit')::regclass), 0);
+    again := again OR cell / 1000 <= extract(epoch FROM clock) OR cell % 1000 NOT IN (opener, 0);
+END IF;
 RETURN QUERY SELECT NULL::bigint, clock, jsonb_build_object('queue', this, 'after', stopped, 'turns', turns, 'again', again, 'unseen', visits >= 1000 AND NOT circled,
     'permit', permit, 'picked', cardinality(picked), 'rate_in', CASE WHEN rate_at > clock THEN date_part('epoch', rate_at - clock) END,
     'due_in', date_part('epoch', next_at - clock))::text;
