@@ -396,6 +396,7 @@ class TestLeastPrivilege:
             ("resume_workflows", True, [path, seek], False),
             ("retry_workflow", True, [path, seek], False),
             ("schedule_changed", False, [path], False),
+            ("take_back_children", False, [path, seek, "enable_hashjoin=off", "enable_mergejoin=off"], False),
             ("take_key", False, [path, "lock_timeout=10ms"], True),
             ("tell_ended", True, [path, "enable_seqscan=off"], True),
             ("tell_workers", False, None, True),
