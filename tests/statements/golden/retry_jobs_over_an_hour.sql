@@ -2,7 +2,7 @@ WITH locked AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id,
         sa_jobqueue.job.uniqueness AS uniqueness,
         sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
-    OR sa_jobqueue.job.status = 'queued'
+    OR sa_jobqueue.job.status IN ('queued', 'blocked')
     AND coalesce(sa_jobqueue.job.expires_at <= now() AND NOT (sa_jobqueue.job.attempt > 0 OR sa_jobqueue.job.rescues > 0) OR sa_jobqueue.job.deadline_at <= now(), false) AS keyless,
         CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.workflow_id END AS workflow_id
     FROM sa_jobqueue.job
@@ -24,6 +24,50 @@ WITH locked AS MATERIALIZED (
     WHERE may_be_queued.may
 ),
     events AS (INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id, completed) SELECT back_in.workflow_id AS workflow_id, back_in.id AS id, CAST(NULL AS BOOLEAN) AS anon_1 FROM back_in WHERE back_in.workflow_id IS NOT NULL RETURNING sa_jobqueue.tell_workflows() AS told),
+    came_back AS (
+    SELECT sa_jobqueue.workflow_dependency.child_id AS child_id,
+        min(sa_jobqueue.workflow_dependency.parent_id) AS parent_id
+    FROM sa_jobqueue.workflow_dependency
+    JOIN back_in ON back_in.id = sa_jobqueue.workflow_dependency.parent_id
+    WHERE back_in.workflow_id IS NOT NULL
+    AND sa_jobqueue.workflow_dependency.policy != 'count'
+    GROUP BY sa_jobqueue.workflow_dependency.child_id
+),
+    children AS MATERIALIZED (
+    SELECT sa_jobqueue.job.id AS id
+    FROM sa_jobqueue.job
+    WHERE sa_jobqueue.job.id = any(array((
+            SELECT came_back.child_id
+            FROM came_back
+        )
+    ))
+    AND (sa_jobqueue.job.status = 'queued' OR sa_jobqueue.job.status = 'blocked' AND (sa_jobqueue.job.blocked_by = 0 OR sa_jobqueue.job.blocked_by > (
+        SELECT came_back.parent_id
+        FROM came_back
+        WHERE came_back.child_id = sa_jobqueue.job.id
+    )))
+    AND (sa_jobqueue.job.id NOT IN (
+        SELECT locked.id
+        FROM locked
+    ))
+    FOR NO KEY UPDATE OF job SKIP LOCKED
+),
+    taken_back AS (
+    UPDATE sa_jobqueue.job
+    SET status='blocked',
+        blocked_by=(
+        SELECT came_back.parent_id
+        FROM came_back
+        WHERE came_back.child_id = sa_jobqueue.job.id
+    )
+    WHERE sa_jobqueue.job.id = any(array((
+            SELECT children.id
+            FROM children
+        )
+    ))
+    AND sa_jobqueue.job.status IN ('queued', 'blocked')
+    RETURNING sa_jobqueue.job.id
+),
     place AS (
     SELECT again.id AS id,
         CAST(row_number() OVER (ORDER BY again.id) - 1 AS FLOAT) / CAST(count(*) OVER () AS NUMERIC) AS share
