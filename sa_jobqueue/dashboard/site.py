@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -133,6 +133,8 @@ class Site:
             if await self._is_to_confirm(deed, query, access):
                 return await self._confirm(request, access, deed, query)
             done, rest = await self._do(request, deed, query, access)
+        except ClientDisconnect:
+            return Response(status_code=400)  # nobody reads it
         except BadInput as error:
             return self._notice(request, access, None, query, 400, bad=error)
         except Missing as error:
@@ -231,6 +233,9 @@ class Site:
     ) -> Response:
         fragment = request.headers.get("hx-request") == "true"
         bad: BadInput | None = values.get("bad")
+        refusal: Refusal | None = values.get("refusal")
+        if refusal is not None and refusal.what == "away" and (access.is_partial or access.queues is not None):
+            values["refusal"] = Refusal("away")  # where the database is concerns no tenant
         mend = [] if bad is None else _once_more(bad, query)
         said: dict[str, Any] = {"bad": None, "missing": None, "refusal": None, "mend": mend, **values}
         return self._html(request, access, "notice.html", status, page=page, query=query, fragment=fragment, **said)

@@ -334,7 +334,7 @@ def test_a_server_that_is_gone_is_said_and_a_login_in_its_place_is_gone_to(brows
         instead[0] = None
         wait_until(lambda: page.text_content("#lost") == "" and "as of" in page.text_content("#state"))
         instead[0] = RedirectResponse("/login", 302)
-        wait_until(lambda: page.evaluate("location.pathname") == "/login")
+        page.wait_for_url(f"{url}/login")
 
 
 # ---- the graph
@@ -407,14 +407,14 @@ def test_a_schedule_is_paused_run_and_backfilled_by_clicking(browser: Any, site:
         assert "the provider is down (ada@example.com)" in page.text_content(row)
         page.click(f"{row} button:text('Resume')")
         page.click(f"{row} button:text('Run now')")
-        assert "Enqueued 1 job." in page.text_content(".said")
+        assert "Enqueued 1 job of the schedule" in page.text_content(".said")
         page.click(f"{row} a:text('Backfill')")
         page.fill("input[name=from]", "2025-11-03")
         page.fill("input[name=to]", "2025-11-08")
         page.click("button:text('Preview')")
         assert "It would be 5 jobs" in page.text_content(".notice")
         page.click("button:text('Enqueue them')")
-        assert "Enqueued 5 jobs of the past." in page.text_content(".said")
+        assert "Enqueued 5 jobs of the past of the schedule" in page.text_content(".said")
         assert tab.said == []
     with site.engine.connect() as connection:
         number = connection.scalar(select(func.count()).where(Job.schedule_id == site.scene.schedule))
@@ -440,7 +440,7 @@ def test_a_workflow_is_retried_paused_and_cancelled_by_clicking(browser: Any, si
         page.click("a:text('No, go back')")
         page.click("button:text('Cancel the workflow')")
         page.click("button:text('Yes')")
-        assert "Cancelled 1 workflow." in page.text_content(".said")
+        assert "Cancelled 1 workflow: " in page.text_content(".said")
         assert tab.said == []
     with site.engine.connect() as connection:
         did = connection.scalars(select(AuditEntry.action).order_by(AuditEntry.id.desc()).limit(4)).all()

@@ -87,7 +87,7 @@ def test_a_button_reaches_what_its_line_has_counted(
     sent = fields(viewer.see("/errors"), deed)[place]
     answer = viewer.send(deed, sent)
     ids = next(ids for ids in some.values() if sent["task"] in ("send", "pay", "raw") and ids == _of(connection, sent))
-    assert f"{len(ids)} job{'' if len(ids) == 1 else 's'} that failed so" in Seen(answer.text).text
+    assert f"{len(ids)} job{'' if len(ids) == 1 else 's'} that failed like this" in Seen(answer.text).text
     connection.rollback()
     assert list(statuses(connection).values()).count("failed") == 9
     connection.rollback()

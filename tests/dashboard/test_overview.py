@@ -147,6 +147,8 @@ def test_what_the_doctor_finds_is_an_alarm_with_its_advice(engine: Engine) -> No
     assert "What is not well" in page.text
     assert "problem queues : " in page.text
     assert "forgotten" in page.text
+    assert "/queues" in Seen(page.html.partition('id="alarm-queues"')[2].partition("</div>")[0]).links
+    assert "`" not in page.text
 
 
 def test_all_is_well_in_an_empty_queue_that_is_served(engine: Engine) -> None:

@@ -247,6 +247,47 @@ def test_a_database_that_is_away_is_said_and_comes_back(engine: Engine) -> None:
     assert Viewer(engine).get("/jobs").status_code == 200
 
 
+def test_one_who_sees_some_jobs_is_not_told_where_the_database_is() -> None:
+    """Who sees all is: it is their way to find out what is wrong."""
+    gone = create_engine("postgresql+psycopg://127.0.0.1:1/nothing")
+    told = {
+        str(queues): "127.0.0.1" in Viewer(gone, Access(can=["read"], queues=queues)).get("/jobs").text
+        for queues in (None, {"mail"})
+    }
+    assert told == {"None": True, "{'mail'}": False}
+
+
+def test_a_sender_that_leaves_before_its_form_is_there_is_no_fault(engine: Engine) -> None:
+    async def leave() -> None:
+        headers = [
+            (b"content-type", b"application/x-www-form-urlencoded"),
+            (b"sec-fetch-site", b"same-origin"),
+            (b"host", b"ops.test"),
+        ]
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/act/retry",
+            "raw_path": b"/act/retry",
+            "query_string": b"",
+            "headers": headers,
+            "root_path": "",
+        }
+        said = iter([{"type": "http.request", "body": b"id=", "more_body": True}, {"type": "http.disconnect"}])
+
+        async def receive() -> Any:
+            return next(said)
+
+        async def send(message: Any) -> None:
+            answers.append(message.get("status"))
+
+        await Viewer(engine).app(scope, receive, send)
+
+    answers: list[Any] = []
+    asyncio.run(leave())
+    assert answers[0] == 400
+
+
 def test_a_schema_that_is_not_there_is_said(engine: Engine) -> None:
     assert "do not fit this release" in Viewer(engine, schema="elsewhere").see("/jobs", expected=503).text
 
@@ -406,7 +447,7 @@ def test_each_deed_has_a_button(engine: Engine) -> None:
     with engine.begin() as connection:
         scene = fill(connection)
     viewer = Viewer(engine)
-    (paused,) = (path for path in viewer.see("/workflows?state=paused").links if re.fullmatch(r"/workflows/\d+", path))
+    paused = next(path for path in viewer.see("/workflows?state=paused").links if re.fullmatch(r"/workflows/\d+", path))
     paths = [
         *addresses(scene).values(), paused, f"/jobs/{scene.running}", "/jobs?status=queued", "/jobs?status=completed", "/schedules?state=paused",
     ]  # fmt: skip

@@ -124,8 +124,9 @@ def test_a_workflow_is_shown_as_a_graph_a_chart_of_times_and_a_table(engine: Eng
     a, b, c, d = (str(flow.job(name)) for name in "abcd")
     boxes, edges = shape_of(page)
     assert boxes == {
-        a: ("a_task", 1, "completed"), b: ("a_task", 1, "failed"), c: ("a_task", 1, "queued"), d: ("a_task", 1, "cancelled"),
-    }  # fmt: skip
+        id: ("a_task", 1, f"{status} · {id}")
+        for id, status in ((a, "completed"), (b, "failed"), (c, "queued"), (d, "cancelled"))
+    }
     assert sorted(edges) == sorted([[a, b, "cancel"], [a, c, "cancel"], [b, d, "cancel"], [c, d, "run"]])
     assert "on purpose" in page.text
     assert [f"/jobs/{id}" for id in (a, b, c, d) if f"/jobs/{id}" not in page.links] == []
@@ -157,6 +158,16 @@ def test_siblings_can_be_seen_one_by_one(engine: Engine, connection: Connection)
     assert sorted(number for _, number, _ in shape_of(page)[0].values()) == [1, 9]
     (link,) = [one for one in page.links if "unfold=yes" in one]
     assert len(shape_of(Viewer(engine).see(link))[0]) == 10
+
+
+def test_the_first_failure_is_said_and_boxes_of_one_task_are_told_apart(engine: Engine, connection: Connection) -> None:
+    """Why a workflow failed is at the top, and leads to the job. Boxes that read alike have the job's id."""
+    flow = flow_of(connection, "a", "b", "c: b", name="apart")
+    flow.fail("b")
+    connection.commit()
+    page = Viewer(engine).see(f"/workflows/{flow.id}", unfold="yes")
+    assert f"First failed job: {flow.job('b')} " in page.text
+    assert shape_of(page)[0][str(flow.job("b"))][2] == f"failed · {flow.job('b')}"
 
 
 @pytest.mark.parametrize("path", ["/workflows/7", "/workflows/x", "/workflows/0"])

@@ -21,6 +21,11 @@ __all__ = ["OVERVIEW"]
 
 #: Queues and errors that are shown; failed jobs that are looked at.
 _QUEUES, _ERRORS, _NEWEST = 12, 6, 500
+#: The page on which there is more of what a check finds; of the others, that of the database.
+_SEEN_AT = {
+    "workers": "/workers", "leases": "/workers", "queues": "/queues", "waiting": "/queues", "failures": "/errors", "limits": "/limits",
+    "schedules": "/schedules", "workflows": "/workflows",
+}  # fmt: skip
 
 
 def read_overview(look: Look) -> dict[str, Any]:
@@ -54,6 +59,7 @@ def read_overview(look: Look) -> dict[str, Any]:
         "errors": _errors(look),
         "newest": _NEWEST,
         "alarms": doctor.alarms,
+        "seen_at": _SEEN_AT,
         "looked": doctor.at,
     }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
 from ...lifecycle import JobStatus
 from ...log import one_line
+from ...models import status_literal
 from ...statements.depths import CAP
 from ...statements.parts import FIRST_ID
 from ...statements.workflows.looks import workflow_callbacks, workflow_graph, workflow_nodes
@@ -40,6 +42,7 @@ def read_workflow(look: Look) -> dict[str, Any]:
     unfold = look.query.one("unfold") == "yes"
     picture = folded(nodes, unfold=unfold)
     boxes = list(picture.boxes)
+    of_its_task = Counter(box.task for box in boxes)
     after = look.query.id("after")
     page = workflow_nodes(row.id, after=FIRST_ID if after is None else after, limit=_PAGE + 1, job=look.job)
     members = look.connection.execute(page.where(*look.mine())).all()
@@ -53,11 +56,12 @@ def read_workflow(look: Look) -> dict[str, Any]:
         "workflow": row,
         "workflow_state": state_of_workflow(row),
         "note": one_line(mask_passwords(row.reason or "")),
+        "failed": _first_failed(look, row.id) if counts["failed"] else None,
         "number": counts.total(),
         "bar": bar_of(counts),
         "numbers": numbers_of(counts),
         "graph": {
-            "boxes": [_drawn(box) for box in boxes],
+            "boxes": [_drawn(box, of_its_task[box.task]) for box in boxes],
             "edges": [[str(one), str(other), policy] for one, other, policy in picture.edges],
             "workflow": str(row.id),
         },
@@ -78,10 +82,17 @@ def read_workflow(look: Look) -> dict[str, Any]:
     }
 
 
-def _drawn(box: Box) -> dict[str, Any]:
-    """A box for the page's script."""
+def _first_failed(look: Look, id: int) -> dict[str, Any] | None:
+    """The first of its jobs that failed, as a row of the table: why the workflow did."""
+    job = look.job
+    failed = workflow_nodes(id, limit=1, job=job).where(job.status == status_literal(JobStatus.FAILED), *look.mine())
+    return next((_node(one, (), ()) for one in look.connection.execute(failed)), None)
+
+
+def _drawn(box: Box, alike: int) -> dict[str, Any]:
+    """A box for the page's script. `alike`: how many boxes are of its task."""
     if box.number == 1:
-        said = box.status
+        said = f"{box.status} · {box.id}" if alike > 1 else box.status
     else:
         said = ", ".join(f"{number:,} {status}" for status, number in numbers_of(box.statuses))
     return {

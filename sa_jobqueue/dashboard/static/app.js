@@ -69,12 +69,16 @@
     for (const name of ["did", "n", "left", "of", "asked", "waits", "stale", "unserved"]) here.searchParams.delete(name);
     history.replaceState(history.state, "", here);
   }
-  document.addEventListener("htmx:after:swap", () => { localTimes(document); draw(document, false); });
+  document.addEventListener("htmx:after:swap", () => { localTimes(document); labelCells(); draw(document, false); });
 
   // ---- forms
   document.addEventListener("change", event => {
     if (!event.target.matches("input[data-all]")) return;
     for (const box of event.target.form.querySelectorAll("input[name=id]")) box.checked = event.target.checked;
+  });
+  // An address says only what was asked for.
+  document.addEventListener("formdata", event => {
+    if (event.target.method === "get") for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
   });
   // What takes many transactions goes on by itself.
   const going = document.querySelector("form[data-go-on]");
@@ -92,13 +96,23 @@
     if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.key === "/") {
       const field = document.querySelector("form.filter input:not([type=hidden])") ?? document.querySelector("form.find input");
-      if (field) { event.preventDefault(); field.focus(); }
+      if (field) { event.preventDefault(); field.closest("details")?.setAttribute("open", ""); field.focus(); }
     } else if (event.key === "g") went = Date.now();
     else if (Date.now() - went < 1000) {
       went = 0;
       pages.get(event.key.toLowerCase())?.click();
     }
   });
+
+  // On a narrow screen a filter of many fields is folded, and a table with buttons is a card for each row: see app.css.
+  if (matchMedia("(max-width: 40rem)").matches)
+    for (const one of document.querySelectorAll("details.fields:not([data-filtered])")) one.open = false;
+  const labelCells = () => {
+    for (const table of document.querySelectorAll("table:has(td.acts, td.deeds)")) {
+      const names = [...table.tHead.rows[0].cells].map(one => one.textContent.trim());
+      for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.label = names[i]; });
+    }
+  };
 
   // ---- times: those of the viewer's own zone beside those of UTC
   const localTimes = within => {
@@ -159,5 +173,5 @@
   };
   addEventListener("resize", () => draw(document, true));
 
-  document.addEventListener("DOMContentLoaded", () => { localTimes(document); draw(document, false); });
+  document.addEventListener("DOMContentLoaded", () => { localTimes(document); labelCells(); draw(document, false); });
 })();
