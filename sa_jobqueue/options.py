@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Literal, Never, Self, cast
 
 from .calls import Call
 from .durations import Duration, checked_duration
@@ -91,6 +91,23 @@ class Enqueueable:
         """The queue that its jobs go to."""
         return self._options.queue
 
+    if not TYPE_CHECKING:  # to type checkers an attribute that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if not name.startswith("_"):
+                from .hints import hint_of_method
+
+                if found := hint_of_method(name, self._called):
+                    said += f": {found}"
+            raise AttributeError(said, name=name, obj=self)
+
+    @property
+    def _called(self) -> str:
+        """How the caller's code is likely to name it."""
+        known = vars(self)
+        return known.get("__name__") or f"TaskName({known.get('name')!r})"
+
     def options(
         self,
         *,
@@ -111,6 +128,7 @@ class Enqueueable:
         max_wait: Duration | None = None,
         subject: object | Subject | Literal[False] | None = None,
         columns: Mapping[str, Any] | None = None,
+        **unknown: Never,
     ) -> Self:
         """A copy with these options changed; the others stay as they are.
 
@@ -130,8 +148,13 @@ class Enqueueable:
         argument that is an object. False: nothing.
         `columns`: values of the columns that your own job table has besides, by attribute: see `JobMixin`. They replace earlier ones.
 
-        Raises OptionError for any other value.
+        Raises OptionError for any other value, and for any other option.
         """
+        if unknown:
+            from .hints import unknown_option
+
+            takes: Any = Enqueueable.options
+            raise OptionError(unknown_option(next(iter(unknown)), self._called, takes.__kwdefaults__))
         changes: dict[str, Any] = {}
         if queue is not None:
             changes["queue"] = checked_name(queue, "queue", OptionError)
@@ -156,8 +179,7 @@ class Enqueueable:
         changed = object.__new__(type(self))
         vars(changed).update(vars(self))
         changed._options = replace(self._options, **changes)
-        if changed._options.debounce is not None:
-            _check_alone(changed._options)
+        _check_alone(changed._options)
         return changed
 
     @property
@@ -328,6 +350,8 @@ def _positive(value: object, what: str, mend: str = "") -> float:
 
 def _check_alone(options: Options) -> None:
     """Refuse what says the same as a debounce, in another way."""
+    if options.debounce is None:
+        return
     if options.unique is not None:
         raise OptionError(
             "unique and debounce exclude each other: give one of them; unique=False takes a task's own rule off"

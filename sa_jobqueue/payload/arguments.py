@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -181,8 +181,17 @@ class Arguments:
             said.append(f"and {len(found) - 3} more")
         if any(len(one["loc"]) == 1 and one["type"] in _NAMES for one in found[:3]):
             said.append(f"it takes ({', '.join(self.resolve().names)})")
+        if given is not None:
+            said += self._hints(one["loc"][0] for one in found if one["type"] == "extra_forbidden")
         where = "" if given is not None else f"{what} do not fit the handler: "
         return PayloadError(f"{self._what}: {where}{'; '.join(said)}")
+
+    def _hints(self, unknown: Iterable[Any]) -> list[str]:
+        """What to write for arguments that are options, here or in another queue."""
+        from ..hints import hint
+
+        said = (hint(word, self.handler.__name__) for word in unknown)
+        return [one for one in dict.fromkeys(said) if one]
 
     def _sentence(self, one: Any, *, enqueueing: bool) -> str:
         kind, loc, value = one["type"], one["loc"], one["input"]

@@ -115,6 +115,7 @@ def task(
     memory_limit: int | None = None,
     limits: Limits | None = None,
     registry: Registry | None = None,
+    **unknown: object,
 ) -> Any:
     """Make a task of a function, `def` or `async def`; `@task` or `@task(...)`.
 
@@ -147,8 +148,7 @@ def task(
     starts. Warns with TaskWarning about a function that has neither a `name` nor a `registry` and is declared inside another
     function, in a notebook or on stdin, because a worker may not find it there.
     """
-    if registry is not None and not isinstance(registry, Registry):
-        raise TaskError(f"registry must be a Registry, not {registry!r}")
+    _check_given(registry, unknown)
     said = {"record": record, "rescue": rescue, "archive": False if archive is None else archive}
     for flag, value in said.items():
         if not isinstance(value, bool):
@@ -207,6 +207,16 @@ def task(
         return made
 
     return decorate if handler is None else decorate(handler)
+
+
+def _check_given(registry: object, unknown: dict[str, object]) -> None:
+    if unknown:
+        from ..hints import unknown_option
+
+        takes: Any = task
+        raise TaskError(unknown_option(next(iter(unknown)), "your_task", takes.__kwdefaults__))
+    if registry is not None and not isinstance(registry, Registry):
+        raise TaskError(f"registry must be a Registry, not {registry!r}")
 
 
 def _check_executor(executor: object, memory_limit: int | None) -> None:

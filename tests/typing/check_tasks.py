@@ -115,7 +115,7 @@ def options_keep_the_types() -> None:
 
     enqueue(later, "1")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     with_context.options(priority="high")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with_context.options(order_id=1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    with_context.options(order_id=1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def bulk_is_typed() -> None:
