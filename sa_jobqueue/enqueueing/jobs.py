@@ -10,7 +10,8 @@ before any SQL, so it leaves the session as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, overload
 
 from sqlalchemy import Executable
@@ -28,6 +29,12 @@ F = ParamSpec("F")
 P = ParamSpec("P")
 R = TypeVar("R")
 J = TypeVar("J", bound=JobMixin)
+
+
+class Watching:
+    """What is told of each job, where a job that no session gets is warned about."""
+
+    told: Callable[[JobMixin], None] | None = None
 
 
 class Enqueue(Generic[J]):
@@ -78,12 +85,8 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
 
 
 def _made(job: type[J], task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> J:
-    if isinstance(task, str):
-        task = TaskName(task)
-    elif isinstance(task, Call):
-        raise OptionError("enqueue() takes a task and its arguments; a Call is for enqueue_many([call])")
-    elif not isinstance(task, (Task, TaskName)):
-        raise OptionError(f"enqueue() takes a task or its name, not {task!r}: decorate the function with @task")
+    if not isinstance(task, (Task, TaskName)):
+        task = _named(task)
     call = task.call(*args, **kwargs)
     made = job(
         task=call.task,
@@ -116,7 +119,17 @@ def _made(job: type[J], task: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     for name, value in call.columns or ():
         own_column(job, name)
         setattr(made, name, value)
+    if Watching.told is not None:
+        Watching.told(made)
     return made
+
+
+def _named(task: object) -> TaskName:
+    if isinstance(task, str):
+        return TaskName(task)
+    if isinstance(task, Call):
+        raise OptionError("enqueue() takes a task and its arguments; a Call is for enqueue_many([call])")
+    raise OptionError(f"enqueue() takes a task or its name, not {task!r}: decorate the function with @task")
 
 
 def enqueue_many(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> Executable:
@@ -129,3 +142,9 @@ def enqueue_many(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> Executa
         if not isinstance(call, Call):
             raise OptionError(f"enqueue_many() takes calls, task.call(...), not {call!r}")
     return insert_jobs(checked, job=job)
+
+
+if sys.flags.dev_mode:
+    from .unadded import watch_jobs
+
+    watch_jobs()

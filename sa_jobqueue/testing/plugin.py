@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
+from ..enqueueing.unadded import watched_jobs
 from .queue import JobQueue
 from .sides import own_session
 
@@ -29,8 +30,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture
-def jobqueue(request: pytest.FixtureRequest) -> JobQueue[Any]:
-    """The testing kit of sa_jobqueue with the test's own session."""
+def jobqueue(request: pytest.FixtureRequest) -> Generator[JobQueue[Any]]:
+    """The testing kit of sa_jobqueue with the test's own session. A job that the test makes and adds to no session is warned about."""
     name = request.config.getini(_SETTING)
     session = request.getfixturevalue(name)
     try:
@@ -39,7 +40,8 @@ def jobqueue(request: pytest.FixtureRequest) -> JobQueue[Any]:
         raise pytest.UsageError(
             f"the fixture {name!r} gives no session ({error}): name the one that does, {_SETTING} = ... in pytest's configuration"
         ) from None
-    return JobQueue(session)
+    with watched_jobs():
+        yield JobQueue(session)
 
 
 @pytest.hookimpl(wrapper=True)

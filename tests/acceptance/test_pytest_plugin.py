@@ -85,6 +85,8 @@ TESTS = """
         jobqueue.assert_enqueued("shop.send" if number % 2 else "shop.send_async", order_id=1)
         assert jobqueue.drain().outcomes == {"completed": 1}
         assert order.receipt
+        with pytest.warns(RuntimeWarning, match="a job of task 'shop.send' was never added to a session"):
+            enqueue(send, 1)
         session.commit()
 """
 
