@@ -21,7 +21,7 @@ from sa_jobqueue.statements import (
     retry_workflow,
     workflow_nodes,
 )
-from sa_jobqueue.statements.workflows.looks import count_members, workflow_callbacks
+from sa_jobqueue.statements.workflows.looks import workflow_callbacks, workflow_counts
 from sa_jobqueue.urls import mask_passwords
 
 from .config import Config
@@ -208,7 +208,7 @@ def _no_workflow(id: int) -> NoReturn:
 
 def _counts(session: Session, ids: Sequence[int]) -> dict[int, Counter[str]]:
     found: dict[int, Counter[str]] = {one: Counter() for one in ids}
-    for workflow_id, status, number in session.execute(count_members(ids)):
+    for workflow_id, status, number in session.execute(workflow_counts(ids)):
         found[workflow_id][status] = number
     return found
 

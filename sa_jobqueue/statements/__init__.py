@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .why import why_waiting
     from .workers import drain_workers
     from .workflows.actions import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
-    from .workflows.looks import workflow_nodes
+    from .workflows.looks import workflow_counts, workflow_nodes
 else:
     __getattr__, __dir__ = lazily(
         __name__,
@@ -57,7 +57,7 @@ else:
             "why": "why_waiting",
             "workers": "drain_workers",
             "workflows.actions": "cancel_workflows pause_workflows resume_workflows retry_workflow",
-            "workflows.looks": "workflow_nodes",
+            "workflows.looks": "workflow_counts workflow_nodes",
         },
     )
 
@@ -97,5 +97,6 @@ __all__ = [
     "set_limit",
     "sum_stats",
     "why_waiting",
+    "workflow_counts",
     "workflow_nodes",
 ]

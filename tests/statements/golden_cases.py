@@ -146,9 +146,9 @@ from sa_jobqueue.statements.workflows.healing import blocked_edges, heal_members
 from sa_jobqueue.statements.workflows.inputs import inputs_of, page_of_inputs
 from sa_jobqueue.statements.workflows.insert import MemberRows, add_members, insert_callbacks
 from sa_jobqueue.statements.workflows.looks import (
-    count_members,
     count_some_members,
     workflow_callbacks,
+    workflow_counts,
     workflow_graph,
 )
 from sa_jobqueue.statements.workflows.pruning import (
@@ -265,7 +265,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "pause_workflows": lambda n: pause_workflows(*range(n)),
     "resume_workflows": lambda n: resume_workflows(*range(n)),
     "inputs_of": lambda n: inputs_of(range(n), most=10, size=100),
-    "count_members": lambda n: count_members(range(n)),
+    "workflow_counts": lambda n: workflow_counts(range(n)),
     "count_some_members": lambda n: count_some_members(range(n), cap=1_001),
     "forget_workflows": lambda n: forget_workflows(range(n)),
     "insert_callbacks": lambda n: insert_callbacks(7, [("end", _call(0)) for _ in range(n)]),

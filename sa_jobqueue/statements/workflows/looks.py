@@ -34,9 +34,9 @@ from ..beside import with_companions
 from ..parts import FIRST_ID, array, rows, table_of
 
 __all__ = [
-    "count_members",
     "count_some_members",
     "workflow_callbacks",
+    "workflow_counts",
     "workflow_graph",
     "workflow_nodes",
 ]
@@ -120,8 +120,8 @@ def _before(job: type[JobMixin], dependency: type[WorkflowDependency]) -> FromCl
     )  # fmt: skip
 
 
-def count_members(ids: Sequence[int], *, job: type[JobMixin] = Job) -> Executable:
-    """How many members of these workflows have which status: workflow_id, status, number."""
+def workflow_counts(ids: Sequence[int], *, job: type[JobMixin] = Job) -> Executable:
+    """How many jobs of these workflows have which status: workflow_id, status, number. A status that no job has, has no row."""
     columns = table_of(job).c
     flow = rows("flow", id=array("workflow_ids", list(ids), BigInteger()))
     return (
