@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from sphinx.application import Sphinx
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "_ext"))
 
@@ -74,7 +76,7 @@ nitpick_ignore_regex = [
     ),
     (
         "py:.*",
-        r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Generator|Collection|Concatenate|Self)",
+        r"(Any|Callable|Mapping|Sequence|Iterable|Iterator|Generator|Collection|Concatenate|Never|Self)",
     ),
     ("py:.*", r"(ColumnElement|ColumnExpressionArgument|Criterion|(Text|Number|Time|Duration)Expression)"),
     (
@@ -92,3 +94,16 @@ nitpick_ignore_regex = [
         r"(SessionMaker|AsyncSessionMaker|BaseModel|MigrationOperations|MigrationContext|Change|Claim|ClaimedJob|Rules|Options|AnyTask)",
     ),
 ]
+
+# Pages for contributors, which the search of a user would find before the how-to with the answer.
+unsearched = ("explanation/decisions/", "explanation/measurements", "changelog", "contributing")
+
+
+def _leave_out_of_search(app: Sphinx, _doctree: object) -> None:
+    if app.env.docname.startswith(unsearched):
+        app.env.metadata[app.env.docname]["nosearch"] = "true"
+
+
+def setup(app: Sphinx) -> None:
+    """Sphinx calls this."""
+    app.connect("doctree-read", _leave_out_of_search)

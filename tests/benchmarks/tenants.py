@@ -3,7 +3,7 @@
     python -m tests.benchmarks.tenants --json tenants.json
     python -m tests.benchmarks.tenants --json tenants.json --small      # seconds, only to see that it runs; draws nothing
 
-Needs matplotlib (`pip install --group bench`). The picture is on the page "Limit, share and slow down".
+Needs matplotlib (`pip install --group bench`). The picture is on the page "Concurrency limits, rate limits and fairness".
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase
 
-from sa_jobqueue import Job
+from sa_jobqueue import Job, WorkerSettings
 from tests.docs.commands import check_commands
 from tests.docs.snippets import file_in, parse, tab_of
 from tests.support.cli import as_json, output
@@ -94,6 +94,23 @@ def test_the_commands_in_the_examples_are_there() -> None:
     """Each `sa-jobqueue` command in them has the options that it is given."""
     for name in ("Dockerfile", "compose.yaml"):
         check_commands((EXAMPLES / name).read_text())
+
+
+def test_the_manifest_for_kubernetes_fits_together() -> None:
+    """The migration and the workers are of one image and one database; probes ask the port that the worker opens, and it has time to stop."""
+    job, deployment = yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]
+    (migrate,), (worker,) = job["spec"]["template"]["spec"]["containers"], pod["spec"]["containers"]
+
+    for container in (migrate, worker):
+        assert container["command"][:3] == ["tini", "--", "sa-jobqueue"]
+        check_commands(" ".join(container["command"][2:]))
+    assert (migrate["image"], migrate["env"]) == (worker["image"], worker["env"])
+    assert deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert {str(worker[probe]["httpGet"]["port"]) for probe in ("livenessProbe", "readinessProbe")} == {
+        worker["command"][worker["command"].index("--metrics-port") + 1]
+    }
+    assert pod["spec"]["terminationGracePeriodSeconds"] > WorkerSettings().grace
 
 
 def test_the_composition_works(services: dict[str, Any], empty_database_url: str, tmp_path: Path) -> None:
