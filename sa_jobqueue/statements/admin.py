@@ -300,12 +300,12 @@ def _act(
         # Called once for all rows, if there is one. It returns void, which is not NULL.
         telling = permits_freed(job=job).scalar_subquery()
         changed_id = case((telling.is_not(None), changed_id)).label("id")
-    places = [members(table.c.id, chosen), allowed]
+    of = members(table.c.id, chosen)
     if spread:
         place = _places(chosen)
-        places.append(table.c.id == place.c.id)
+        of = table.c.id == place.c.id  # alone: with the array besides, each row would be looked for in all places
         values = {**values, "run_at": in_seconds(place.c.share * bindparam("spread_seconds", spread, Float))}
-    statement: Any = update(job).where(*places).values(**values).returning(changed_id)
+    statement: Any = update(job).where(of, allowed).values(**values).returning(changed_id)
     done: Executable = with_those_left(statement, table, [allowed, *where], locked).add_cte(*also_done)
     return done
 

@@ -92,12 +92,6 @@ SET status=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancell
     duplicate_of=NULL,
     blocked_by=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled') AND sa_jobqueue.job.workflow_id IS NOT NULL) THEN -sa_jobqueue.job.workflow_id ELSE sa_jobqueue.job.blocked_by END
 FROM place
-WHERE sa_jobqueue.job.id = any(array((
-        SELECT may_be_queued.id
-        FROM may_be_queued
-        WHERE may_be_queued.may
-    )
-))
+WHERE sa_jobqueue.job.id = place.id
 AND sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled')
-AND sa_jobqueue.job.id = place.id
 RETURNING sa_jobqueue.job.id
