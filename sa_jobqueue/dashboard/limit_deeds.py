@@ -26,9 +26,8 @@ def _set(look: Look) -> Done:
     place, query, beside = place_of(look), look.query, look.options.beside
     there = _there(look, place)
     if there != query.one("seen"):
-        raise BadInput(
-            "the limits", query.one("seen") or "none", f"{there or 'none'}: filter by the name, and edit what there is"
-        )
+        shown, expected = query.one("seen") or "none", f"{there or 'none'}, which there are"
+        raise BadInput("the limits that the form has shown", shown, expected, there=place.name)
     given: dict[str, Any] = {"running": _running(query, "running"), "rate": _rate(query, "")}
     if place.key is None:
         of_keys = KeyLimits(_running(query, "key_running"), _rate(query, "key_"))

@@ -58,12 +58,12 @@ class Refusal(Exception):
 
 
 class BadInput(ValueError):
-    """A value of a filter or a form that cannot be read; as text it says what was expected."""
+    """A value of a filter or a form that cannot be read; as text it says what was expected. `there`: the name whose limits say what there is."""
 
-    def __init__(self, name: str, value: str, expected: str) -> None:
+    def __init__(self, name: str, value: str, expected: str, *, there: str = "") -> None:
         shown = value if len(value) <= 60 else f"{value[:60]}…"
         super().__init__(f"{name}: {shown!r} was given, expected {expected}")
-        self.name, self.value = name, value
+        self.name, self.value, self.there = name, value, there
 
 
 def refusal_of(error: Exception) -> Refusal | None:

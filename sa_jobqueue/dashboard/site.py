@@ -286,6 +286,8 @@ class Site:
 def _once_more(bad: BadInput, query: Query) -> list[tuple[str, str, bool]]:
     """The fields of what was sent, to be sent again once the one that could not be read is mended: name, value, and whether it is shown."""
     pairs = query.pairs()
+    if bad.there:
+        return []  # a new form shows what there is
     if " " not in bad.name and bad.name not in query:
         if bad.value:
             return []  # it is no field of this form

@@ -317,6 +317,7 @@ TEXTS: Mapping[str, str] = MappingProxyType(
         "limits.queue": "queue",
         "limits.task": "task",
         "limits.edit": "Edit",
+        "limits.there": "See and edit what there is",
         "limits.new": "Set a limit or a pause by name",
         "limits.explained": "An empty field is no limit; with a key, it is what each key has, and the last three fields do not count. Without a key, weight does not count. What has limits already is changed in its row below.",
         "limits.field.owner": "Of a",

@@ -146,6 +146,8 @@ def test_a_form_that_has_not_shown_the_limits_that_there_are_is_refused(engine: 
         answer = viewer.send("set_limit", {"name": "new", "running": "4", **seen})
         assert answer.status_code == 400
         assert "key_running=2" in answer.text
+        (link,) = [one for one in Seen(answer.text).links if one.startswith("/limits?")]
+        assert 'value="running=6, ' in viewer.see(link).html
     with engine.connect() as connection:
         found = limit_of(connection, "new")
     assert (found.running, found.key_running, found.key_rate_count) == (6, 2, 60)
