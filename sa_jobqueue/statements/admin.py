@@ -330,7 +330,8 @@ def _children_taken_back(table: Table, edge: Table, parents: CTE, mine: CTE) -> 
         .cte("came_back")
     )
     first = select(came.c.parent_id).where(came.c.child_id == table.c.id).correlate(table).scalar_subquery()
-    zero, blocked = literal_column("0"), TRANSITIONS[JobStatus.QUEUED, Event.PAUSE]
+    zero: ColumnElement[int] = literal_column("0")
+    blocked = TRANSITIONS[JobStatus.QUEUED, Event.PAUSE]
     later = and_(
         table.c.status == status_literal(blocked), or_(table.c.blocked_by == zero, table.c.blocked_by > first)
     )  # fmt: skip
