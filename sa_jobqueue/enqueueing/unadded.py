@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -34,7 +34,7 @@ def watch_jobs() -> None:
 
 
 @contextmanager
-def watched_jobs() -> Iterator[None]:
+def watched_jobs() -> Generator[None]:
     """Watch the jobs that are made meanwhile. At the end warn about those that are still in no session."""
     if jobs.Watching.told is not None:
         yield  # in development mode they are watched anyway
@@ -49,7 +49,7 @@ def watched_jobs() -> Iterator[None]:
 
 
 def _made(job: JobMixin) -> None:
-    caller = sys._getframe(3)  # behind `enqueue` and what it calls  # noqa: SLF001
+    caller = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # behind `enqueue` and what it calls
     place = caller.f_code.co_filename, caller.f_lineno, caller.f_globals.setdefault("__warningregistry__", {})
     _unadded[id(job)] = weakref.finalize(job, _warn, id(job), job.task, *place)
 
