@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from pygments.lexers.sql import PostgresLexer
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).parent
@@ -106,4 +107,5 @@ def _leave_out_of_search(app: Sphinx, _doctree: object) -> None:
 
 def setup(app: Sphinx) -> None:
     """Sphinx calls this."""
+    app.add_lexer("sql", PostgresLexer)
     app.connect("doctree-read", _leave_out_of_search)
