@@ -15,13 +15,14 @@ from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
 from .limits import Owner
-from .statements.workers import CLAIMS_FAIL
 from .words import jobs_of
 
-__all__ = ["KINDS", "MOST_AHEAD", "Kind", "WaitReason", "What"]
+__all__ = ["CLAIMS_FAIL", "KINDS", "MOST_AHEAD", "Kind", "WaitReason", "What"]
 
 #: Jobs ahead of another that are counted at most.
 MOST_AHEAD = 1_000
+#: Before what the database said to a worker whose claims fail, in `WorkerRow.pressure`.
+CLAIMS_FAIL = "claims fail: "
 
 #: What keeps a job from being run, or has become of it. `KINDS` has a sentence for each.
 What: TypeAlias = Literal[

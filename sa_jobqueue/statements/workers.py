@@ -31,7 +31,6 @@ from .parts import array, epoch
 from .schedules import next_look
 
 __all__ = [
-    "CLAIMS_FAIL",
     "drain_workers",
     "end_backend",
     "enrol_worker",
@@ -39,10 +38,6 @@ __all__ = [
     "places_of",
     "remove_worker",
 ]
-
-
-#: Before what the database said to a worker whose claims fail, in `WorkerRow.pressure`.
-CLAIMS_FAIL = "claims fail: "
 
 
 def enrol_worker(

@@ -17,9 +17,9 @@ from typing import Any
 
 from ..log import get_logger
 from ..outcomes import Released
+from ..reasons import CLAIMS_FAIL
 from ..settings import WorkerSettings
 from ..statements.waking import PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
-from ..statements.workers import CLAIMS_FAIL
 from ..store import MOST_TEXT, Store
 from ..tasks import Registry
 from .children.pool import Children

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ...log import escaped
 from ...migrations import CURRENT
+from ...reasons import CLAIMS_FAIL
 from ...statements.depths import capped
-from ...statements.workers import CLAIMS_FAIL
 from ...words import jobs_of, listed
 from ..examination import Examination
 from ..finding import Finding, Level, found
