@@ -172,7 +172,7 @@ class Enqueueable:
             changes["expires"] = _checked_expiry(expires_at, expires_in)
         if deadline is not None:
             changes["deadline"] = checked_limit(deadline, "deadline", OptionError)
-        if any(one is not None for one in (key, units, debounce, max_wait)):
+        if not (key is units is debounce is max_wait is None):
             changes |= _checked_turn(self._options, key, units, debounce, max_wait)
         if subject is not None or columns is not None:
             changes |= _checked_beside(subject, columns)
