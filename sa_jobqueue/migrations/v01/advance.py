@@ -218,7 +218,7 @@ _ADVANCE = f"""
                     CROSS JOIN LATERAL (
                         SELECT FROM {{schema}}.job WHERE job.id = d.child_id AND job.status = 'blocked' AND job.blocked_by IS NOT NULL OFFSET 0) AS child)
                 SELECT array_agg(f.id), array_agg(f.cause) INTO refused, causes
-                FROM (SELECT l.id, min(l.cause) AS cause FROM (SELECT b.id, b.cause FROM below AS b LIMIT most) AS l GROUP BY l.id) AS f;
+                FROM (SELECT l.id, min(l.cause) AS cause FROM (SELECT b.id, b.cause FROM below AS b LIMIT greatest(most, cardinality(refused))) AS l GROUP BY l.id) AS f;
                 PERFORM {{schema}}.cancel_members(refused, causes, 'ParentNotCompleted', {_REASON});
                 again_ids := again_ids || flows;
             END IF;
