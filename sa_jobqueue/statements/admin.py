@@ -329,16 +329,16 @@ def _children_taken_back(table: Table, edge: Table, parents: CTE, mine: CTE) -> 
         .group_by(edge.c.child_id)
         .cte("came_back")
     )
-    first = select(came.c.parent_id).where(came.c.child_id == table.c.id).correlate(table).scalar_subquery()
     zero: ColumnElement[int] = literal_column("0")
     blocked = TRANSITIONS[JobStatus.QUEUED, Event.PAUSE]
     later = and_(
-        table.c.status == status_literal(blocked), or_(table.c.blocked_by == zero, table.c.blocked_by > first)
-    )  # fmt: skip
+        table.c.status == status_literal(blocked),
+        or_(table.c.blocked_by == zero, table.c.blocked_by > came.c.parent_id),
+    )
     children = (
-        select(table.c.id)
+        select(table.c.id, came.c.parent_id)
+        .join(came, came.c.child_id == table.c.id)
         .where(
-            members(table.c.id, select(came.c.child_id)),
             or_(table.c.status == status_literal(JobStatus.QUEUED), later),
             table.c.id.not_in(select(mine.c.id)),
         )
@@ -348,8 +348,11 @@ def _children_taken_back(table: Table, edge: Table, parents: CTE, mine: CTE) -> 
     )
     return (
         update(table)
-        .where(members(table.c.id, select(children.c.id)), status_in(table.c.status, (JobStatus.QUEUED, blocked)))
-        .values(status=status_literal(blocked), blocked_by=first)
+        .where(
+            table.c.id == children.c.id,
+            status_in(table.c.status, (JobStatus.QUEUED, blocked)),
+        )
+        .values(status=status_literal(blocked), blocked_by=children.c.parent_id)
         .returning(table.c.id)
         .cte("taken_back")
     )

@@ -34,18 +34,11 @@ WITH locked AS MATERIALIZED (
     GROUP BY sa_jobqueue.workflow_dependency.child_id
 ),
     children AS MATERIALIZED (
-    SELECT sa_jobqueue.job.id AS id
+    SELECT sa_jobqueue.job.id AS id,
+        came_back.parent_id AS parent_id
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.id = any(array((
-            SELECT came_back.child_id
-            FROM came_back
-        )
-    ))
-    AND (sa_jobqueue.job.status = 'queued' OR sa_jobqueue.job.status = 'blocked' AND (sa_jobqueue.job.blocked_by = 0 OR sa_jobqueue.job.blocked_by > (
-        SELECT came_back.parent_id
-        FROM came_back
-        WHERE came_back.child_id = sa_jobqueue.job.id
-    )))
+    JOIN came_back ON came_back.child_id = sa_jobqueue.job.id
+    WHERE (sa_jobqueue.job.status = 'queued' OR sa_jobqueue.job.status = 'blocked' AND (sa_jobqueue.job.blocked_by = 0 OR sa_jobqueue.job.blocked_by > came_back.parent_id))
     AND (sa_jobqueue.job.id NOT IN (
         SELECT locked.id
         FROM locked
@@ -55,16 +48,9 @@ WITH locked AS MATERIALIZED (
     taken_back AS (
     UPDATE sa_jobqueue.job
     SET status='blocked',
-        blocked_by=(
-        SELECT came_back.parent_id
-        FROM came_back
-        WHERE came_back.child_id = sa_jobqueue.job.id
-    )
-    WHERE sa_jobqueue.job.id = any(array((
-            SELECT children.id
-            FROM children
-        )
-    ))
+        blocked_by=children.parent_id
+    FROM children
+    WHERE sa_jobqueue.job.id = children.id
     AND sa_jobqueue.job.status IN ('queued', 'blocked')
     RETURNING sa_jobqueue.job.id
 ),
