@@ -151,6 +151,15 @@ def test_what_depends_on_a_failure_is_cancelled_and_the_others_go_on(connection:
     assert flow.fired == ["on_failure", "on_end"]
 
 
+def test_jobs_that_needed_a_failed_one_are_cancelled_however_many_they_are(connection: Connection) -> None:
+    """Nothing that happens later would lead to those beyond a page."""
+    flow = Flow(connection, "a", "b", *(f"c{n}: 2/a,b" for n in range(7)), "d: c6")
+    flow.end("a", Discard("on purpose"))
+    flow.settle(most=3)
+    assert Counter(flow.statuses().values()) == {"failed": 1, "queued": 1, "cancelled": 8}
+    assert flow.reason("d") == f"it depends on job {flow.job('a')}, which did not complete"
+
+
 def test_a_long_chain_is_cancelled_in_one_step_up_to_a_page(connection: Connection) -> None:
     """And each names the job that failed; who is to run all the same is released."""
     chain = [f"{n}: {n - 1}" for n in range(1, 40)]
