@@ -129,11 +129,13 @@ class Task(Enqueueable, Generic[F, P, R]):
         is none, or where it is of another task.
 
         Raises PayloadError for arguments that do not fit, and of a `job` that is an object TaskError if it is of another task, and
-        StatusError if it does not wait or takes the results of other jobs.
+        StatusError if it does not wait or takes the results of other jobs, or was not flushed. TypeError for a `job` that is neither.
         """
         names = (self.name, *self.aliases)
-        if isinstance(job, int):
+        if type(job) is int and abs(job) < 2**63:
             job_id, model = job, self.registry.job
+        elif not isinstance(job, JobMixin):
+            raise TypeError(f"edit() takes a job or its id, and then the arguments, not {job!r}")
         else:
             job_id, model = job.id, type(job)
             if job.task not in names:
@@ -144,6 +146,8 @@ class Task(Enqueueable, Generic[F, P, R]):
                     f"job {job_id} is {said}: only a job that waits, with all its arguments, can be edited"
                 )
         text = self._arguments.encode(args, kwargs, limit=self.registry.max_payload)
+        if job_id is None:  # before the flush  # pyright: ignore[reportUnnecessaryComparison]
+            raise StatusError("the job has no id yet: flush it first, or enqueue another")
         if isinstance(text, ObjectText):
             text, _, waiting = about(self.name, text, None, None)
             text = text if waiting is None else waiting.completed(text)

@@ -56,6 +56,11 @@ def test_what_does_not_fit_is_refused_before_any_sql() -> None:
         send.edit(job, order=8)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     with pytest.raises(TaskError, match="is of task 'send', not of 'ship'"):
         ship.edit(job, Order())
+    with pytest.raises(StatusError, match="the job has no id yet"):
+        send.edit(job, 8)
+    for wrong in (True, 2**63, "7", None):
+        with pytest.raises(TypeError, match="takes a job or its id"):
+            send.edit(wrong, 8)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 def test_a_loaded_job_that_does_not_wait_is_refused_by_name_of_its_state(engine: Engine) -> None:
