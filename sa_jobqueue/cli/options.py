@@ -20,7 +20,7 @@ from typing import Annotated, Any, Self, get_args, get_type_hints
 
 import typer
 
-from sa_jobqueue.durations import read_duration
+from sa_jobqueue.durations import read_duration, seconds_of
 
 __all__ = ["PREFIX", "Json", "Key", "Options", "Units", "parse_duration", "parse_id", "parse_moment", "setting"]
 
@@ -73,7 +73,9 @@ class Options:
 def parse_duration(text: str | timedelta) -> timedelta:
     """`text` as a duration: "90" seconds, "45s", "10m", "2h", "3d", "1w", "1h30m". For Typer: `parser=parse_duration`."""
     try:
-        return text if isinstance(text, timedelta) else read_duration(text)
+        duration = text if isinstance(text, timedelta) else read_duration(text)
+        seconds_of(duration, what="a duration")
+        return duration
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
 

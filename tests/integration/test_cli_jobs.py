@@ -528,6 +528,12 @@ def test_a_wrong_filter_is_one_line() -> None:
     assert "--limit" in refused("list", "--limit", "0")
 
 
+def test_a_duration_of_more_than_100_years_is_one_line() -> None:
+    """No timestamp could hold what it leads to."""
+    for given in (("copy", "7", "--delay"), ("release", "7", "--delay"), ("retry", "7", "--spread")):
+        assert "must be between 0 seconds and 100 years" in refused(*given, "99999999d")
+
+
 def test_everything_works_in_another_schema(empty_database_url: str) -> None:
     """`--schema` alone says where the tables are; the usual schema is not even there."""
     url, schema = empty_database_url, ("--schema", 'My "Jobs"')
