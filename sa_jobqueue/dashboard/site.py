@@ -164,7 +164,8 @@ class Site:
         asks = deed.asks
         if asks is None:
             return False
-        return await self._database.read(lambda connection: asks(Look(connection, query, access, self._options)))
+        # On the primary, as what is done then: a standby may be away or behind.
+        return await self._database.act(lambda connection: asks(Look(connection, query, access, self._options)))
 
     async def _confirm(self, request: Request, access: Access, deed: Deed, query: Query) -> Response:
         """Ask, with the number that the deed's own WHERE finds now."""
