@@ -124,8 +124,8 @@ class Task(Enqueueable, Generic[F, P, R]):
     def edit(self, job: JobMixin | int, /, *args: P.args, **kwargs: P.kwargs) -> Executable:
         """A statement that gives a job of this task, itself or its id, these arguments in place of its own. Returns its id if it did.
 
-        They are checked as those of `enqueue`, and are all arguments of the job. Only a job that waits is changed; a unique one keeps
-        the key that was made of its former arguments. Nothing is returned where a worker has claimed the job meanwhile, where there
+        They are checked as those of `enqueue`, and are all arguments of the job. Only a job that waits is changed; it keeps its subject,
+        and a unique one the key that was made of its former arguments. Nothing is returned where a worker has claimed the job meanwhile, where there
         is none, or where it is of another task.
 
         Raises PayloadError for arguments that do not fit, and of a `job` that is an object TaskError if it is of another task, and

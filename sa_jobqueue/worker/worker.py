@@ -277,10 +277,6 @@ def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:
         raise ConfigurationError("a worker needs queues: {'default': 10}")
     for name, slots in queues.items():
         checked_name(name, "queue", ConfigurationError)
-        if name == "*":  # else it would wait for jobs of a queue of that name, and say nothing
-            raise ConfigurationError(
-                "a worker serves the queues that it names, and '*' stands for none of them: name each"
-            )
         if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= 10_000:
             raise ConfigurationError(f"queue {name!r} needs 1 to 10,000 slots, not {slots!r}")
     return dict(queues)

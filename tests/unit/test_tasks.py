@@ -445,6 +445,7 @@ def test_tags_are_kept_in_meta() -> None:
         ({"max_attempts": 40_000}, "max_attempts"),
         ({"queue": ""}, "queue must have 1 to 200 characters, not 0"),
         ({"queue": "x" * 201}, "queue must have 1 to 200 characters, not 201"),
+        ({"queue": "*"}, "queue .* is refused: a worker serves the queues that it names"),
         ({"queue": "\x00"}, "queue '\\\\x00' holds a NUL"),
         ({"queue": "\udfff"}, "queue .* holds a lone surrogate"),
         ({"tags": "ab"}, "tags must be a list of strings"),
