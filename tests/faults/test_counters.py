@@ -44,7 +44,7 @@ _HAPPENED = """
 """
 
 
-@pytest.mark.parametrize("names", [SUFFERED, *nightly([*ALSO, *SUFFERED])], ids=["some", "all"])
+@pytest.mark.parametrize("names", [SUFFERED[:1], *nightly([*ALSO, *SUFFERED])], ids=["some", "all"])
 def test_every_outcome_is_counted_once_whatever_breaks(names: list[str]) -> None:
     """The sums of `stat` are those of the observer, which is in each transaction that changes a job. All jobs end, the auditor
     finds nothing, and every worker claims again.

@@ -80,6 +80,7 @@ def test_steady_says_how_long_jobs_took(empty_database_url: str) -> None:
     assert not exists(empty_database_url)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("measured")
 def test_enqueue_says_how_fast_jobs_are_made(empty_database_url: str) -> None:
     """By one client, by several, and in bulk."""
@@ -183,6 +184,7 @@ def test_it_cleans_up_when_it_is_interrupted(empty_database_url: str, number: si
     assert not exists(empty_database_url)
 
 
+@pytest.mark.nightly
 def test_what_a_killed_run_has_left_is_replaced(empty_database_url: str) -> None:
     """After SIGKILL the next run cleans up, because it knows that the schema is its own."""
     with start_command("bench", "steady", "--rate=20", "--seconds=120", url=empty_database_url) as bench:
@@ -206,6 +208,7 @@ def others(connection: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("measured")
 def test_an_error_in_another_process_is_one_line_and_leaves_nothing(empty_database_url: str) -> None:
     """More clients than the role may have connections."""
