@@ -65,7 +65,7 @@ def edit(
         "priority": to_priority,
         "run_at": delay if run_at is None else time_of(run_at, "--run-at"),
     }
-    if all(one is None for one in changes.values()):
+    if all(value is None for value in changes.values()):
         raise ConfigurationError("say what is to change: --args, --to-queue, --to-priority, --run-at or --delay")
     targets.check(filters)
     action = Action("edit", "edited", EDITABLE, by_statement(partial(edit_jobs, **changes)))

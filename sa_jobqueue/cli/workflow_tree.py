@@ -56,7 +56,7 @@ def tree(nodes: Sequence[Any], *, paused: bool = False) -> Iterator[tuple[str, s
         numbered = f"[{level:,}] " if level > _INDENTED else ""
         yield f"{indent}{'└─' if last else '├─'} {numbered}{said}", STYLES.get(branch.node.status, "")
         deeper = indent + ("   " if last else "│  ") if level < _INDENTED else indent
-        left += [(one, deeper, level + 1) for one in reversed(_alike(branch.children))]
+        left += [(line, deeper, level + 1) for line in reversed(_alike(branch.children))]
 
 
 def _alike(branches: Sequence[_Branch]) -> list[tuple[_Branch, int, bool]]:

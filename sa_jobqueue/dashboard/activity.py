@@ -95,7 +95,7 @@ class Activity:
         # Dashes, so that one which lies on another hides none.
         lines = {"p50": ("--good", ()), "p95": ("--busy", (10, 5)), "p99": ("--warn", (3, 5))}
         series = [
-            {"label": name, "colour": colour, "dash": dash, "values": [one.wait(name) for one in self.steps]}
+            {"label": name, "colour": colour, "dash": dash, "values": [step.wait(name) for step in self.steps]}
             for name, (colour, dash) in lines.items()
         ]
         return {"at": self._seconds(), "series": series, "unit": " s", "open": BOUNDS[-1]}

@@ -53,8 +53,8 @@ def place_of(look: Look) -> Place:
 
 
 def done_to(look: Look, place: Place, count: int) -> Done:
-    """What came of a deed, whose text names the place; and says where no live worker serves a queue of this name, which may be misspelt."""
-    live = [one.queues for one in look.connection.execute(list_workers(job=look.job)) if not one.stale]
+    """The result of an action on a queue or a task. It warns if no live worker serves a queue of this name, which may be misspelt."""
+    live = [worker.queues for worker in look.connection.execute(list_workers(job=look.job)) if not worker.stale]
     unserved = place.owner == "queue" and bool(live) and not any(place.name in queues for queues in live)
     return Done(count, of=place.said, apart={"unserved": count} if unserved else {})
 

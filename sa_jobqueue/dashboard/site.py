@@ -134,7 +134,7 @@ class Site:
                 return await self._confirm(request, access, deed, query)
             done, rest = await self._do(request, deed, query, access)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads it
+            return Response(status_code=400)  # the client has closed the connection
         except BadInput as error:
             return self._notice(request, access, None, query, 400, bad=error)
         except Missing as error:

@@ -1,6 +1,6 @@
 """A warning for jobs that were made and never added to a session: in Python's development mode, and in tests with the fixture `jobqueue`.
 
-Elsewhere nobody watches, and this module is not imported.
+In all other processes this module is not imported, and no job is watched.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def read_workflow(look: Look) -> dict[str, Any]:
     shown = members[:_PAGE]
     seen = frozenset(look.seen([parent for one in shown for parent in one.parents or ()]))
     changes = may_change(look, row.id)
-    ended = [one.id for one in shown if one.status in BROKEN]
+    ended = [node.id for node in shown if node.status in BROKEN]
     stuck = lacks_parent(look, ended) if changes else {}
     return {
         "now": row.now,
@@ -72,7 +72,7 @@ def read_workflow(look: Look) -> dict[str, Any]:
         "can_unfold": len(nodes) <= MOST_BOXES and (unfold or any(box.number > 1 for box in boxes)),
         "lines": _lines(boxes[:_LINES], row),
         "more_lines": max(len(boxes) - _LINES, 0),
-        "nodes": [_node(one, seen, stuck) for one in shown],
+        "nodes": [_node(node, seen, stuck) for node in shown],
         "after": shown[-1].id if len(members) > _PAGE else None,
         "callbacks": look.connection.execute(workflow_callbacks(row.id, callback=beside.callback)).all(),
         "may_cancel": changes and look.access.may("cancel_workflow") and row.finished_at is None,
@@ -86,7 +86,7 @@ def _first_failed(look: Look, id: int) -> dict[str, Any] | None:
     """The first of its jobs that failed, as a row of the table: why the workflow did."""
     job = look.job
     failed = workflow_nodes(id, limit=1, job=job).where(job.status == status_literal(JobStatus.FAILED), *look.mine())
-    return next((_node(one, (), ()) for one in look.connection.execute(failed)), None)
+    return next((_node(node, (), ()) for node in look.connection.execute(failed)), None)
 
 
 def _drawn(box: Box, alike: int) -> dict[str, Any]:

@@ -137,12 +137,12 @@ def check_indexes(examination: Examination) -> Finding:
 def check_sequences(examination: Examination) -> Finding:
     """Whether the next id of each table is new. Logical replication and a restore of rows alone leave sequences behind."""
     ill: _Ill = []
-    for one in examination.next_ids:
-        if one.next <= one.highest:
-            name = examination.table(one.table)
+    for sequence in examination.next_ids:
+        if sequence.next <= sequence.highest:
+            name = examination.table(sequence.table)
             text = name.replace("'", "''")
             advice = f"`SELECT setval(pg_get_serial_sequence('{text}', 'id'), max(id) + 100000) FROM {name}`"  # noqa: S608
-            said = f"the next id of {one.table} is {one.next:,}, and its rows go up to {one.highest:,}: INSERTs fail"
+            said = f"the next id of {sequence.table} is {sequence.next:,}, and its rows go up to {sequence.highest:,}: INSERTs fail"
             ill.append(("problem", said, advice))
     return found("sequences", "the next id of each table is new", *ill, behind=len(ill))
 

@@ -33,7 +33,7 @@ def check_workers(examination: Examination) -> Finding:
 def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
     """What is unusual, and what to do about it; the worst first."""
     said = sorted({worker.pressure for worker in examination.abilities if worker.pressure})
-    failing = [one.removeprefix(CLAIMS_FAIL) for one in said if one.startswith(CLAIMS_FAIL)]
+    failing = [reason.removeprefix(CLAIMS_FAIL) for reason in said if reason.startswith(CLAIMS_FAIL)]
     if failing:
         yield (
             "problem",
@@ -63,7 +63,7 @@ def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
             f"some are made for version {listed([str(one) for one in others])} of the schema",
             f"this release is made for version {CURRENT}: run one release everywhere after the deployment",
         )
-    if held := [one for one in said if not one.startswith(CLAIMS_FAIL)]:
+    if held := [reason for reason in said if not reason.startswith(CLAIMS_FAIL)]:
         yield (
             "notice",
             f"some hold back: {escaped(listed(held, 3))}",
