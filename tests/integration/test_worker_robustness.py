@@ -241,10 +241,11 @@ def test_a_connection_that_comes_after_its_jobs_end_is_given_back(
     refused: list[object] = []
 
     def hold(*_: Any) -> None:
-        opening.set()
         if kind != "thread":
+            opening.set()
             await_only(wait_until_async(lambda: finished(engine, id)))
         elif threading.current_thread().name == "left behind":
+            opening.set()
             wait_until(lambda: finished(engine, id))
 
     def use(session: Session) -> None:
@@ -267,12 +268,11 @@ def test_a_connection_that_comes_after_its_jobs_end_is_given_back(
     with working(url, registry) as worker:
         asynchronous = worker._spec.engines.asynchronous
         assert asynchronous is not None
-        engines = [worker.engine, asynchronous.sync_engine, elsewhere.sync_engine]
-        for one in engines:
-            event.listen(one, "checkout", hold)
+        engines = {"thread": worker.engine, "task": asynchronous.sync_engine, "task elsewhere": elsewhere.sync_engine}
+        event.listen(engines[kind], "checkout", hold)
         (id,) = add(engine, enqueue(kind.split(maxsplit=1)[0]))
         wait_until(lambda: refused)
-        for one in engines:
+        for one in engines.values():
             wait_until(lambda one=one: one.pool.checkedout() == 0)
 
 
