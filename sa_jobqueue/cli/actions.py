@@ -66,7 +66,10 @@ class Targets(Options):
         False
     )
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", metavar="N", min=1, help="At most this many jobs, the oldest first.")
+        int | None,
+        typer.Option(
+            "--limit", "-n", metavar="N", min=1, max=1_000_000_000, help="At most this many jobs, the oldest first."
+        ),
     ] = None
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be; change nothing.")] = (
         False
@@ -226,11 +229,15 @@ def act(config: Config, targets: Targets, criteria: Criteria, action: Action, lo
     """Act on the jobs, or only count them; say how many, and which were not touched: of the given ids, and of the locked ones."""
     possible = [*criteria, status_in(Job.status, action.statuses)]
     running = [*possible, Job.status == status_literal(JobStatus.RUNNING)]
+    left: dict[int, str] = {}
     engine = open_engine(config)
     with transaction(config, engine) as connection:
         if targets.limit is not None:
             first = connection.scalars(select(Job.id).where(*possible).order_by(Job.id).limit(targets.limit))
             chosen = Job.id == func.any(literal(first.all(), ARRAY(BigInteger)))
+            if targets.ids:
+                beyond = connection.execute(select(Job.id, Job.status).where(*possible, ~chosen))
+                left = {row.id: f"{row.status}, beyond --limit {targets.limit}" for row in beyond}
             criteria, possible, running = [*criteria, chosen], [*possible, chosen], [*running, chosen]
         asked = connection.scalar(select(func.count()).where(*running)) or 0
         rows = connection.execute(select(Job.id, Job.status).where(targets.named))
@@ -239,11 +246,10 @@ def act(config: Config, targets: Targets, criteria: Criteria, action: Action, lo
             archived = connection.execute(archived_ends(missing))
             found |= {row.id: f"{row.status}, in the archive" for row in archived}
         touched = set(connection.scalars(select(Job.id).where(*possible))) if targets.dry_run else set[int]()
-    left: dict[int, str] = {}
     if not targets.dry_run:
         answers = action.do(engine, criteria, locked)
         touched = {one for one, changed in answers.items() if changed}
-        left = {one: _LOCKED for one, changed in answers.items() if not changed}
+        left |= {one: _LOCKED for one, changed in answers.items() if not changed}
     for one in targets.ids or []:
         if one not in touched:
             left.setdefault(one, found.get(one, "no such job"))

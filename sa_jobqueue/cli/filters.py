@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 from sa_jobqueue.models import Job
 from sa_jobqueue.statements.chosen import Jobs, Status, criteria_of, error_type, reading_of
 
-from .options import Options, parse_duration, parse_id, parse_moment
+from .options import Options, parse_duration, parse_moment, parse_workflow
 
 __all__ = ["ERROR_TYPE", "PANEL", "READING", "Filters", "Jobs", "Queues", "Status", "error_type", "reading_of"]
 
@@ -83,7 +83,8 @@ class Filters(Options):
         field(default_factory=list)
     )
     workflow: Annotated[
-        list[int], _filter("--workflow", metavar="ID", parser=parse_id, help="Of this workflow. May be repeated.")
+        list[int],
+        _filter("--workflow", metavar="ID", parser=parse_workflow, help="Of this workflow. May be repeated."),
     ] = field(default_factory=list)
     worker: Annotated[
         list[str],
@@ -113,7 +114,6 @@ class Filters(Options):
         timedelta | None,
         _filter(metavar="AGE", parser=parse_duration, help="Enqueued (for prune: finished) within this time."),
     ] = None
-
     finished_since: Annotated[
         ColumnElement[datetime] | None,
         _filter(

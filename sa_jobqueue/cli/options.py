@@ -22,7 +22,18 @@ import typer
 
 from sa_jobqueue.durations import read_duration, seconds_of
 
-__all__ = ["PREFIX", "Json", "Key", "Options", "Units", "parse_duration", "parse_id", "parse_moment", "setting"]
+__all__ = [
+    "PREFIX",
+    "Json",
+    "Key",
+    "Options",
+    "Units",
+    "parse_duration",
+    "parse_id",
+    "parse_moment",
+    "parse_workflow",
+    "setting",
+]
 
 #: What the names of our environment variables begin with.
 PREFIX = "SA_JOBQUEUE_"
@@ -97,10 +108,21 @@ def parse_moment(text: str, zone: tzinfo | None = None) -> datetime | timedelta:
 
 def parse_id(text: str | int) -> int:
     """`text` as the number of a job. For Typer: `parser=parse_id`."""
+    return _parse_number(text, "a job's number")
+
+
+def parse_workflow(text: str | int) -> int:
+    """`text` as the number of a workflow. For Typer: `parser=parse_workflow`."""
+    return _parse_number(text, "a workflow's number")
+
+
+def _parse_number(text: str | int, what: str) -> int:
     try:
         number = int(text)
     except ValueError:
-        raise typer.BadParameter(f"{str(text)[:80]!r} is not a job's number") from None
+        number = 2**63
     if not -(2**63) <= number < 2**63:
-        raise typer.BadParameter(f"{str(text)[:80]!r} is not a job's number: no job has more than 19 digits")
+        raise typer.BadParameter(
+            f"{str(text)[:80]!r} is not {what}: expected a whole number of at most 19 digits, as 17"
+        )
     return number

@@ -26,7 +26,7 @@ from sa_jobqueue.urls import mask_passwords
 
 from .config import Config
 from .messages import fail
-from .options import Json, parse_id
+from .options import Json, parse_id, parse_workflow
 from .output import Column, age, cleaned, jobs_of, masked, note, print_json, print_table, say
 from .place import transaction
 from .workflow_tree import STYLES, tree
@@ -46,8 +46,8 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
-Id = Annotated[int, typer.Argument(metavar="ID", parser=parse_id, help="The workflow's number.")]
-Ids = Annotated[list[int], typer.Argument(metavar="ID", parser=parse_id, help="These workflows.")]
+Id = Annotated[int, typer.Argument(metavar="ID", parser=parse_workflow, help="The workflow's number.")]
+Ids = Annotated[list[int], typer.Argument(metavar="ID", parser=parse_workflow, help="These workflows.")]
 
 _COLUMNS = (
     Column("id", justify="right"),

@@ -136,6 +136,14 @@ def test_a_limit_takes_the_oldest(engine: Engine, url: str) -> None:
     assert set(ended) & now(engine).keys() == {ended[2]}
 
 
+def test_a_job_that_the_limit_left_out_is_named_with_the_limit(engine: Engine, url: str) -> None:
+    """Of the ids that were given; its status alone would not say why."""
+    with engine.begin() as connection:
+        ids = [make_job(connection) for _ in range(2)]
+    result = invoke("cancel", *map(str, ids), "--limit", "1", url=url)
+    assert notes(result) == f"not touched: {ids[1]} (queued, beyond --limit 1)\n"
+
+
 def test_retried_jobs_can_be_spread_over_a_time(engine: Engine, url: str) -> None:
     """Evenly, in the order of their ids, from now on; a job that ran an hour ago and one that has ten attempts behind it alike."""
     with engine.begin() as connection:

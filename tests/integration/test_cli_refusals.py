@@ -76,6 +76,20 @@ def test_a_wrong_job_id_is_refused(command: str, number: str) -> None:
     assert f"{number!r} is not a job's number" in refused(command, number, url=NOWHERE)
 
 
+@pytest.mark.parametrize(
+    "command", [("list", "--workflow"), ("workflow", "show"), ("workflow", "cancel")], ids=" ".join
+)
+def test_a_wrong_workflow_id_is_refused_as_a_workflow_s(command: tuple[str, ...]) -> None:
+    """The message says what is expected."""
+    assert "'abc' is not a workflow's number: expected a whole number" in refused(*command, "abc", url=NOWHERE)
+
+
+def test_a_limit_that_no_statement_takes_is_refused_at_the_option() -> None:
+    """With its bound, before the database is asked."""
+    assert "'--limit' / '-n': " in (line := refused("cancel", "--all", "--limit", "9" * 20, url=NOWHERE))
+    assert "1000000000" in line
+
+
 def test_a_file_in_place_of_a_module_is_answered_with_the_module() -> None:
     """`--app shop.py` is what a newcomer tries first."""
     line = refused("enqueue", "a", "--app", "shop.py", url=NOWHERE)
