@@ -94,7 +94,7 @@ _WORKFLOW = (
 # job inserted as running or done was never claimed.
 _WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at, concurrency_key, units, subject_type, subject_id"
 # Not what a job is to do.
-_WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, expires_at, errors, result, concurrency_key, ready_at"
+_WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, expires_at, errors, result, concurrency_key, ready_at, blocked_by"
 # The limits that their code declares; no pause. Triggers keep what operators hold, and the pauses of operators.
 _DECLARED_BY_WORKERS = ", ".join((*Limits().columns(), "declared", "declared_at", "definitions"))
 _PAUSED_BY_OPERATORS = "paused_at, paused_by, pause_reason"

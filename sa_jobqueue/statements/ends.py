@@ -58,7 +58,7 @@ def ended(
 
     `only`: which of the rows end, in a statement that writes others, too. `status` and `result` then speak of both kinds,
     and a row that does not end has no time of an end. `of`: the table, where there may be members of workflows among them: these are
-    deleted with their workflow.
+    deleted with their workflow, and may have been blocked.
     """
     if retain is None:
         purge_at: ColumnElement[Any] = null()
@@ -67,13 +67,14 @@ def ended(
         purge_at = in_seconds(seconds, after=at_end())
     if of is not None:
         purge_at = case((of.c.workflow_id.is_(None), purge_at))
-    return {
+    end = {
         "status": status,
         "finished_at": at_end() if only is None else case((only, at_end())),
         "purge_at": purge_at if only is None else case((only, purge_at)),
         "lease_expires_at": null(),
         "result": null() if result is None else result,
     }
+    return end if of is None else {**end, "blocked_by": null()}
 
 
 def told(ids: ColumnElement[Any], *, of: FromClause) -> ColumnElement[Any]:

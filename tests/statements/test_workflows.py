@@ -525,9 +525,18 @@ def test_a_blocked_member_ends_at_its_limit(connection: Connection, limit: str) 
     )
     end = STORE.end_expired if limit == "expires_at" else STORE.end_overdue
     assert [one.id for one in end(connection, limit=10)] == [flow.job("b")]
+    assert row(connection, flow.job("b")).blocked_by is None
     flow.settle()
     ended = "cancelled" if limit == "expires_at" else "failed"
     assert flow.statuses() == {"a": "queued", "b": ended, "c": "cancelled"}
+
+
+@pytest.mark.parametrize("end", [cancel_jobs, discard_jobs])
+def test_a_blocked_member_that_an_operator_ends_waits_for_nothing(connection: Connection, end: Any) -> None:
+    """An ended job names no other that it waits for."""
+    flow = Flow(connection, "a", "b: a")
+    connection.execute(end(Job.id == flow.job("b"))).all()
+    assert row(connection, flow.job("b")).blocked_by is None
 
 
 @pytest.mark.parametrize("by", ["workflow", "job"])

@@ -56,7 +56,8 @@ SET status=CASE WHEN (sa_jobqueue.job.status != 'running') THEN 'cancelled' ELSE
     finished_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN statement_timestamp() END,
     purge_at=CASE WHEN (sa_jobqueue.job.status != 'running') THEN CASE WHEN (sa_jobqueue.job.workflow_id IS NULL) THEN statement_timestamp() + 604800.0 * interval '1 second' END END,
     cancel_requested_at=coalesce(sa_jobqueue.job.cancel_requested_at, CASE WHEN (sa_jobqueue.job.status = 'running') THEN sa_jobqueue.tell_workers(tableoid) ELSE statement_timestamp() END),
-    result=NULL
+    result=NULL,
+    blocked_by=NULL
 WHERE sa_jobqueue.job.id = any(array((
         SELECT locked.id
         FROM locked

@@ -56,7 +56,8 @@ SET status='failed',
     finished_at=statement_timestamp(),
     purge_at=CASE WHEN (sa_jobqueue.job.workflow_id IS NULL) THEN statement_timestamp() + 2592000.0 * interval '1 second' END,
     errors=(CASE WHEN (jsonb_typeof(sa_jobqueue.job.errors) != 'array') THEN '[]'::jsonb WHEN (jsonb_array_length(sa_jobqueue.job.errors) >= 20) THEN jsonb_path_query_array(sa_jobqueue.job.errors, '$[last - 18 to last]'::jsonpath) ELSE sa_jobqueue.job.errors END || jsonb_build_array(jsonb_build_object('type', %(error_type)s::VARCHAR, 'message', %(error_message)s::VARCHAR, 'traceback', '') || jsonb_build_object('at', statement_timestamp(), 'attempt', sa_jobqueue.job.attempt))),
-    result=NULL
+    result=NULL,
+    blocked_by=NULL
 WHERE sa_jobqueue.job.id = any(array((
         SELECT "over".id
         FROM "over"

@@ -55,7 +55,8 @@ SET status=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN 'can
     finished_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN statement_timestamp() END,
     purge_at=CASE WHEN (sa_jobqueue.job.cancel_requested_at IS NOT NULL) THEN CASE WHEN (sa_jobqueue.job.workflow_id IS NULL) THEN statement_timestamp() + 604800.0 * interval '1 second' END END,
     attempt=greatest(sa_jobqueue.job.attempt - 1, 0),
-    result=NULL
+    result=NULL,
+    blocked_by=NULL
 WHERE sa_jobqueue.job.id = any(array((
         SELECT locked.id
         FROM locked
