@@ -24,6 +24,7 @@ from sa_jobqueue.worker.children import child as child_module
 from sa_jobqueue.worker.children.pool import Children
 from tests.support import heavy, pooler
 from tests.support.databases import Databases
+from tests.support.nightly import nightly_sets
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, cancel, drain, job_of, renew_now, services_of, working
 
@@ -345,7 +346,7 @@ os._exit(9)
 """
 
 
-@pytest.mark.parametrize(("number", "kills"), [(15, 4), pytest.param(40, 12, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("number", "kills"), [(6, 2), *nightly_sets((40, 12))])
 def test_effects_are_there_once_however_often_children_are_killed(
     engine: Engine, url: str, effects: Effects, number: int, kills: int
 ) -> None:

@@ -96,7 +96,7 @@ def expired(engine: Engine, id: int) -> bool:
         return bool(row.scalar())
 
 
-@pytest.mark.parametrize("what", ["the database", "the table"])
+@pytest.mark.parametrize("what", ["the database", *nightly("the table")])
 def test_after_an_outage_longer_than_a_lease_nothing_that_lives_is_rescued(
     engine: Engine, databases: Databases, database_url: str, url: str, registry: Registry, what: str
 ) -> None:

@@ -259,7 +259,7 @@ def test_a_connection_that_comes_after_its_jobs_end_is_given_back(
         threading.Thread(target=lambda: use(ctx.session), name="left behind").start()
         assert opening.wait(PATIENCE)
 
-    @task(registry=registry, name="task")
+    @task(registry=registry, name="task", retry=NEVER)
     async def as_task(ctx: AsyncJobContext) -> None:
         left_behind.append(asyncio.create_task(ctx.session.run_sync(use)))
         await wait_until_async(opening.is_set)
