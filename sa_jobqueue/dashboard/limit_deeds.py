@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
 
 from ..errors import OptionError
 from ..limits import MOST_JOBS, KeyLimits, Rate, read_rate
@@ -26,7 +27,8 @@ def _set(look: Look) -> Done:
     place, query, beside = place_of(look), look.query, look.options.beside
     there = _there(look, place)
     if there != query.one("seen"):
-        shown, expected = query.one("seen") or "none", f"{there or 'none'}, which there are"
+        shown = query.one("seen") or "none"
+        expected = f"{there}, which there are" if there else "none: they were removed meanwhile"
         raise BadInput("the limits that the form has shown", shown, expected, there=place.name)
     given: dict[str, Any] = {"running": _running(query, "running"), "rate": _rate(query, "")}
     if place.key is None:
@@ -42,11 +44,15 @@ def _set(look: Look) -> Done:
 
 
 def _there(look: Look, place: Place) -> str:
-    """The limits that there are, as a form says that it has shown them. They stay until the transaction ends."""
+    """The limits that there are, as a form says that it has shown them. They stay until the transaction ends.
+
+    A row that is not there is made, without limits: another that makes it, too, is waited for, and its limits are found.
+    """
     of = table_of(look.options.beside.limit if place.key is None else look.options.beside.key)
-    its = [of.c.owner == place.owner, of.c.name == place.name, *([] if place.key is None else [of.c.key == place.key])]
-    row = look.connection.execute(select(of).where(*its).with_for_update()).mappings().one_or_none()
-    return "" if row is None else shown_limits({**row})
+    its = {"owner": place.owner, "name": place.name, **({} if place.key is None else {"key": place.key})}
+    look.connection.execute(insert(of).values(its).on_conflict_do_nothing())
+    row = look.connection.execute(select(of).filter_by(**its).with_for_update()).mappings().one_or_none()
+    return shown_limits(row or {})
 
 
 def _remove(look: Look) -> Done:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, select, text
 
+from sa_jobqueue import Rate
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.dashboard.places import shown_limits
 from sa_jobqueue.models import KeyRow, LimitRow
+from sa_jobqueue.statements import set_limit
 from tests.support.browsing import Seen, Viewer
 from tests.support.busy_scene import Scene, fill
+from tests.support.factory import wait_until_blocked_by
 from tests.support.limits import KEYS, LIMITS, key, limit
 
 
@@ -151,6 +155,34 @@ def test_a_form_that_has_not_shown_the_limits_that_there_are_is_refused(engine: 
     with engine.connect() as connection:
         found = limit_of(connection, "new")
     assert (found.running, found.key_running, found.key_rate_count) == (6, 2, 60)
+
+
+def test_a_form_of_limits_that_are_gone_is_refused(engine: Engine, scene: Scene) -> None:
+    """Another has removed them: the form would make them again."""
+    viewer = Viewer(engine)
+    viewer.do("set_limit", name="new", running="6")
+    viewer.do("remove_limit", name="new")
+    answer = viewer.send("set_limit", {"name": "new", "running": "4", "seen": "running=6"})
+    assert answer.status_code == 400
+    assert "expected none: they were removed meanwhile" in Seen(answer.text).text
+    with engine.connect() as connection:
+        assert connection.execute(select(LIMITS).where(LIMITS.c.name == "new")).all() == []
+
+
+@pytest.mark.parametrize("key", [None, "99"])
+def test_of_two_who_set_the_first_limits_of_a_place_one_is_refused(
+    engine: Engine, scene: Scene, key: str | None
+) -> None:
+    """Neither form has shown any. The second one would take away what the first has set."""
+    table, place = (LIMITS, {"name": "new"}) if key is None else (KEYS, {"name": "new", "key": key})
+    with engine.connect() as connection, ThreadPoolExecutor(1) as pool:
+        connection.execute(set_limit("new", key=key, running=6, rate=Rate(5)))
+        second = pool.submit(Viewer(engine).send, "set_limit", {**place, "running": "4"})
+        wait_until_blocked_by(connection)
+        connection.commit()
+        assert second.result().status_code == 400
+        found = connection.execute(select(table).where(table.c.name == "new")).one()
+    assert (found.running, found.rate_count) == (6, 5)
 
 
 def test_the_limits_of_a_key_are_set_and_removed(engine: Engine, scene: Scene) -> None:
