@@ -409,7 +409,11 @@ def _lost_worker(
             claim, event, rules.retain, delay=delay, attempt=-1, rescues=1, error=error, expired=expired
         )  # fmt: skip
     if retry:
-        error = entry(error.type, f"its worker died or left {times} times; {error.message}", error.traceback)
+        error = entry(
+            error.type,
+            f"its worker died or left {times} time{'' if times == 1 else 's'}; {error.message}",
+            error.traceback,
+        )
     return _change(claim, Event.FAIL, rules.retain_failed, rescues=1, error=error, expired=expired)
 
 

@@ -88,7 +88,7 @@ def test_of_very_many_errors_the_last_are_shown(engine: Engine, connection: Conn
     id = make_job(connection, "failed", errors=errors)
     connection.commit()
     page = Viewer(engine).see(f"/jobs/{id}")
-    assert "4,900 older ones are not shown" in page.text
+    assert "Older ones, not shown: 4,900." in page.text
     assert "Attempt 4999 " in page.text
     assert "Attempt 4900 " in page.text
     assert "Attempt 4899 " not in page.text

@@ -438,7 +438,7 @@ def test_a_workflow_is_retried_paused_and_cancelled_by_clicking(browser: Any, si
         page.click("button:text('Pause the workflow')")
         page.click("button:text('Resume the workflow')")
         page.click("button:text('Cancel the workflow')")
-        assert "of its jobs have not ended" in page.text_content(".notice")
+        assert "Jobs that have not ended: " in page.text_content(".notice")
         page.click("a:text('No, go back')")
         page.click("button:text('Cancel the workflow')")
         page.click("button:text('Yes')")

@@ -59,7 +59,7 @@ def some(connection: Connection) -> dict[str, list[int]]:
 def test_jobs_that_failed_alike_are_one_line(engine: Engine, some: Any) -> None:
     """The most frequent first, with when it began and when it was last, and its last 24 hours."""
     page = Viewer(engine).see("/errors")
-    assert "9 failed jobs, 4 kinds of errors." in page.text
+    assert "Failed jobs: 9. Kinds of errors: 4." in page.text
     lines = [one for one in page.text.split("Delete all") if "Retry all" in one]
     assert [("no answer" in one, "too late" in one) for one in lines][:2] == [(True, False), (False, True)]
     assert "5 in the last 24 hours" in page.html

@@ -130,7 +130,7 @@ def test_progress_and_log_lines(engine: Engine, connection: Connection) -> None:
     assert "42 % half" in page.text
     assert "line 299" in page.text
     assert "line 100 " not in page.text
-    assert "101 more lines before these" in page.text
+    assert "Lines before these: 101." in page.text
     assert "geheim" not in page.html
     assert "line 100 " in Viewer(engine).see(f"/jobs/{id}", logs="all").text
 

@@ -52,7 +52,7 @@ def test_a_tenant_sees_and_changes_its_own(own: Engine) -> None:
         assert '"text": "of ada"' in page.text
         assert "away" in page.text
         assert viewer.get(f"/jobs/{theirs.id}").status_code == 404
-        assert "1 failed jobs, 1 kinds of errors" in viewer.see("/errors").text
+        assert "Failed jobs: 1. Kinds of errors: 1." in viewer.see("/errors").text
         assert viewer.get("/find", q=str(mine.id)).headers["location"] == f"/jobs/{mine.id}"
         assert viewer.get("/find", q=str(theirs.id)).status_code == 200
         viewer.do("edit", id=mine.id, args='{"text": "new"}', again="yes")

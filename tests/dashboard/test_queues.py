@@ -95,7 +95,7 @@ def test_all_that_waits_in_a_queue_is_cancelled_once_it_is_confirmed(engine: Eng
         before = statuses(connection)
     viewer = Viewer(engine)
     page = Seen(viewer.send("cancel_queue", {"queue": "mail", "next": "/queues"}).text)
-    assert "Cancel 18 jobs that wait in this queue" in page.text
+    assert "Cancel 18 waiting jobs of this queue" in page.text
     assert page.all("input", name="typed")
     assert 'name="typed"' in viewer.send("cancel_queue", {"queue": "mail", "confirmed": "yes", "typed": "sync"}).text
     with engine.connect() as connection:

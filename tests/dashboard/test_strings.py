@@ -37,6 +37,11 @@ ENDS: Mapping[str, tuple[str, ...]] = {
     "schedules.paused_by.": ("operator", "failures", "undeclared"),
     "workflow.on.": ("success", "failure", "end"),
 }
+#: Texts about a number that is never 1.
+OF_MANY = frozenset((
+    "audit.partly", "backfill.would", "errors.most", "overview.of_newest", "queues.cut", "queues.explained", "workflow.partly",
+    "workflow.undrawn", "workflows.more", "workflows.partly",
+))  # fmt: skip
 
 
 class Asked:
@@ -143,6 +148,12 @@ def test_a_text_is_one_that_can_be_filled_in() -> None:
     """With values by name, and without what a browser would take for markup."""
     wrong = {key: text for key, text in TEXTS.items() if not can_be_filled_in(text) or "<" in text}
     assert wrong == {}
+
+
+def test_a_text_is_good_english_of_one_thing_too() -> None:
+    """`{n} jobs` and `{n} jobs that wait` are not, if there may be one."""
+    plural = re.compile(r"\{(n|groups)\} ([a-z]+ )?[a-z]+s\b|\{n\} of its|\{unit\} that (?!failed)")
+    assert [key for key, text in TEXTS.items() if key not in OF_MANY and plural.search(text)] == []
 
 
 def can_be_filled_in(text: str) -> bool:

@@ -41,7 +41,7 @@ def test_each_worker_is_a_row_with_how_it_is(engine: Engine, scene: Scene) -> No
     assert row_of(page, scene.held_back).startswith("batch-1:4711 held back a standby is 9 s behind")
     assert page.text.index("web-2:815") < page.text.index("batch-1:4711")
     assert "Live workers 2 1 stale" in page.text
-    assert "Jobs running 4 of 14 slots" in page.text
+    assert "Jobs running 4 slots: 14" in page.text
 
 
 def test_a_worker_whose_lease_has_run_out_is_stale(engine: Engine) -> None:

@@ -185,7 +185,7 @@ def test_a_workflow_is_cancelled_after_a_question(engine: Engine, connection: Co
     connection.commit()
     viewer = Viewer(engine, Access.ADMIN.named("ada"))
     question = viewer.send("cancel_workflow", {"id": flow.id})
-    assert "2 of its jobs have not ended" in Seen(question.text).text
+    assert "Jobs that have not ended: 2." in Seen(question.text).text
     assert flow.statuses()["b"] == "queued"
     connection.rollback()
     page = viewer.do("cancel_workflow", id=flow.id, next=f"/workflows/{flow.id}")

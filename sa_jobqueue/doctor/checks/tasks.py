@@ -10,7 +10,7 @@ from sqlalchemy import select
 
 from ...histogram import BOUNDS, quantile
 from ...log import escaped
-from ...words import age, duration, listed
+from ...words import age, duration, jobs_of, listed
 from ..examination import Examination
 from ..finding import Finding, Level, beyond, found
 from ..thresholds import Thresholds
@@ -157,6 +157,8 @@ def check_failures(examination: Examination) -> Finding:
             ill.append((level, f"{name}: {row.failed:,} of {ended:,} jobs failed for good", advice))
     if lost:
         advice = "their leases had run out, so they ran twice: look in the workers' logs for blocked loops and lost connections"
-        ill.append(("notice", f"{lost:,} outcomes came too late to be written", advice))
-    well = f"{failed:,} jobs failed for good in the last hour" if failed else "no job failed for good in the last hour"
+        ill.append(("notice", f"{lost:,} outcome{'' if lost == 1 else 's'} came too late to be written", advice))
+    well = (
+        f"{jobs_of(failed)} failed for good in the last hour" if failed else "no job failed for good in the last hour"
+    )
     return found("failures", well, *ill, failed=failed, lost=lost)
