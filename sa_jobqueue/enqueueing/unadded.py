@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import event, inspect
 from sqlalchemy.orm import Session
 
 from ..models import JobMixin
@@ -23,29 +23,38 @@ __all__ = ["watch_jobs", "watched_jobs"]
 
 #: By the id of a job that no session has got yet: what warns when the job, or the program, ends.
 _unadded: dict[int, weakref.finalize[Any, JobMixin]] = {}
+#: While `watched_jobs` goes on: the warnings that a filter has made errors. It raises them at its end: a finaliser can raise to nobody.
+_errors: list[list[RuntimeWarning]] = []
 
 
 def watch_jobs() -> None:
     """Watch all jobs that this process makes from now on."""
     if not event.contains(Session, "transient_to_pending", _added):
         event.listen(Session, "transient_to_pending", _added)
-        _see_bulk_saves()
+        _see_what_has_no_event()
     jobs.Watching.told = _made
 
 
 @contextmanager
 def watched_jobs() -> Generator[None]:
-    """Watch the jobs that are made meanwhile. At the end warn about those that are still in no session."""
+    """Watch the jobs that are made meanwhile. At the end warn about those that are still in no session.
+
+    Raises the first of the warnings where a filter makes errors of them.
+    """
     if jobs.Watching.told is not None:
         yield  # in development mode they are watched anyway
         return
     watch_jobs()
+    _errors.append([])
     try:
         yield
     finally:
         jobs.Watching.told = None
         for one in [*_unadded.values()]:
             one()
+        errors = _errors.pop()
+    if errors:
+        raise errors[0]
 
 
 def _made(job: JobMixin) -> None:
@@ -61,19 +70,20 @@ def _added(_session: object, one: object) -> None:
 
 def _warn(key: int, task: str, filename: str, line: int, registry: dict[Any, Any]) -> None:
     del _unadded[key]
-    warnings.warn_explicit(
-        f"a job of task {task!r} was never added to a session: write session.add(enqueue(...)), and commit",
-        RuntimeWarning,
-        filename,
-        line,
-        registry=registry,
-    )
+    said = f"a job of task {task!r} was never added to a session: write session.add(enqueue(...)), and commit"
+    try:
+        warnings.warn_explicit(said, RuntimeWarning, filename, line, registry=registry)
+    except RuntimeWarning as error:
+        if _errors:
+            _errors[-1].append(error)
+        else:
+            warnings.showwarning(error, RuntimeWarning, filename, line)
 
 
-def _see_bulk_saves() -> None:
-    """`bulk_save_objects` writes objects without an event, and leaves them outside of the session."""
+def _see_what_has_no_event() -> None:
+    """`bulk_save_objects` writes objects, and `merge` adds copies of them: the objects themselves stay outside of the session."""
     sessions: Any = Session
-    save = sessions.bulk_save_objects
+    save, copy, copy_all = sessions.bulk_save_objects, sessions.merge, getattr(sessions, "merge_all", None)
 
     @wraps(save)
     def bulk_save_objects(session: Session, objects: Iterable[object], *args: Any, **options: Any) -> None:
@@ -82,4 +92,25 @@ def _see_bulk_saves() -> None:
             _added(session, one)
         save(session, given, *args, **options)
 
-    sessions.bulk_save_objects = bulk_save_objects
+    @wraps(copy)
+    def merge(session: Session, instance: object, *args: Any, **options: Any) -> Any:
+        _copied(session, instance)
+        return copy(session, instance, *args, **options)
+
+    def merge_all(session: Session, instances: Iterable[object], **options: Any) -> Any:
+        given = [*instances]
+        for one in given:
+            _copied(session, one)
+        return copy_all(session, given, **options)
+
+    sessions.bulk_save_objects, sessions.merge = bulk_save_objects, merge
+    if copy_all is not None:  # from SQLAlchemy 2.1 on
+        sessions.merge_all = wraps(copy_all)(merge_all)
+
+
+def _copied(session: Session, one: object) -> None:
+    """It is copied into the session, and with it the objects that its relationships lead to."""
+    _added(session, one)
+    if (state := inspect(one, raiseerr=False)) is not None:
+        for related, *_ in state.mapper.cascade_iterator("merge", state):
+            _added(session, related)

@@ -94,6 +94,15 @@ def in_a_workflow(session: Session) -> None:
     session.commit()
 
 
+def copied(session: Session) -> None:
+    session.merge(enqueue(send, 1))
+    report = Report()
+    report.job = enqueue(send, 2)
+    session.merge(report)
+    merge_all = getattr(session, "merge_all", lambda _: None)  # from SQLAlchemy 2.1 on
+    merge_all([report])
+
+
 GOOD: list[Callable[[Session], Any]] = [
     lambda session: session.add_all([enqueue(send, n) for n in range(3)]),
     lambda session: session.bulk_save_objects(enqueue(send, n) for n in range(3)),
@@ -103,11 +112,12 @@ GOOD: list[Callable[[Session], Any]] = [
     by_cascade,
     beside_its_new_object,
     in_a_workflow,
+    copied,
 ]
 
 
 def test_a_job_that_a_session_has_got_is_not(tables: Engine) -> None:
-    """By add, bulk helpers, cascades and workflows; whatever became of the transaction."""
+    """By add, merge, bulk helpers, cascades and workflows; whatever became of the transaction."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for good in GOOD:
@@ -115,6 +125,26 @@ def test_a_job_that_a_session_has_got_is_not(tables: Engine) -> None:
                 good(session)
 
     assert not said
+
+
+def forget_two() -> None:
+    """One is collected meanwhile, and one is kept."""
+    with watched_jobs():
+        enqueue(send, 1)
+        kept = enqueue(send, 2)
+    del kept
+
+
+@pytest.mark.filterwarnings("error:a job of task:RuntimeWarning")
+def test_a_warning_that_is_an_error_is_raised_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where a job is collected: there Python prints it, and goes on."""
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda of: lost.append(of.exc_value))
+    with pytest.raises(RuntimeWarning, match="a job of task"):
+        forget_two()
+    assert lost == []
+    with watched_jobs():
+        """Nothing is left of those."""
 
 
 def test_development_mode_watches(tmp_path: Path) -> None:
