@@ -32,7 +32,7 @@ from sa_jobqueue.statements import (
 )
 from sa_jobqueue.store import ClaimRequest, default_store
 from sa_jobqueue.workflows import Addition, Node
-from tests.support.factory import make_job, row, statuses
+from tests.support.factory import make_job, row, statuses, wait_until_blocked_by
 from tests.support.waiting import wait_until
 from tests.support.workflows import Flow, events
 
@@ -596,6 +596,22 @@ def test_a_paused_workflow_starts_nothing(connection: Connection) -> None:
     assert flow.statuses() == {"a": "completed", "b": "queued", "c": "queued"}
 
 
+def test_a_pause_of_several_workflows_locks_their_jobs_in_one_order(engine: Engine) -> None:
+    """By id, whichever workflow each is of: so it cannot wait in a circle with a statement that locks by id."""
+    with engine.begin() as connection:
+        first, second = Flow(connection, "a"), Flow(connection, "a")
+        low, high = second.job("a"), make_job(connection, workflow_id=first.id)
+    lock = text("SELECT id FROM sa_jobqueue.job WHERE id = :id FOR UPDATE NOWAIT")
+    with engine.connect() as one, engine.connect() as two, ThreadPoolExecutor(1) as pool:
+        one.execute(lock, {"id": low})
+        paused = pool.submit(lambda: two.scalars(pause_workflows(first.id, second.id)).all())
+        wait_until_blocked_by(one)
+        assert one.scalar(lock, {"id": high}) == high
+        one.commit()
+        assert paused.result() == [first.id, second.id]
+        assert set(statuses(two).values()) == {"blocked"}
+
+
 def test_paused_workflows_do_not_hide_others(connection: Connection) -> None:
     """What has happened in them is read when they go on, so they are not looked at."""
     paused, other = Flow(connection, "a", "b: a"), Flow(connection, "a", "b: a")
@@ -916,6 +932,18 @@ def test_what_waits_in_a_workflow_that_was_deleted_by_hand_is_cancelled(connecti
     assert flow.statuses() == {"a": "queued", "b": "cancelled", "c": "cancelled", "d": "cancelled"}
     assert (flow.reason("b"), events(connection)) == ("its workflow was deleted", [])
     assert other.statuses() == {"a": "queued", "b": "blocked"}
+
+
+def test_what_happens_in_a_workflow_that_was_deleted_by_hand_is_read(connection: Connection) -> None:
+    """And so its events are deleted, though no member waits."""
+    flow, paused = Flow(connection, "a"), Flow(connection, "a")
+    connection.execute(pause_workflows(paused.id)).all()
+    connection.execute(text("DELETE FROM sa_jobqueue.workflow WHERE id = :id"), {"id": flow.id})
+    flow.end("a", Completed())
+    assert STORE.stray_workflows(connection) == [flow.id]
+    STORE.advance(connection, {flow.id: 0})
+    assert events(connection) == []
+    assert STORE.stray_workflows(connection) == []
 
 
 def test_a_workflow_is_deleted_as_a_whole(connection: Connection) -> None:

@@ -57,7 +57,7 @@ UP = (
             RETURN NEXT flow;
         END LOOP;
         -- Of one that was deleted by hand, nobody would release what is blocked, or read what happens.
-        FOR flow IN SELECT g.id FROM unnest($1) AS g (id) WHERE NOT EXISTS (SELECT FROM {schema}.workflow AS w WHERE w.id = g.id) LOOP
+        FOR flow IN SELECT g.id FROM unnest($1) AS g (id) WHERE NOT EXISTS (SELECT FROM {schema}.workflow AS w WHERE w.id = g.id) ORDER BY g.id LOOP
             PERFORM {schema}.cancel_members(ARRAY (
                 SELECT job.id FROM {schema}.job WHERE job.workflow_id = flow AND job.status = 'blocked'), NULL, 'Cancelled', $2);
             DELETE FROM {schema}.workflow_event AS event WHERE event.workflow_id = flow;
@@ -125,18 +125,15 @@ UP = (
     SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $body$
     #variable_conflict use_column
     DECLARE
-        flow bigint;
+        -- FOR UPDATE waits for those that add members, which see whether it is paused.
+        flows bigint[] := ARRAY (
+            SELECT w.id FROM {schema}.workflow AS w WHERE w.id = ANY ($1) AND w.finished_at IS NULL AND w.paused_at IS NULL ORDER BY w.id FOR UPDATE);
     BEGIN
-        FOR flow IN
-            -- FOR UPDATE waits for those that add members, which see whether it is paused.
-            SELECT w.id FROM {schema}.workflow AS w WHERE w.id = ANY ($1) AND w.finished_at IS NULL AND w.paused_at IS NULL ORDER BY w.id FOR UPDATE
-        LOOP
-            UPDATE {schema}.workflow AS w SET paused_at = clock_timestamp() WHERE w.id = flow;
-            UPDATE {schema}.job SET status = 'blocked', blocked_by = - flow
-            WHERE job.status = 'queued' AND job.id = ANY (ARRAY (
-                SELECT q.id FROM {schema}.job AS q WHERE q.workflow_id = flow AND q.status = 'queued' ORDER BY q.id FOR NO KEY UPDATE));
-            RETURN NEXT flow;
-        END LOOP;
+        UPDATE {schema}.workflow AS w SET paused_at = clock_timestamp() WHERE w.id = ANY (flows);
+        UPDATE {schema}.job SET status = 'blocked', blocked_by = - job.workflow_id
+        WHERE job.status = 'queued' AND job.id = ANY (ARRAY (
+            SELECT q.id FROM {schema}.job AS q WHERE q.workflow_id = ANY (flows) AND q.status = 'queued' ORDER BY q.id FOR NO KEY UPDATE));
+        RETURN QUERY SELECT unnest(flows);
     END
     $body$
     """,

@@ -22,7 +22,7 @@ from sqlalchemy import (
     column,
     func,
     literal_column,
-    or_,
+    not_,
     select,
 )
 
@@ -75,7 +75,7 @@ def stray_workflows(
 ) -> Executable:
     """Two arrays: workflows with events that perhaps no worker has heard of, and workflows whose deadline is over.
 
-    A paused workflow is left out: what happens in it is read when it goes on.
+    A paused workflow is left out: what happens in it is read when it goes on. Those that were deleted by hand are among them.
     """
     happened = table_of(event).c.workflow_id
     page = bindparam("page", limit, Integer)
@@ -87,13 +87,13 @@ def stray_workflows(
     start = select(first().label("id")).cte("flow", recursive=True)
     flow = start.union_all(select(first(happened > start.c.id)).where(start.c.id.is_not(None)))
     # OFFSET 0 is a fence: each is looked up by its id.
-    goes_on = (
+    is_paused = (
         select(workflow.id)
-        .where(workflow.id == flow.c.id, or_(workflow.paused_at.is_(None), workflow.cancelled_at.is_not(None)))
+        .where(workflow.id == flow.c.id, workflow.paused_at.is_not(None), workflow.cancelled_at.is_(None))
         .offset(literal_column("0"))
         .correlate(flow)
     )
-    found = select(flow.c.id).where(goes_on.exists()).limit(page).subquery("found")
+    found = select(flow.c.id).where(flow.c.id.is_not(None), not_(is_paused.exists())).limit(page).subquery("found")
     overdue = (
         select(workflow.id)
         .where(workflow.deadline_at <= func.now(), workflow.finished_at.is_(None), workflow.cancelled_at.is_(None))

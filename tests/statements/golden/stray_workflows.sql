@@ -21,13 +21,15 @@ SELECT (
     FROM (
         SELECT flow.id AS id
         FROM flow
-        WHERE EXISTS (
+        WHERE flow.id IS NOT NULL
+        AND NOT (EXISTS (
             SELECT sa_jobqueue.workflow.id
             FROM sa_jobqueue.workflow
             WHERE sa_jobqueue.workflow.id = flow.id
-            AND (sa_jobqueue.workflow.paused_at IS NULL OR sa_jobqueue.workflow.cancelled_at IS NOT NULL)
+            AND sa_jobqueue.workflow.paused_at IS NOT NULL
+            AND sa_jobqueue.workflow.cancelled_at IS NULL
             LIMIT ALL OFFSET 0
-        )
+        ))
         LIMIT %(page)s::INTEGER
     ) AS found
 ) AS workflows,
