@@ -132,4 +132,4 @@ class Filters(Options):
 
     def criteria(self, *, by: InstrumentedAttribute[Any] | None = None, job: Jobs = Job) -> list[ColumnElement[bool]]:
         """The criteria; none where no filter was given. `by`: the time from which ages count, by default when it was enqueued."""
-        return criteria_of(**{one.name: getattr(self, one.name) for one in fields(Filters)}, by=by, job=job)
+        return criteria_of(**{option.name: getattr(self, option.name) for option in fields(Filters)}, by=by, job=job)

@@ -91,25 +91,25 @@ def criteria_of(
         if values:
             found.append(column.in_(list(values)))
     if status:
-        found.append(or_(*(_has(Status(one), job) for one in status)))
+        found.append(or_(*(_has(Status(name), job) for name in status)))
     if tag:
         found.append(job.meta.contains({"tags": list(tag)}))
     if subject:
-        found.append(or_(*(_is_about(one, job) for one in subject)))
+        found.append(or_(*(_is_about(text, job) for text in subject)))
     if error:
         found.append(or_(*(_is_class(error_type(job), name) for name in error)))
     if worker:
         found.append(_is_held_by(worker, job))
     if args:
         found.append(job.args.contains(dict(args)))
-    since_then: list[ColumnElement[bool] | None] = [
+    of_times: list[ColumnElement[bool] | None] = [
         None if since is None else time >= since,
         None if older_than is None else time < func.now() - older_than,
         None if newer_than is None else time >= func.now() - newer_than,
         None if finished_since is None else job.finished_at >= finished_since,
         None if finished_before is None else job.finished_at < finished_before,
     ]
-    return [*found, *(one for one in since_then if one is not None)]
+    return [*found, *(criterion for criterion in of_times if criterion is not None)]
 
 
 def _has(status: Status, job: Jobs) -> Any:
