@@ -181,6 +181,16 @@ def test_list_shows_no_error_of_a_completed_job(engine: Engine, url: str) -> Non
     assert "ValueError" in output("show", str(number), url=url)
 
 
+def test_an_error_without_a_message_is_its_class_alone(engine: Engine, url: str) -> None:
+    """As Python prints it: no colon follows it."""
+    with engine.begin() as connection:
+        number = make_job(connection, "failed", errors=[ERROR | {"type": "TimeoutError", "message": ""}])
+    for command in (["errors"], ["list"], ["show", str(number)]):
+        shown = output(*command, url=url)
+        assert "TimeoutError" in shown
+        assert "TimeoutError:" not in shown
+
+
 def test_an_error_in_a_list_is_its_class_and_its_first_line(engine: Engine, url: str) -> None:
     """What follows it, such as a statement of SQL over many lines, is in `show`; JSON has all."""
     error = ERROR | {"type": "sqlalchemy.exc.DataError", "message": "\nvalue too long\n[SQL: INSERT\n INTO a]"}
