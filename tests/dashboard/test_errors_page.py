@@ -148,7 +148,7 @@ def test_one_sees_and_reaches_ones_own(engine: Engine, connection: Connection, a
     connection.commit()
     viewer = Viewer(engine, access)
     page = viewer.see("/errors")
-    assert "1 failed jobs, 1 kinds" in page.text
+    assert "Failed jobs: 1. Kinds of errors: 1." in page.text
     (sent,) = fields(page, "retry_group")
     viewer.do("retry_group", **{**sent, "floor": "1"})
     assert statuses(connection) == {theirs: "failed", mine: "queued"}
