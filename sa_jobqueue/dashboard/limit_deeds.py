@@ -52,7 +52,7 @@ def _there(look: Look, place: Place) -> str:
     its = {"owner": place.owner, "name": place.name, **({} if place.key is None else {"key": place.key})}
     look.connection.execute(insert(of).values(its).on_conflict_do_nothing())
     row = look.connection.execute(select(of).filter_by(**its).with_for_update()).mappings().one_or_none()
-    return shown_limits(row or {})
+    return shown_limits({} if row is None else {**row})
 
 
 def _remove(look: Look) -> Done:
