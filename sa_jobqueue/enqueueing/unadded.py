@@ -83,7 +83,8 @@ def _warn(key: int, task: str, filename: str, line: int, registry: dict[Any, Any
 def _see_what_has_no_event() -> None:
     """`bulk_save_objects` writes objects, and `merge` adds copies of them: the objects themselves stay outside of the session."""
     sessions: Any = Session
-    save, copy, copy_all = sessions.bulk_save_objects, sessions.merge, getattr(sessions, "merge_all", None)
+    save, copy = sessions.bulk_save_objects, sessions.merge
+    copy_all: Any = getattr(sessions, "merge_all", None)
 
     @wraps(save)
     def bulk_save_objects(session: Session, objects: Iterable[object], *args: Any, **options: Any) -> None:
