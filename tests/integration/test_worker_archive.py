@@ -379,12 +379,14 @@ def test_processes_killed_at_any_time_lose_and_double_no_job(
     with Session(engine) as session:
         kept = list(session.scalars(select(Job.id).where(Job.task == "kept").order_by(Job.id)))
     for pages in kills:
-        with mover(url, 250) as first, mover(url, 300) as second:
-            assert first.stdout is not None
-            assert second.stdout is not None
-            for _ in range(pages):
-                assert first.stdout.readline() != ""
-            second.stdout.readline()
+        with mover(url, 250, "in-steps") as first, mover(url, 300, "in-steps") as second:
+            for process, number_of_pages in ((first, pages), (second, 1)):
+                assert process.stdin is not None
+                assert process.stdout is not None
+                for _ in range(number_of_pages):
+                    assert process.stdout.readline() != ""
+                    process.stdin.write("\n")
+                    process.stdin.flush()
             for process in (first, second):
                 process.send_signal(signal.SIGKILL)
         engine.dispose()

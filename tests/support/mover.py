@@ -1,6 +1,7 @@
-"""A process that moves jobs to the archive, to be killed: `python -m tests.support.mover URL PAGE [before-commit]`.
+"""A process that moves jobs to the archive, to be killed: `python -m tests.support.mover URL PAGE [before-commit | in-steps]`.
 
-It says a line for each page. With `before-commit` it says it while the page's transaction is open, and waits then to be killed.
+It prints a line for each page. With `before-commit` it does so while the page's transaction is open, and waits then to be killed. With
+`in-steps` it reads a line before the next page.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ def main(url: str, page: str, mode: str = "") -> None:
         while moved:
             with connection.begin():
                 moved = default_store.prune(connection, limit=int(page), archive=True).jobs
-                if mode:
+                if mode == "before-commit":
                     print(moved, flush=True)
                     sys.stdin.read()
             print(moved, flush=True)
+            if mode == "in-steps":
+                sys.stdin.readline()
 
 
 if __name__ == "__main__":
