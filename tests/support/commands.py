@@ -75,6 +75,8 @@ class Command:
 
     process: subprocess.Popen[bytes]
     log: Path
+    group_was_killed: bool = False
+    """From then on its number may be another process's: a server's backend leads a group, too."""
 
     @property
     def pid(self) -> int:
@@ -120,8 +122,10 @@ class Command:
 
     def kill_group(self) -> None:
         """End the command and its whole group with SIGKILL, and wait."""
-        self.send_group(signal.SIGKILL)
-        self.process.wait()
+        if not self.group_was_killed:
+            self.send_group(signal.SIGKILL)
+            self.process.wait()
+            self.group_was_killed = True
 
     def children(self) -> list[psutil.Process]:
         """Return the processes below the command; none if it has ended."""
