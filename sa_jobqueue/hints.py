@@ -26,9 +26,7 @@ _ADD = "write session.add(enqueue({}, ...)), and commit"
 _DELAY = "write {}.options(delay=3), in seconds or as a timedelta"
 _DUE = "write {}.options(run_at=...), a datetime with a time zone"
 _ATTEMPTS = "write @task(max_attempts=4), which counts the first attempt, too"
-_RETRY = (
-    "write @task(retry=RetryPolicy(no_retry=(ValueError,))): every other exception is tried again, ten attempts in all"
-)
+_RETRY = "leave it out: every exception is tried again, ten attempts in all, but for those of @task(retry=RetryPolicy(no_retry=...))"
 _UNIQUE = 'write {}.options(unique=Unique("key")); the id of a job is the database\'s'
 _CONTEXT = "annotate the first parameter of {} with JobContext"
 _WORKFLOW = "build a Workflow: w = Workflow(name); w.add({}, ...)"
@@ -36,12 +34,14 @@ _TIMEOUT = '@task(timeout=60); with executor="process" the handler is killed the
 
 #: Celery, Dramatiq, Huey, Procrastinate, RQ.
 _WORDS = {
+    "ignore_result": "leave it out: results are kept only with @task(record=True)",
     "apply": "call it, {}(...), to run it here and now",
     "apply_async": _ADD,
     "defer": _ADD,
     "defer_async": _ADD,
     "delay": _ADD,
     "enqueue": _ADD,
+    "perform_async": _ADD,
     "send": _ADD,
     "send_with_options": _ADD,
     "configure": "write {}.options(...)",

@@ -129,6 +129,10 @@ def _named(task: object) -> TaskName:
         return TaskName(task)
     if isinstance(task, Call):
         raise OptionError("enqueue() takes a task and its arguments; a Call is for enqueue_many([call])")
+    if task is None:
+        raise OptionError(
+            "enqueue() takes a task or its name, not None: write enqueue(send, 1), not enqueue(send(1)), which runs the handler"
+        )
     raise OptionError(f"enqueue() takes a task or its name, not {task!r}: decorate the function with @task")
 
 

@@ -38,6 +38,10 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: foreign.options(timeout=3), OptionError, "write @task(timeout=...)"),
     (lambda: foreign.options(prio=3), OptionError, "the options are queue, priority, run_at"),
     (lambda: declare(max_retries=3), TaskError, "write @task(max_attempts=4)"),
+    (lambda: declare(autoretry_for=(OSError,)), TaskError, "leave it out: every exception is tried again"),
+    (lambda: declare(ignore_result=True), TaskError, "leave it out: results are kept only with @task(record=True)"),
+    (lambda: foreign.perform_async(1), AttributeError, "write session.add(enqueue(send, ...))"),
+    (lambda: enqueue(foreign(1)), OptionError, "write enqueue(send, 1), not enqueue(send(1))"),
     (lambda: declare(delay=3), TaskError, "write your_task.options(delay=...)"),
     (lambda: declare(prio=3), TaskError, "the options are name, aliases, queue"),
 ]
