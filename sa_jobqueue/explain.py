@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Select
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from .failures import error_said
+from .failures import error_text
 from .lifecycle import FINISHED, JobStatus
 from .log import one_line
 from .models import TASK_GROUP, Job, JobMixin, companions_of
@@ -247,7 +247,7 @@ def _error(row: Any) -> str | None:
     if not isinstance(row.error, dict):
         return None
     message = next(iter(str(row.error.get("message") or "").strip().splitlines()), "")
-    return one_line(error_said(row.error.get("type"), message))
+    return one_line(error_text(row.error.get("type"), message))
 
 
 def _alone(crew: Crew) -> list[WaitReason]:

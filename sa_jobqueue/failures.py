@@ -24,7 +24,7 @@ __all__ = [
     "clean",
     "describe",
     "entry",
-    "error_said",
+    "error_text",
     "is_quick_to_format",
     "message_of",
     "moment_said",
@@ -69,7 +69,7 @@ def entry(type: str, message: str, traceback: str = "") -> ErrorEntry:
     return ErrorEntry(clean(type[:200]), clean(_cut(message)), clean(end))
 
 
-def error_said(type: object, message: object) -> str:
+def error_text(type: object, message: object) -> str:
     """An error in words, as Python prints it: "ValueError: bad", or its class alone if it has no message."""
     return f"{type}: {message}" if message else f"{type}"
 
@@ -143,7 +143,7 @@ def _nearest(exception: BaseException, frames: TracebackType | None) -> str:
     one, trace = exception, frames
     for _ in range(_NEAREST):
         stack = traceback.TracebackException(Exception, Exception(), _last(trace)).stack.format()
-        shown = error_said(name_of(type(one)), _cut(message_of(one)))
+        shown = error_text(name_of(type(one)), _cut(message_of(one)))
         parts.append(f"Traceback (most recent call last):\n{''.join(stack)}{shown}\n")
         if isinstance(one, BaseExceptionGroup):
             linked, how = one.exceptions[0], f"\nThe first of {len(one.exceptions)} exceptions in the group:\n\n"

@@ -25,7 +25,7 @@ from pydantic_core.core_schema import CoreConfig
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
 from .errors import PayloadError, ResultError
-from .failures import error_said, name_of
+from .failures import error_text, name_of
 from .lifecycle import JobStatus
 
 __all__ = ["NOT_CHECKABLE", "TO_JSON", "JobEnd", "Typed", "reason_of", "result_as", "strict_adapter", "typed"]
@@ -129,7 +129,7 @@ def result_as(of: JobEnd, hint: Any) -> Any:
 def _state(of: JobEnd) -> str:
     if of.is_gone:
         return "it is not there, because it was deleted, never committed, or is in a transaction that has not committed yet"
-    because = "" if of.error is None else f" ({error_said(of.error.get('type'), of.error.get('message'))})"
+    because = "" if of.error is None else f" ({error_text(of.error.get('type'), of.error.get('message'))})"
     return f"it is {of.status}{because}"
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from sqlalchemy import func, select
 
-from sa_jobqueue.failures import error_said
+from sa_jobqueue.failures import error_text
 from sa_jobqueue.log import one_line
 from sa_jobqueue.statements.alike import MOST_GROUPS, NEWEST_FAILED, extent_of_errors, group_errors
 from sa_jobqueue.urls import mask_passwords
@@ -65,5 +65,5 @@ def errors(
 
 
 def _line(row: Any, now: Any) -> tuple[object, ...]:
-    error = one_line(mask_passwords(error_said(row.error.rpartition(".")[2], row.line)))
+    error = one_line(mask_passwords(error_text(row.error.rpartition(".")[2], row.line)))
     return row.jobs, row.task, f"{since(row.first, now)} ago", f"{since(row.last, now)} ago", error

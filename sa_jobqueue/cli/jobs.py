@@ -10,7 +10,7 @@ import typer
 from sqlalchemy import Connection, case, func, select
 
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.failures import error_said
+from sa_jobqueue.failures import error_text
 from sa_jobqueue.log import one_line
 from sa_jobqueue.models import ArchivedJob, Job
 from sa_jobqueue.urls import mask_passwords
@@ -130,7 +130,7 @@ def job_line(row: Any) -> Line:
     error = ""
     if row.error_type is not None:  # its class without the module, and its first line, so that both fit into one line
         first = next(iter((row.error_message or "").strip().splitlines()), "")
-        error = one_line(mask_passwords(error_said(row.error_type.rpartition(".")[2], first)))
+        error = one_line(mask_passwords(error_text(row.error_type.rpartition(".")[2], first)))
     attempt = f"{row.attempt}/{row.max_attempts}"
     return row.id, row.reading, row.queue, row.task, attempt, since(row.created_at, row.now), _when(row), error
 

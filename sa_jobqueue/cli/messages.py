@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import typer
 
 from sa_jobqueue.errors import JobQueueError
-from sa_jobqueue.failures import entry, error_said, message_of, name_of, traceback_of
+from sa_jobqueue.failures import entry, error_text, message_of, name_of, traceback_of
 from sa_jobqueue.log import escaped, one_line, place_of
 from sa_jobqueue.urls import mask_passwords, not_connected
 
@@ -108,7 +108,7 @@ class _Formatter(logging.Formatter):
         if record.exc_info and (error := record.exc_info[1]) is not None:
             described = entry(name_of(type(error)), message_of(error))
             module, dot, name = described.type.rpartition(".")
-            said = one_line(mask_passwords(error_said(name, described.message)))
+            said = one_line(mask_passwords(error_text(name, described.message)))
             if said not in line:
                 reason = f"{module}{dot}{said}"
                 place = place_of(error, anywhere=True)

@@ -12,7 +12,7 @@ from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.explain import explain_job
-from sa_jobqueue.failures import error_said
+from sa_jobqueue.failures import error_text
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import ArchivedJob, Job, Progress, Schedule
 from sa_jobqueue.reasons import WaitReason
@@ -235,6 +235,6 @@ def _print_error(error: dict[str, Any], now: datetime) -> None:
     at = moment_said(error.get("at"))
     when = f"  {moment(at)} ({since(at, now)} ago)" if at is not None else ""
     say(f"\nattempt {cleaned(error.get('attempt', '?'))}{when}", "bold")
-    say(mask_passwords(error_said(error.get("type"), error.get("message"))), "red", wrap=True)
+    say(mask_passwords(error_text(error.get("type"), error.get("message"))), "red", wrap=True)
     if traceback := mask_passwords(str(error.get("traceback") or "")).rstrip():
         say("\n".join(f"  {line}" for line in traceback.splitlines()), "dim")

@@ -23,7 +23,8 @@ __all__ = ["watch_jobs", "watched_jobs"]
 
 #: By the id of a job that no session has got yet: what warns when the job, or the program, ends.
 _unadded: dict[int, weakref.finalize[Any, JobMixin]] = {}
-#: While `watched_jobs` goes on: the warnings that a filter has made errors. It raises them at its end: a finaliser can raise to nobody.
+#: Warnings that a filter turned into errors, a list for each active `watched_jobs`. It raises them when it ends, because Python swallows
+#: what a finaliser raises.
 _errors: list[list[RuntimeWarning]] = []
 
 
@@ -88,10 +89,10 @@ def _see_what_has_no_event() -> None:
 
     @wraps(save)
     def bulk_save_objects(session: Session, objects: Iterable[object], *args: Any, **options: Any) -> None:
-        given = [*objects]
-        for one in given:
-            _added(session, one)
-        save(session, given, *args, **options)
+        jobs = [*objects]
+        for job in jobs:
+            _added(session, job)
+        save(session, jobs, *args, **options)
 
     @wraps(copy)
     def merge(session: Session, instance: object, *args: Any, **options: Any) -> Any:
@@ -99,10 +100,10 @@ def _see_what_has_no_event() -> None:
         return copy(session, instance, *args, **options)
 
     def merge_all(session: Session, instances: Iterable[object], **options: Any) -> Any:
-        given = [*instances]
-        for one in given:
-            _copied(session, one)
-        return copy_all(session, given, **options)
+        jobs = [*instances]
+        for job in jobs:
+            _copied(session, job)
+        return copy_all(session, jobs, **options)
 
     sessions.bulk_save_objects, sessions.merge = bulk_save_objects, merge
     if copy_all is not None:  # from SQLAlchemy 2.1 on

@@ -16,7 +16,7 @@ from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from ..calls import Call
-from ..failures import describe, error_said
+from ..failures import describe, error_text
 from ..log import get_logger
 from ..middleware import Attempt, Middleware
 from . import semconv
@@ -185,7 +185,7 @@ def _fail(span: Span, outcome: str, error: BaseException | None) -> None:
         },
     )
     span.set_attribute(semconv.ERROR_TYPE, entry.type)
-    span.set_status(Status(StatusCode.ERROR, error_said(entry.type, entry.message)))
+    span.set_status(Status(StatusCode.ERROR, error_text(entry.type, entry.message)))
 
 
 def _with_context(call: Call, context: Context | None) -> Call:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 
 from ..errors import PayloadError, TaskError
-from ..failures import error_said
+from ..failures import error_text
 from ..lifecycle import JobStatus
 from ..results import Typed, typed
 from .signature import STREAMS, plan_of
@@ -41,7 +41,7 @@ class Failed:
     """What it said."""
 
     def __str__(self) -> str:
-        return f"job {self.job_id} is {self.status or 'gone'} ({error_said(self.type, self.message)})"
+        return f"job {self.job_id} is {self.status or 'gone'} ({error_text(self.type, self.message)})"
 
 
 class Part(NamedTuple):

@@ -272,8 +272,8 @@ def test_a_connection_that_comes_after_its_jobs_end_is_given_back(
         event.listen(engines[kind], "checkout", hold)
         (id,) = add(engine, enqueue(kind.split(maxsplit=1)[0]))
         wait_until(lambda: refused)
-        for one in engines.values():
-            wait_until(lambda one=one: one.pool.checkedout() == 0)
+        for used in engines.values():
+            wait_until(lambda used=used: used.pool.checkedout() == 0)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -9,7 +9,7 @@ from typing import Any, cast
 from rich.cells import chop_cells
 from rich.text import Text
 
-from sa_jobqueue.failures import error_said
+from sa_jobqueue.failures import error_text
 from sa_jobqueue.urls import mask_passwords
 
 from ..output import age, cleaned, masked, moment, moment_said
@@ -79,7 +79,7 @@ def _error(error: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "", ""
     at = moment(moment_said(error.get("at")))
     yield f"attempt {cleaned(error.get('attempt', '?'))}  {at}".rstrip(), "bold"
-    for line in mask_passwords(error_said(error.get("type"), error.get("message"))).split("\n"):
+    for line in mask_passwords(error_text(error.get("type"), error.get("message"))).split("\n"):
         yield cleaned(line), "red"
     for line in mask_passwords(str(error.get("traceback") or "")).rstrip().split("\n"):
         yield f"  {cleaned(line.expandtabs(4))}", "dim"

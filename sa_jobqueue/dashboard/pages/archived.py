@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, func, literal_column, select
 
-from ...failures import error_said
+from ...failures import error_text
 from ...health.one_job import clamped
 from ...lifecycle import FINISHED
 from ...objects import Subject
@@ -104,7 +104,7 @@ def _shown(row: RowMapping) -> dict[str, Any]:
     """A row as the table shows it."""
     error = ""
     if row["error_type"] is not None:
-        error = error_said(row["error_type"].rpartition(".")[2], row["error_message"])
+        error = error_text(row["error_type"].rpartition(".")[2], row["error_message"])
     subject = None if row["subject_type"] is None else str(Subject(row["subject_type"], row["subject_id"]))
     return {**row, "error": error, "subject": subject}
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import ARRAY, BigInteger, ColumnElement, RowMapping, Select, case, func, literal, select
 
-from ...failures import error_said
+from ...failures import error_text
 from ...health.one_job import clamped
 from ...lifecycle import JobStatus
 from ...objects import Subject
@@ -85,7 +85,7 @@ def _shown(row: RowMapping) -> dict[str, Any]:
     """A row as the table shows it."""
     error = ""
     if row["error_type"] is not None:
-        error = error_said(row["error_type"].rpartition(".")[2], mask_passwords(row["error_message"] or ""))
+        error = error_text(row["error_type"].rpartition(".")[2], mask_passwords(row["error_message"] or ""))
     subject = None if row["subject_type"] is None else str(Subject(row["subject_type"], row["subject_id"]))
     when, at = "", None
     if row["finished_at"] is not None:

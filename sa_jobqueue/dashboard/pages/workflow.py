@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from ...failures import error_said
+from ...failures import error_text
 from ...lifecycle import JobStatus
 from ...log import one_line
 from ...models import status_literal
@@ -135,7 +135,7 @@ def _node(node: Any, seen: Collection[int], stuck: Collection[int]) -> dict[str,
     if isinstance(node.error, dict) and node.status != JobStatus.COMPLETED:
         kind = str(node.error.get("type", "")).rpartition(".")[2]
         said = one_line(mask_passwords(str(node.error.get("message", ""))))
-        error = error_said(kind, said) if kind else said
+        error = error_text(kind, said) if kind else said
     return {
         **node._mapping,  # noqa: SLF001
         "name": name_of(node.task),

@@ -45,7 +45,7 @@ _ADVANCE = f"""
             FOR NO KEY UPDATE OF w SKIP LOCKED) AS l;
         IF seen < cardinality(workflows) THEN
             busy_ids := ARRAY (SELECT w.id FROM {{schema}}.workflow AS w WHERE w.id = ANY (workflows) AND w.id <> ALL (coalesce(mine, '{{{{}}}}')) AND w.paused_at IS NULL);
-            -- Of one that was deleted by hand nobody would read what happens.
+            -- A workflow that was deleted by hand has no row to lock: cancel its waiting members and delete its events here.
             PERFORM {{schema}}.cancel_workflows(ARRAY (
                 SELECT g.id FROM unnest(workflows) AS g (id) WHERE NOT EXISTS (SELECT FROM {{schema}}.workflow AS w WHERE w.id = g.id)), 'its workflow was deleted');
         END IF;

@@ -7,7 +7,7 @@ import time
 from datetime import UTC, datetime
 from time import monotonic
 
-from ...failures import error_said, is_quick_to_format
+from ...failures import error_text, is_quick_to_format
 from ...lifecycle import Change, Event
 from ...log import get_logger, place_of
 from ...outcomes import Retry
@@ -58,7 +58,7 @@ class JobLog:
             logger.log(
                 level, "%s[%d] failed in attempt %d of %d%s: %s%s%s",
                 job.task, job.id, job.attempt, job.max_attempts, ", for good" if final else again or ", again at once",
-                error_said(reason.type, reason.message) if reason else "", _place(run, error), note,
+                error_text(reason.type, reason.message) if reason else "", _place(run, error), note,
                 extra=fields, exc_info=error if shown else None,
             )  # fmt: skip
         elif change.event is Event.RESCUE:
