@@ -193,7 +193,7 @@ def reasons_of(row: Any, waits: Sequence[WaitReason], crew: Crew | None = None) 
     if row.id is None:
         return (_missing(row),)
     if row.status in FINISHED:
-        return (_ended(row),)
+        return (_ended(row)._replace(workflow_id=row.workflow_id),)
     crew = Crew.of(row) if crew is None else crew
     if row.status is JobStatus.RUNNING:
         found = [*_held(row, crew), *_limits(row)]

@@ -63,7 +63,7 @@ class WaitReason(NamedTuple):
     since: datetime | None = None
     """When it began."""
     workflow_id: int | None = None
-    """The workflow that is paused, or whose members are waited for."""
+    """The workflow that is paused, or whose members are waited for; or that of a member that was cancelled."""
     pid: int | None = None
     """The server process of the transaction that has locked the row."""
 
@@ -284,6 +284,11 @@ def _run_again(_: WaitReason, job_id: int) -> str:
     return f"sa-jobqueue retry {job_id}"
 
 
+def _retry_cancelled(one: WaitReason, job_id: int) -> str:
+    """Alone, a member would be cancelled again with its parent, or its workflow."""
+    return _run_again(one, job_id) if one.workflow_id is None else f"sa-jobqueue workflow retry {one.workflow_id}"
+
+
 def _resume_workflow(one: WaitReason, _: int) -> str:
     return f"sa-jobqueue workflow resume {one.workflow_id or 'ID'}"
 
@@ -311,7 +316,7 @@ KINDS: Mapping[What, Kind] = {
     "completed": Kind(_completed),
     "failed": Kind(_failed, True, _run_again),
     "duplicate": Kind(_duplicate, True, _other),
-    "cancelled": Kind(_cancelled, True, _run_again),
+    "cancelled": Kind(_cancelled, True, _retry_cancelled),
     "overdue": Kind(_overdue),
     "lost": Kind(_lost),
     "claimed": Kind(_claimed),

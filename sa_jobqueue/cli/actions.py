@@ -22,6 +22,7 @@ from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, releas
 from sa_jobqueue.statements.archive import is_not_archived
 from sa_jobqueue.statements.archived import archived_ends
 from sa_jobqueue.statements.unique import key_holders
+from sa_jobqueue.statements.workflows.actions import reopen_below
 
 from .config import Config
 from .filters import PANEL, Filters, Status
@@ -126,7 +127,8 @@ def retry(
     """Run jobs again, now.
 
     With filters or --all it takes the failed jobs, unless --status says otherwise; by id any job that is not running.
-    Each gets all its attempts again. A job that waits for a later time becomes due now.
+    Each gets all its attempts again. A job that waits for a later time becomes due now. Members of workflows that were
+    cancelled because these jobs failed come back, too.
 
     sa-jobqueue retry 17 18
     sa-jobqueue retry --queue mail --finished-since 2030-01-31T01:00 --finished-before 2030-01-31T02:00 --spread 1h
@@ -230,6 +232,7 @@ def act(config: Config, targets: Targets, criteria: Criteria, action: Action, lo
     possible = [*criteria, status_in(Job.status, action.statuses)]
     running = [*possible, Job.status == status_literal(JobStatus.RUNNING)]
     left: dict[int, str] = {}
+    below = set[int]()
     engine = open_engine(config)
     with transaction(config, engine) as connection:
         if targets.limit is not None:
@@ -250,6 +253,7 @@ def act(config: Config, targets: Targets, criteria: Criteria, action: Action, lo
         answers = action.do(engine, criteria, locked)
         touched = {one for one, changed in answers.items() if changed}
         left |= {one: _LOCKED for one, changed in answers.items() if not changed}
+        below = _retried_below(engine, touched) if action.verb == RETRY.verb else below
     for one in targets.ids or []:
         if one not in touched:
             left.setdefault(one, found.get(one, "no such job"))
@@ -258,16 +262,38 @@ def act(config: Config, targets: Targets, criteria: Criteria, action: Action, lo
             for one, holder in connection.execute(key_holders(list(left))):
                 status = f"{found[one]}, " if one in found else ""
                 left[one] = f"{status}its unique key is held by job {holder}"
-    if targets.json:
-        print_json({"action": action.verb, "count": len(touched), "dry_run": targets.dry_run, "not_touched": left})
-    else:
-        stop = f", {asked:,} of them still running and asked to stop" if asked and action is CANCEL else ""
-        say(f"{f'would {action.verb}' if targets.dry_run else action.done} {jobs_of(len(touched))}{stop}")
-        if left:
-            more = f", and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
-            note("not touched: " + ", ".join(f"{one} ({why})" for one, why in islice(left.items(), _NAMED)) + more)
+    stop = f", {asked:,} of them still running and asked to stop" if asked and action is CANCEL else ""
+    _tell(action, targets, touched=touched, below=below, left=left, stop=stop)
     if left:
         raise typer.Exit(1)
+
+
+def _retried_below(engine: Engine, touched: set[int]) -> set[int]:
+    """Bring back the members of workflows that were cancelled because of these jobs, and return their ids.
+
+    It is a transaction of its own: the retry of a workflow locks its row first, and then waits for its jobs.
+    """
+    if not touched:
+        return set()
+    with engine.begin() as connection:
+        return set(connection.scalars(reopen_below(sorted(touched)))) - touched
+
+
+def _tell(
+    action: Action, targets: Targets, *, touched: set[int], below: set[int], left: dict[int, str], stop: str
+) -> None:
+    if targets.json:
+        more: dict[str, Any] = {"also_retried": sorted(below)} if below else {}
+        print_json(
+            {"action": action.verb, "count": len(touched), "dry_run": targets.dry_run, "not_touched": left} | more
+        )
+        return
+    say(f"{f'would {action.verb}' if targets.dry_run else action.done} {jobs_of(len(touched))}{stop}")
+    if below:
+        note(f"and {jobs_of(len(below))} that had been cancelled because of them")
+    if left:
+        others = f", and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
+        note("not touched: " + ", ".join(f"{one} ({why})" for one, why in islice(left.items(), _NAMED)) + others)
 
 
 def by_statement(build: Callable[..., Any]) -> Do:

@@ -16,6 +16,7 @@ from .page import Missing
 from .query import Query
 from .refusals import BadInput
 from .strings import text
+from .workflow_deeds import reopened
 
 __all__ = ["CHANGE_DEEDS"]
 
@@ -34,7 +35,9 @@ def _edit(look: Look) -> Done:
         raise BadInput("the form", "nothing new", "arguments, a queue, a priority or a time")
     done = Done(1)
     if again:
-        done = _changed(look, retry_jobs(*mine, locked="skip", job=job))
+        seen = list(look.connection.scalars(select(job.id).where(*mine)))
+        if not reopened(look, seen):
+            done = _changed(look, retry_jobs(*mine, locked="skip", job=job))
     if changes and done.count:
         try:
             statement = edit_jobs(*mine, **changes, locked="skip", job=job)

@@ -17,6 +17,7 @@ from .deeds import Deed, Done
 from .filters import FILTERS, chosen
 from .look import Look
 from .refusals import BadInput
+from .workflow_deeds import reopened
 
 __all__ = ["JOB_DEEDS", "WAITS", "deed_of_jobs", "possible"]
 
@@ -62,10 +63,13 @@ def deed_of_jobs(
         ids = list(look.connection.scalars(page))
         if not ids:
             return Done(0)
+        back = reopened(look, ids) if build is retry_jobs else []
         rows = look.connection.execute(build(job.id.in_(ids), *which(look), job=job, **options)).all()
-        changed = [row.id for row in rows if getattr(row, "changed", True)]
+        changed = [*back, *(row.id for row in rows if getattr(row, "changed", True))]
         became = {end: _number(look, changed, statuses) for end, statuses in apart.items()}
-        return Done(len(changed), len(ids) - len(changed), ids[-1] if len(ids) == _PAGE else None, apart=became)
+        return Done(
+            len(changed), len(set(ids).difference(changed)), ids[-1] if len(ids) == _PAGE else None, apart=became
+        )
 
     return Deed(name, needs, do, count, careful, asks, target=target, apart=tuple(apart))
 

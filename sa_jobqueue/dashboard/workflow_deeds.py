@@ -11,6 +11,7 @@ from ..lifecycle import FINISHED, JobStatus
 from ..models import WorkflowRow, schema_of, status_in
 from ..statements import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
 from ..statements.depths import CAP
+from ..statements.workflows.actions import reopen_below
 from .access import Action
 from .deeds import Deed, Done
 from .look import Look
@@ -26,6 +27,7 @@ __all__ = [
     "lacks_parent",
     "may_change",
     "reached_workflows",
+    "reopened",
     "workflow_of",
 ]
 
@@ -121,6 +123,20 @@ def _retry_node(look: Look, id: int) -> Executable:
     if (parent := lacks_parent(look, [node]).get(node)) is not None:
         raise BadInput("node", str(node), text("workflow.lacks_parent", id=parent))
     return retry_workflow(id, from_node=node, schema=schema_of(look.job))
+
+
+def reopened(look: Look, ids: Sequence[int]) -> list[int]:
+    """Retry those of these jobs because of which others of their workflows were cancelled, and these. Returns the ids of all that come back.
+
+    Call it before `retry_jobs`: it locks a workflow's row, and then its jobs.
+    """
+    if not look.access.may("retry_workflow"):
+        return []
+    job, workflow = look.job, workflow_of(look)
+    mine = select(job.id).join(workflow, workflow.id == job.workflow_id).where(job.id.in_(ids), not_(_of_others(look)))
+    if not (members := look.connection.scalars(mine).all()):
+        return []
+    return list(look.connection.scalars(reopen_below(members, job=job)))
 
 
 def lacks_parent(look: Look, ids: Sequence[int]) -> dict[int, int]:

@@ -228,6 +228,22 @@ def test_what_failed_is_retried(engine: Engine, connection: Connection) -> None:
     assert viewer.send("retry_node", {"id": flow.id}).status_code == 400
 
 
+def test_the_button_of_a_failed_member_brings_back_what_was_cancelled_because_of_it(
+    engine: Engine, connection: Connection
+) -> None:
+    """With the jobs below it, and nothing else; a retry with other arguments does so, too."""
+    flow = flow_of(connection, "a", "b", "c: a", "d: b")
+    flow.fail("a", "b")
+    flow.settle()
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.do("retry", id=flow.job("a"), next=f"/jobs/{flow.job('a')}")
+    assert "where they wait for the jobs before them: 2 jobs." in page.text
+    viewer.do("edit", id=flow.job("b"), priority=7, again="yes")
+    flow.settle()
+    assert flow.statuses() == {"a": "queued", "b": "queued", "c": "blocked", "d": "blocked"}
+
+
 def test_what_another_job_has_failed_for_is_not_retried_before_it(engine: Engine, connection: Connection) -> None:
     """It would be cancelled again at once: its row has no button, and a form of an older page is refused."""
     flow = flow_of(connection, "a", "b: a", "c: b")

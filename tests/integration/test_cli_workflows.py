@@ -88,6 +88,35 @@ def test_commands_act_on_workflows(connection: Connection, url: str) -> None:
     assert flow.statuses() == {"a": "queued", "b": "blocked"}
 
 
+def test_retry_of_a_failed_member_brings_back_what_was_cancelled_because_of_it(
+    connection: Connection, url: str
+) -> None:
+    """Only that: what another failure holds stays cancelled, and `why` names the retry that brings it back."""
+    flow = Flow(connection, "a", "b", "c: a", "d: b", "e: c")
+    flow.fail("a", "b")
+    flow.settle()
+    said = invoke("retry", str(flow.job("a")), url=url)
+    assert said.stdout == "retried 1 job\n"
+    assert "and 2 jobs that had been cancelled because of them" in notes(said)
+    flow.settle()
+    assert flow.statuses() == {"a": "queued", "b": "failed", "c": "blocked", "d": "cancelled", "e": "blocked"}
+    assert f"→ sa-jobqueue workflow retry {flow.id}" in invoke("why", str(flow.job("d")), url=url).stdout
+    assert as_json("retry", str(flow.job("b")), url=url)["also_retried"] == [flow.job("d")]
+
+
+def test_retry_of_the_member_that_failed_first_brings_back_a_workflow_that_fails_fast(
+    connection: Connection, url: str
+) -> None:
+    """All of it was cancelled because of that member."""
+    flow = Flow(connection, "a", "b", "c: b", fail_fast=True)
+    flow.fail("a")
+    flow.settle()
+    assert flow.statuses() == {"a": "failed", "b": "cancelled", "c": "cancelled"}
+    invoke("retry", str(flow.job("a")), url=url)
+    flow.settle()
+    assert flow.statuses() == {"a": "queued", "b": "queued", "c": "blocked"}
+
+
 def test_a_workflow_that_is_not_there_is_said(connection: Connection, url: str) -> None:
     """With where to look."""
     for command in ("show", "retry"):

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from sa_jobqueue.models import Job, Schedule
 from sa_jobqueue.statements import cancel_jobs, pause, pause_schedules, resume, resume_schedules, retry_jobs
+from sa_jobqueue.statements.workflows.actions import reopen_below
 
 from ..output import cleaned
 from .reader import Action, Seen
@@ -86,7 +87,8 @@ def _of_schedule(name: str, seen: Seen) -> Question | None:
 
 
 def _retry(id: int, connection: Connection) -> str:
-    done = connection.execute(retry_jobs(Job.id == id)).all()
+    # First the workflow: its retry locks its row before its jobs.
+    done = [*connection.scalars(reopen_below([id])), *connection.scalars(retry_jobs(Job.id == id))]
     return f"job {id} is queued again" if done else f"job {id} cannot be retried: it runs, or another job has its key"
 
 

@@ -18,15 +18,29 @@ from sqlalchemy import (
     Integer,
     ScalarSelect,
     Text,
+    and_,
     bindparam,
+    case,
     column,
     func,
     literal_column,
     not_,
     select,
+    true,
 )
 
-from ...models import SCHEMA, WorkflowEvent, WorkflowRow, schema_function
+from ...lifecycle import JobStatus
+from ...models import (
+    SCHEMA,
+    Job,
+    JobMixin,
+    WorkflowDependency,
+    WorkflowEvent,
+    WorkflowRow,
+    schema_function,
+    status_literal,
+)
+from ..beside import with_companions
 from ..parts import array, packed, table_of
 
 __all__ = [
@@ -34,6 +48,7 @@ __all__ = [
     "advance_workflows",
     "cancel_workflows",
     "pause_workflows",
+    "reopen_below",
     "resume_workflows",
     "retry_workflow",
     "stray_workflows",
@@ -144,6 +159,55 @@ def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEM
         bindparam("from_node", from_node, BigInteger),
         schema=schema,
     )
+
+
+@with_companions
+def reopen_below(
+    ids: Sequence[int],
+    *,
+    job: type[JobMixin] = Job,
+    edges: type[WorkflowDependency] = WorkflowDependency,
+    workflow: type[WorkflowRow] = WorkflowRow,
+) -> Executable:
+    """Retry those of these jobs because of which members of their workflows were cancelled, as by `retry_workflow(..., from_node=id)`.
+
+    Where a workflow was cancelled because it is to fail fast, all of it is retried. A job that was itself cancelled because of another is
+    left out: it would be cancelled again. Returns the ids of the jobs that come back.
+    """
+    table, edge, flow = table_of(job), table_of(edges), table_of(workflow)
+    child = table.alias("child")
+    failed_id = literal_column("'failed_id'", Text)
+
+    def last(one: Any) -> ColumnElement[Any]:
+        return one.c.errors[literal_column("-1", Integer)].op("->>")(failed_id)
+
+    below = (
+        select(edge.c.child_id)
+        .join(child, child.c.id == edge.c.child_id)
+        .where(
+            edge.c.parent_id == table.c.id,
+            child.c.status == status_literal(JobStatus.CANCELLED),
+            last(child).is_not(None),
+        )
+        .correlate(table)
+    )
+    failed_fast = and_(flow.c.cancelled_at.is_not(None), flow.c.reason.like(literal_column("'%to fail fast'")))
+    # OFFSET 0 is a fence: the workflows are locked in the order of their ids.
+    nodes = (
+        select(flow.c.id.label("workflow_id"), case((not_(failed_fast), table.c.id)).label("from_node"))
+        .join_from(table, flow, flow.c.id == table.c.workflow_id)
+        .where(
+            table.c.id == func.any(array("job_ids", list(ids), BigInteger())),
+            last(table).is_(None),
+            below.exists() | failed_fast,
+        )
+        .order_by(flow.c.id, table.c.id)
+        .offset(literal_column("0"))
+        .subquery("node")
+    )
+    call: Any = schema_function("retry_workflow", flow.schema, nodes.c.workflow_id, nodes.c.from_node, of=BigInteger())
+    back = call.table_valued(column("id", BigInteger), name="back").render_derived(name="back")
+    return select(back.c.id).select_from(nodes.join(back, true()))
 
 
 def pause_workflows(*ids: int, schema: str = SCHEMA) -> Executable:
