@@ -164,7 +164,7 @@ class Crew:
     knowing: int
     """How many of those know its task."""
     slots: int = 0
-    """How many jobs these could hold."""
+    """How many jobs of its queue these run at once."""
     busy: int = 0
     """How many they do."""
     pressure: str | None = None
@@ -308,7 +308,8 @@ def _queued(row: Any, waits: Sequence[WaitReason], crew: Crew) -> list[WaitReaso
     if crew.pressure is not None and crew.knowing:
         found.append(_reason("pressure", reason=crew.pressure))
     if crew.knowing and crew.slots and crew.busy >= crew.slots:
-        found.append(_reason("busy", used=crew.busy, limit=crew.slots))
+        on = "the worker" if crew.knowing == 1 else f"all {crew.knowing} workers"
+        found.append(_reason("busy", row.queue, used=crew.busy, limit=crew.slots, reason=f"{on} that can run it"))
     return [*found, _turn(row)] if row.ahead or not found else found
 
 

@@ -255,7 +255,8 @@ def _pressure(one: WaitReason, _: Moment) -> str:
 
 
 def _busy(one: WaitReason, _: Moment) -> str:
-    return f"waits for a slot: its workers hold {jobs_of(one.used or 0)} in {one.limit} slot{'' if one.limit == 1 else 's'}"
+    slots = "1 slot of queue {} is" if one.limit == 1 else f"{one.limit} slots of queue {{}} are"
+    return f"waits for a slot: the {slots.format(one.name)} busy on {one.reason}"
 
 
 def _expires(one: WaitReason, moment: Moment) -> str:

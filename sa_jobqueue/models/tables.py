@@ -50,6 +50,8 @@ class WorkerRow(Base):
     """
     drain_requested_at: Mapped[datetime | None]
     """Since when it is asked to claim no more, and to end when its jobs have ended."""
+    slots: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    """By queue, how many jobs of it run at once: `{"mail": 4}`. Their sum is `concurrency`."""
 
 
 class Uptime(Base):

@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlalchemy import (
     ARRAY,
+    Alias,
     BigInteger,
     ColumnElement,
     DateTime,
@@ -27,6 +28,7 @@ from sqlalchemy import (
     column,
     func,
     literal_column,
+    not_,
     or_,
     select,
     table,
@@ -34,6 +36,7 @@ from sqlalchemy import (
     tuple_,
     union_all,
 )
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql.selectable import LateralFromClause
 
 from ..lifecycle import JobStatus
@@ -51,6 +54,8 @@ _QUEUED = status_literal(JobStatus.QUEUED)
 _LOCKS = table(
     "pg_locks", column("locktype"), column("transactionid"), column("granted"), column("pid"), schema="pg_catalog"
 )
+#: In the slots of a worker: all queues that it does not name.
+_OTHERS = literal_column("'*'", Text)
 #: What is read of a job.
 _COLUMNS = (
     "id", "status", "queue", "task", "priority", "attempt", "max_attempts", "rescues", "claims", "run_at", "created_at", "claimed_at",
@@ -67,7 +72,7 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job, worker: type[Wor
 
     `now`, the database's time; `newest`, the highest id of all jobs; columns of the job, and its last `error`; `host`, `pid` and `seen_at`
     of the worker that holds it. Of a job that waits: `live`, how many workers are alive, `serving`, how many of them its queue has, and
-    `knowing`, how many of those know its task, with `slots` and how many jobs they hold, `busy`; how many are under `pressure_on`, and
+    `knowing`, how many of those know its task, with their `slots` for its queue and how many jobs hold these, `busy`; how many are under `pressure_on`, and
     the `pressure`; how many skip it, `refused_by`, one of them, `refused_at`, and why, `refusal`. Of a queued job: `locked_by`, the server
     process that may have locked its row, and how many jobs are `ahead` of it in its queue, or in its key: at most `MOST_AHEAD` + 1.
     """
@@ -81,7 +86,7 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job, worker: type[Wor
         .lateral("holder")
     )
     crew = _crew(me, workers)
-    held = _held(table_of(job), me, crew)
+    held = _held(table_of(job), me, crew, workers.alias("holding"))
     ahead = _ahead(table_of(job))
     return (
         select(
@@ -143,12 +148,15 @@ def _crew(me: FromClause, workers: Table) -> LateralFromClause:
     # Only with one of them is the reason surely its own; the first by its text will do.
     refusal = func.min(row.skipped[its_id].astext, type_=Text()).filter(refuses)
     number = func.count()
+    slots = func.coalesce(
+        cast(row.slots[me.c.queue].astext, Integer), cast(row.slots[_OTHERS].astext, Integer), row.concurrency
+    )
     return (
         select(
             number.label("live"),
             number.filter(serves).label("serving"),
             number.filter(able).label("knowing"),
-            cast(func.coalesce(func.sum(row.concurrency).filter(able), literal_column("0")), Integer).label("slots"),
+            cast(func.coalesce(func.sum(slots).filter(able), literal_column("0")), Integer).label("slots"),
             number.filter(able, row.pressure.is_not(None)).label("pressure_on"),
             func.min(row.pressure, type_=Text()).filter(able).label("pressure"),
             number.filter(refuses).label("refused_by"),
@@ -161,11 +169,21 @@ def _crew(me: FromClause, workers: Table) -> LateralFromClause:
     )
 
 
-def _held(jobs: Table, me: FromClause, crew: LateralFromClause) -> LateralFromClause:
-    """How many jobs these workers hold."""
+def _held(jobs: Table, me: FromClause, crew: LateralFromClause, workers: Table | Alias) -> LateralFromClause:
+    """How many jobs hold slots that this job could have: those of its queue; where a worker does not name the queue, those of all others
+    that it does not name.
+    """
+    named = func.coalesce(workers.c.slots, literal_column("'{}'::jsonb"), type_=JSONB())
+    shared = and_(not_(named.has_key(me.c.queue)), not_(named.has_key(jobs.c.queue)))
     return (
         select(func.count().label("busy"))
-        .where(is_held(jobs), me.c.status == _QUEUED, jobs.c.worker == func.any(crew.c.ids))
+        .select_from(workers.join(jobs, jobs.c.worker == cast(workers.c.id, Text)))
+        .where(
+            is_held(jobs),
+            me.c.status == _QUEUED,
+            jobs.c.worker == func.any(crew.c.ids),
+            or_(jobs.c.queue == me.c.queue, shared),
+        )
         .lateral("held")
     )
 

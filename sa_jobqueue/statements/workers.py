@@ -55,6 +55,7 @@ def enrol_worker(
     loop_lag: float | None = None,
     pressure: str | None = None,
     skipped: Mapping[str, str | None] | None = None,
+    slots: Mapping[str, int] | None = None,
     undeclared_for: timedelta = timedelta(minutes=5),
     worker: type[WorkerRow] = WorkerRow,
     schedule: type[Schedule] = Schedule,
@@ -63,7 +64,7 @@ def enrol_worker(
 ) -> Executable:
     """Insert the row of a worker process; or, where it is there, say that the process was seen now, and what changes of it.
 
-    `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`, `skipped`: see `WorkerRow`.
+    `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`, `skipped`, `slots`: see `WorkerRow`.
 
     Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none. The time by the
     database's clock, in seconds since 1970. Whether there are limits that no code has declared for `undeclared_for`. The names of the
@@ -72,7 +73,7 @@ def enrol_worker(
     changing = {"memory": memory, "loop_lag": loop_lag, "pressure": pressure, "skipped": skipped}
     row = insert(worker).values(
         id=id, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version, lease=lease,
-        schema_version=schema_version, tasks=dict(tasks), **changing,
+        schema_version=schema_version, tasks=dict(tasks), slots=slots, **changing,
     )  # fmt: skip
     return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now(), **changing}).returning(
         next_look(schedule=schedule).scalar_subquery().label("next_look"),

@@ -211,14 +211,14 @@ def test_a_row_that_another_transaction_has_locked(engine: Engine) -> None:
 
 
 def test_slots_that_are_all_taken(engine: Engine, url: str, registry: Registry, held: threading.Event) -> None:
-    """All that its workers have."""
+    """All that its workers have for its queue; those of other queues are free."""
     first = add_one(engine, enqueue("hold"))
-    with serving(engine, url, registry, queues={"default": 1}, buffer=0):
+    with serving(engine, url, registry, queues={"default": 1, "mail": 5}, buffer=0):
         wait_until(lambda: job_of(engine, first).status is JobStatus.RUNNING)
         second = add_one(engine, enqueue("hold"))
         (reason,) = why(engine, second)
         assert (reason.what, reason.used, reason.limit) == ("busy", 1, 1)
-        assert str(reason) == "waits for a slot: its workers hold 1 job in 1 slot"
+        assert str(reason) == "waits for a slot: the 1 slot of queue default is busy on the worker that can run it"
         held.set()
 
 

@@ -57,6 +57,20 @@ def test_the_workers_of_its_queue_are_counted_and_those_that_know_its_task(conne
     assert (row.live, row.serving, row.knowing, row.slots, row.busy) == (10, 5, 3, 9, 0)
 
 
+def test_slots_are_those_of_its_queue(connection: Connection) -> None:
+    """A worker that serves all queues shares the slots of "*" among those that it does not name."""
+    workers = [{"mail": 2, "images": 9}, {"*": 5, "images": 1}, {"mail": 1, "*": 7}]
+    ids = [uuid.uuid4() for _ in workers]
+    for id, slots in zip(ids, workers, strict=True):
+        row = {"id": id, "host": "web", "pid": 1, "concurrency": 99, "version": "1", "slots": slots}
+        connection.execute(insert(WorkerRow).values(**row, queues=["mail", *slots]))
+    for id in ids:
+        for queue in ("mail", "images", "third"):
+            make_job(connection, "running", queue=queue, worker=str(id))
+    row = facts(connection, make_job(connection, queue="mail"))
+    assert (row.slots, row.busy) == (2 + 5 + 1, 1 + 2 + 1)
+
+
 # ---- plans
 
 

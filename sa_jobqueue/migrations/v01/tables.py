@@ -86,6 +86,7 @@ UP = (
         pressure text,
         skipped jsonb,
         drain_requested_at timestamptz,
+        slots jsonb,
         CONSTRAINT worker_pkey PRIMARY KEY (id)
     )
     """,

@@ -179,7 +179,8 @@ def reopen_below(
     failed_id = literal_column("'failed_id'", Text)
 
     def last(one: Any) -> ColumnElement[Any]:
-        return one.c.errors[literal_column("-1", Integer)].op("->>")(failed_id)
+        found: ColumnElement[Any] = one.c.errors[literal_column("-1", Integer)].op("->>")(failed_id)
+        return found
 
     below = (
         select(edge.c.child_id)

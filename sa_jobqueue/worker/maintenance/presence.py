@@ -84,6 +84,7 @@ class Presence(Chore):
                     pid=os.getpid(),
                     queues=list(self._queues),
                     concurrency=sum(self._queues.values()),
+                    slots=self._queues,
                     version=__version__,
                     lease=self._connector.lease,
                     schema_version=CURRENT,

@@ -1,4 +1,4 @@
-INSERT INTO sa_jobqueue.worker (id, host, pid, queues, concurrency, version, lease, schema_version, memory, loop_lag, tasks, pressure, skipped) VALUES (%(id)s::UUID, %(host)s::VARCHAR, %(pid)s::INTEGER, %(queues)s::TEXT[], %(concurrency)s::INTEGER, %(version)s::VARCHAR, %(lease)s, %(schema_version)s::INTEGER, %(memory)s::BIGINT, %(loop_lag)s, %(tasks)s::JSONB, %(pressure)s::VARCHAR, %(skipped)s::JSONB) ON CONFLICT (id) DO
+INSERT INTO sa_jobqueue.worker (id, host, pid, queues, concurrency, version, lease, schema_version, memory, loop_lag, tasks, pressure, skipped, slots) VALUES (%(id)s::UUID, %(host)s::VARCHAR, %(pid)s::INTEGER, %(queues)s::TEXT[], %(concurrency)s::INTEGER, %(version)s::VARCHAR, %(lease)s, %(schema_version)s::INTEGER, %(memory)s::BIGINT, %(loop_lag)s, %(tasks)s::JSONB, %(pressure)s::VARCHAR, %(skipped)s::JSONB, %(slots)s::JSONB) ON CONFLICT (id) DO
 UPDATE
 SET seen_at = now(),
     memory = %(param_1)s::BIGINT,

@@ -92,7 +92,7 @@ LEFT OUTER JOIN LATERAL (
     SELECT count(*) AS live,
         count(*) FILTER (WHERE me.queue = any(sa_jobqueue.worker.queues)) AS serving,
         count(*) FILTER (WHERE me.queue = any(sa_jobqueue.worker.queues) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR (sa_jobqueue.worker.tasks ? me.task) OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.*.aliases[*] ? (@ == $task)'::jsonpath, jsonb_build_object('task', me.task)))) AS knowing,
-        CAST(coalesce(sum(sa_jobqueue.worker.concurrency) FILTER (WHERE me.queue = any(sa_jobqueue.worker.queues) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR (sa_jobqueue.worker.tasks ? me.task) OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.*.aliases[*] ? (@ == $task)'::jsonpath, jsonb_build_object('task', me.task)))), 0) AS INTEGER) AS slots,
+        CAST(coalesce(sum(coalesce(CAST(sa_jobqueue.worker.slots ->> me.queue AS INTEGER), CAST(sa_jobqueue.worker.slots ->> '*' AS INTEGER), sa_jobqueue.worker.concurrency)) FILTER (WHERE me.queue = any(sa_jobqueue.worker.queues) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR (sa_jobqueue.worker.tasks ? me.task) OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.*.aliases[*] ? (@ == $task)'::jsonpath, jsonb_build_object('task', me.task)))), 0) AS INTEGER) AS slots,
         count(*) FILTER (WHERE me.queue = any(sa_jobqueue.worker.queues) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR (sa_jobqueue.worker.tasks ? me.task) OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.*.aliases[*] ? (@ == $task)'::jsonpath, jsonb_build_object('task', me.task))) AND sa_jobqueue.worker.pressure IS NOT NULL) AS pressure_on,
         min(sa_jobqueue.worker.pressure) FILTER (WHERE me.queue = any(sa_jobqueue.worker.queues) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR (sa_jobqueue.worker.tasks ? me.task) OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.*.aliases[*] ? (@ == $task)'::jsonpath, jsonb_build_object('task', me.task)))) AS pressure,
         count(*) FILTER (WHERE me.queue = any(sa_jobqueue.worker.queues) AND (sa_jobqueue.worker.skipped ? CAST(me.id AS TEXT))) AS refused_by,
@@ -105,10 +105,12 @@ LEFT OUTER JOIN LATERAL (
 ) AS crew ON true
 LEFT OUTER JOIN LATERAL (
     SELECT count(*) AS busy
-    FROM sa_jobqueue.job
+    FROM sa_jobqueue.worker AS holding
+    JOIN sa_jobqueue.job ON sa_jobqueue.job.worker = CAST(holding.id AS TEXT)
     WHERE sa_jobqueue.job.status = 'running'
     AND me.status = 'queued'
     AND sa_jobqueue.job.worker = any(crew.ids)
+    AND (sa_jobqueue.job.queue = me.queue OR NOT ((coalesce(holding.slots, '{}'::jsonb) ? me.queue)) AND NOT ((coalesce(holding.slots, '{}'::jsonb) ? sa_jobqueue.job.queue)))
 ) AS held ON true
 LEFT OUTER JOIN LATERAL (
     SELECT count(*) AS ahead
