@@ -137,7 +137,7 @@ def retry(
     if not targets.ids and not filters.status:
         filters = replace(filters, status=[Status.FAILED])
     action = replace(RETRY, do=by_statement(partial(retry_jobs, spread=spread or 0)))
-    act(config, targets, targets.criteria(filters), action, locked)
+    act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
 def cancel(config: Config, filters: Filters, targets: Targets, *, locked: LockedOption = Locked.WAIT) -> None:
@@ -147,7 +147,7 @@ def cancel(config: Config, filters: Filters, targets: Targets, *, locked: Locked
     sa-jobqueue cancel --queue mail --status scheduled --dry-run
     """
     targets.check(filters)
-    act(config, targets, targets.criteria(filters), CANCEL, locked)
+    act(config, targets, filters, targets.criteria(filters), CANCEL, locked=locked)
 
 
 def discard(
@@ -168,7 +168,7 @@ def discard(
     """
     targets.check(filters)
     action = replace(DISCARD, do=by_statement(partial(discard_jobs, reason=reason)))
-    act(config, targets, targets.criteria(filters), action, locked)
+    act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
 def release(
@@ -184,14 +184,15 @@ def release(
 ) -> None:
     """Take running jobs from their workers: they are queued again, in their place, and spend no attempt.
 
-    A worker that still works on one loses it at once: its outcome is not written, and the job runs again.
+    Nothing that a worker still does for such a job is written. The worker stops it when it next renews the lease: after a third to a half
+    of that, 20 to 30 s by default.
 
     sa-jobqueue release 17
     sa-jobqueue release --worker web-1:4711
     """
     targets.check(filters)
     action = Action("release", "released", sources(Event.RELEASE), by_statement(partial(release_jobs, delay=delay)))
-    act(config, targets, targets.criteria(filters), action, locked)
+    act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
 def prune(
@@ -224,10 +225,18 @@ def prune(
         criteria += [Job.purge_at <= func.now(), is_not_archived(Job)]
     else:
         targets.check(filters)
-    act(config, targets, criteria, PRUNE)
+    act(config, targets, filters, criteria, PRUNE)
 
 
-def act(config: Config, targets: Targets, criteria: Criteria, action: Action, locked: Locked = Locked.WAIT) -> None:
+def act(
+    config: Config,
+    targets: Targets,
+    filters: Filters,
+    criteria: Criteria,
+    action: Action,
+    *,
+    locked: Locked = Locked.WAIT,
+) -> None:
     """Act on the jobs, or only count them; say how many, and which were not touched: of the given ids, and of the locked ones."""
     possible = [*criteria, status_in(Job.status, action.statuses)]
     running = [*possible, Job.status == status_literal(JobStatus.RUNNING)]
@@ -235,6 +244,7 @@ def act(config: Config, targets: Targets, criteria: Criteria, action: Action, lo
     below = set[int]()
     engine = open_engine(config)
     with transaction(config, engine) as connection:
+        filters.check_workers(connection)
         if targets.limit is not None:
             first = connection.scalars(select(Job.id).where(*possible).order_by(Job.id).limit(targets.limit))
             chosen = Job.id == func.any(literal(first.all(), ARRAY(BigInteger)))

@@ -69,7 +69,7 @@ def edit(
         raise ConfigurationError("say what is to change: --args, --to-queue, --to-priority, --run-at or --delay")
     targets.check(filters)
     action = Action("edit", "edited", EDITABLE, by_statement(partial(edit_jobs, **changes)))
-    act(config, targets, targets.criteria(filters), action, locked)
+    act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
 def copy(

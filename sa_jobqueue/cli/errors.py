@@ -48,6 +48,7 @@ def errors(
     """
     where = filters.criteria()
     with transaction(config) as connection:
+        filters.check_workers(connection)
         now = connection.scalar(select(func.now()))
         rows: Any = connection.execute(group_errors(*where, most=limit)).all()
         of = connection.execute(extent_of_errors(*where)).one().jobs

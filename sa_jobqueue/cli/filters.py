@@ -8,11 +8,12 @@ from functools import partial
 from typing import Annotated, Any
 
 import typer
-from sqlalchemy import ColumnElement, func, literal
+from sqlalchemy import ColumnElement, Connection, func, literal, select
 from sqlalchemy.orm import InstrumentedAttribute
 
-from sa_jobqueue.models import Job
-from sa_jobqueue.statements.chosen import Jobs, Status, criteria_of, error_type, reading_of
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.models import Job, WorkerRow
+from sa_jobqueue.statements.chosen import Jobs, Status, criteria_of, error_type, is_worker, reading_of
 
 from .options import Options, parse_duration, parse_moment, parse_workflow
 
@@ -91,7 +92,7 @@ class Filters(Options):
         _filter(
             "--worker",
             metavar="WORKER",
-            help="Held, or held last, by this worker: HOST:PID as `workers` shows it, a HOST, or its id. May be repeated.",
+            help="Held, or held last, by this worker: HOST:PID as `workers` shows it, a HOST, or its id. A worker that has left is found by its id alone. May be repeated.",
         ),
     ] = field(default_factory=list)
     since: Annotated[
@@ -129,6 +130,15 @@ class Filters(Options):
     def __bool__(self) -> bool:
         """Whether any filter was given."""
         return bool(self.criteria())
+
+    def check_workers(self, connection: Connection) -> None:
+        """Refuse a HOST:PID that no worker has: the row of a worker goes when it leaves, and its jobs have its id alone."""
+        for name in self.worker:
+            if ":" in name and connection.scalar(select(WorkerRow.id).where(is_worker(name)).limit(1)) is None:
+                raise ConfigurationError(
+                    f"no worker {name} is known: `sa-jobqueue workers` lists those that are. Jobs of a worker that has left are found by its "
+                    "id, which `sa-jobqueue show ID` of a job prints"
+                )
 
     def criteria(self, *, by: InstrumentedAttribute[Any] | None = None, job: Jobs = Job) -> list[ColumnElement[bool]]:
         """The criteria; none where no filter was given. `by`: the time from which ages count, by default when it was enqueued."""

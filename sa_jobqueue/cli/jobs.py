@@ -79,6 +79,7 @@ def list_jobs(
         raise ConfigurationError("--watch and --json contradict each other: give one of them")
     engine = open_engine(config)
     with transaction(config, engine) as connection:
+        filters.check_workers(connection)
         rows = newest_jobs(connection, filters, limit + 1, job=jobs)
     shown = rows[:limit]
     if watch:

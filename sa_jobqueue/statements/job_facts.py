@@ -12,7 +12,6 @@ from typing import Any
 
 from sqlalchemy import (
     ARRAY,
-    Alias,
     BigInteger,
     ColumnElement,
     DateTime,
@@ -169,7 +168,7 @@ def _crew(me: FromClause, workers: Table) -> LateralFromClause:
     )
 
 
-def _held(jobs: Table, me: FromClause, crew: LateralFromClause, workers: Table | Alias) -> LateralFromClause:
+def _held(jobs: Table, me: FromClause, crew: LateralFromClause, workers: FromClause) -> LateralFromClause:
     """How many jobs hold slots that this job could have: those of its queue; where a worker does not name the queue, those of all others
     that it does not name.
     """

@@ -13,6 +13,7 @@ from sqlalchemy import (
     CTE,
     BigInteger,
     ColumnElement,
+    DateTime,
     Executable,
     Float,
     FromClause,
@@ -39,7 +40,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from ..limits import Limits
-from ..models import TASK_GROUP, Job, JobMixin, KeyRow, LimitRow, LimitState
+from ..models import TASK_GROUP, Job, JobMixin, KeyRow, LimitRow, LimitState, schema_function
 from .claim import PRIORITIES
 from .depths import CAP
 from .ends import has_run_out, is_held
@@ -50,6 +51,7 @@ __all__ = [
     "KEYS",
     "count_states",
     "due_of_queues",
+    "full_rates",
     "limits_said",
     "paused_keys",
     "ready_keys",
@@ -298,6 +300,53 @@ def count_states(*, cap: int = CAP, state: type[LimitState] = LimitState) -> Exe
         select(columns.owner).order_by(columns.owner, columns.name, columns.key).limit(bindparam("cap", cap, Integer))
     )
     return select(func.count()).select_from(page.subquery("page"))
+
+
+def full_rates(
+    *,
+    cap: int = CAP,
+    most: int = _MOST,
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+    limit_state: type[LimitState] = LimitState,
+) -> Executable:
+    """A row per queue, task and key whose rate lets nothing start now: `owner`, `name` and `key`, NULL for all jobs of the owner; the rate,
+    `count` in `seconds` with its `burst`; and `left`, the seconds until the next unit may start. `most` rows, among `cap` states.
+    """
+    limits, keys, states = table_of(limit), table_of(limit_key), table_of(limit_state)
+    page = states.select().limit(bindparam("cap", cap, Integer)).subquery("state")
+    of_all, its_own = page.c.key == literal_column("''"), keys.c.rate_count.is_not(None)
+    same = [and_(one.c.owner == page.c.owner, one.c.name == page.c.name) for one in (limits, keys)]
+    rate = (
+        select(
+            *page.c,
+            *(
+                case((of_all, limits.c[f"rate_{name}"]), (its_own, keys.c[f"rate_{name}"]), else_=limits.c[f"key_rate_{name}"]).label(name)
+                for name in ("count", "seconds", "burst")
+            ),
+        )
+        .select_from(page.outerjoin(limits, same[0]).outerjoin(keys, and_(same[1], keys.c.key == page.c.key)))
+        .subquery("rate")
+    )  # fmt: skip
+    of = rate.c
+    state = (of.free_at, of.owed_at, of.owed, func.statement_timestamp(type_=DateTime(timezone=True)))
+    owed = schema_function("rate_owed", limits.schema, *state, of["count"], of.seconds, of=Float(53))
+    behind = owed + literal_column("1") - of.burst
+    return (
+        select(
+            of.owner,
+            of.name,
+            func.nullif(of.key, literal_column("''"), type_=Text()).label("key"),
+            of["count"],
+            of.seconds,
+            of.burst,
+            (behind * of.seconds / cast(of["count"], Float(53))).label("left"),
+        )
+        # A millionth of a unit is nothing, as claims have it.
+        .where(of["count"].is_not(None), behind > literal_column("0.000001"))
+        .order_by(of.owner, of.name, of.key)
+        .limit(bindparam("most", most, Integer))
+    )
 
 
 def _held(table: Table, cap: int) -> CTE:

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, select, text
 
-from sa_jobqueue import Rate
+from sa_jobqueue import KeyLimits, Rate
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.dashboard.places import shown_limits
 from sa_jobqueue.models import KeyRow, LimitRow
 from sa_jobqueue.statements import set_limit
 from tests.support.browsing import Seen, Viewer
 from tests.support.busy_scene import Scene, fill
-from tests.support.factory import wait_until_blocked_by
+from tests.support.factory import make_jobs, wait_until_blocked_by
 from tests.support.limits import KEYS, LIMITS, key, limit
 
 
@@ -55,6 +55,27 @@ def test_who_waits_for_whom_is_shown(engine: Engine, scene: Scene) -> None:
     assert f"queue mail 2 / 2 12 {first} , {second} " in full
     assert f"queue sync , key 42 1 / 1 2 {third} " in full
     assert f"/jobs/{first}" in page.links
+
+
+def test_a_rate_that_holds_jobs_back_says_until_when(engine: Engine) -> None:
+    """Of a queue, of each key, and of a single key; a rate for whose next start no job waits is not named."""
+    with engine.begin() as connection:
+        for name in ("idle", "calls"):
+            connection.execute(set_limit(name, rate=Rate(6, per=3_600, burst=1)))
+        connection.execute(set_limit("sync", per_key=KeyLimits(rate=Rate(6, per=3_600, burst=1))))
+        connection.execute(set_limit("sync", key="7", rate=Rate(12, per=3_600, burst=1)))
+        make_jobs(connection, 2, queue="calls")
+        for state in ("'calls', ''", "'idle', ''", "'sync', '7'", "'sync', '42'"):
+            connection.exec_driver_sql(
+                f"INSERT INTO sa_jobqueue.limit_state (owner, name, key, free_at) VALUES ('queue', {state}, now() + interval '5 min')"
+            )
+        for one in ("7", "42"):
+            make_jobs(connection, 3, queue="sync", concurrency_key=one)
+    full = section(Viewer(engine, Access.READ).see("/limits"), "At their limit: who waits for whom")
+    assert "queue calls – 2 Rate 6/1h: the next start is possible in " in full
+    assert "queue sync , key 42 – 3 Rate 6/1h" in full
+    assert "queue sync , key 7 – 3 Rate 12/1h" in full
+    assert "idle" not in full
 
 
 def test_what_is_paused_is_shown_with_what_waits_because_of_it(engine: Engine, scene: Scene) -> None:

@@ -127,7 +127,15 @@ def test_jobs_are_found_by_their_end_by_key_by_workflow_and_by_worker(engine: En
     assert listed(url, "--workflow", "7") == [member]
     assert listed(url, "--worker", "web-1:4711") == listed(url, "--worker", "web-1") == [outage]
     assert listed(url, "--worker", str(worker)) == [outage]
-    assert listed(url, "--worker", "web-1:4712", "--worker", "web-2") == []
+    assert listed(url, "--worker", "web-2") == []
+
+
+def test_a_worker_that_is_not_known_is_refused(engine: Engine, url: str) -> None:
+    """Its row went with it: the message says how its jobs are found."""
+    for command in (("list",), ("errors",), ("retry", "--dry-run")):
+        result = invoke(*command, "--worker", "web-1:4712", url=url)
+        assert result.exit_code != 0
+        assert "no worker web-1:4712 is known" in result.stderr
 
 
 def test_errors_groups_what_failed_alike(engine: Engine, url: str) -> None:

@@ -91,6 +91,7 @@ from sa_jobqueue.statements.limit_state import FIRST_STATE, block, forget_states
 from sa_jobqueue.statements.limit_use import (
     count_states,
     due_of_queues,
+    full_rates,
     limits_said,
     paused_keys,
     ready_keys,
@@ -434,6 +435,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "running_of_tasks": running_of_tasks,
     "ready_keys": ready_keys,
     "stuck_permits": lambda: stuck_permits(seconds=3_600.0),
+    "full_rates": full_rates,
     "count_states": count_states,
     "forget_states": lambda: forget_states(after=FIRST_STATE, limit=10),
     "permits_freed": permits_freed,

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import ColumnElement, RowMapping, and_, func, literal, select
 
 from ...health import LimitUse, PausedKey, read_limit_uses, read_paused_keys
 from ...limits import rate_said
-from ...statements.limit_use import due_of_queues, ready_of_keys, running_of_keys, stuck_permits
+from ...statements.limit_use import due_of_queues, full_rates, ready_of_keys, running_of_keys, stuck_permits
 from ...statements.parts import table_of
 from ...store import store_of
 from ..look import Look
@@ -31,11 +32,13 @@ def read_limits(look: Look) -> dict[str, Any]:
     owners, keys = _owners(look, used), _keys(look, used)
     paused: list[LimitUse | PausedKey] = [one for one in read_limit_uses(connection, store) if one.paused is not None]
     paused += read_paused_keys(connection, store)
+    now: Any = connection.scalar(select(func.now()))
     return {
-        "now": connection.scalar(select(func.now())),
+        "now": now,
         "name": look.query.one("name"),
         "key": look.query.one("key"),
         "full": _full(look),
+        "rates": _full_rates(look, now),
         "paused": [
             {
                 "owner": one.owner, "name": one.name, "key": _key_of(one), "place": _place(one.owner, one.name, _key_of(one)),
@@ -129,6 +132,23 @@ def _full(look: Look) -> list[dict[str, Any]]:
             "expired": row.expired, "jobs": row.job_ids, "waiting": waiting.get((row.owner, row.name, row.key), 0),
         }
         for row in full
+    ]  # fmt: skip
+
+
+def _full_rates(look: Look, now: datetime) -> list[dict[str, Any]]:
+    """The rates that hold jobs back now: how many jobs, and until when."""
+    beside = look.options.beside
+    statement = full_rates(most=_MOST, limit=beside.limit, limit_key=beside.key, limit_state=beside.limit_state)
+    full = [row for row in look.connection.execute(statement) if is_mine(look, row.owner, row.name)]
+    waiting = _waiting(look, full)
+    return [
+        {
+            "owner": row.owner, "name": row.name, "key": row.key, "rate": rate_said(row._mapping["count"], row.seconds, row.burst),  # noqa: SLF001
+            "until": now + timedelta(seconds=min(row.left, 1e9)),
+            "waiting": number,
+        }
+        for row in full
+        if (number := waiting.get((row.owner, row.name, row.key), 0))
     ]  # fmt: skip
 
 
