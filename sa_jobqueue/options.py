@@ -247,8 +247,8 @@ def checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
         raise error(f"{what} {value[:80]!r} {reason}")
     if not 1 <= len(value) <= MAX_NAME:
         raise error(f"{what} must have 1 to {MAX_NAME} characters, not {len(value)}: {value[:40]!r}")
-    if value == "*" and what == "queue":  # else a worker would wait for jobs of a queue of that name, and say nothing
-        raise error("queue '*' is refused: a worker serves the queues that it names, so name one")
+    if value == "*" and what == "queue":
+        raise error("queue '*' is refused: among a worker's queues it stands for all the others, so name one")
     return str.__str__(value)  # of a `class Queue(str, Enum)` the value, not "Queue.MAIL"
 
 

@@ -26,6 +26,7 @@ from sa_jobqueue.statements import list_limits, pause, remove_limit, resume
 from sa_jobqueue.statements.depths import capped
 from sa_jobqueue.statements.limit_admin import change_limits
 from sa_jobqueue.statements.overview import list_workers
+from sa_jobqueue.statements.workers import serves
 from sa_jobqueue.urls import mask_passwords
 
 from .config import Config
@@ -253,7 +254,7 @@ def _act(
 def _served(connection: Connection, queue: str) -> bool:
     """Whether a live worker serves it; without any live workers nothing can be said, so yes."""
     live = [worker for worker in connection.execute(list_workers()) if not worker.stale]
-    return not live or any(queue in worker.queues for worker in live)
+    return not live or any(serves(worker.queues, queue) for worker in live)
 
 
 def _number(text: str, option: str) -> int | None:

@@ -23,6 +23,7 @@ from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.log import get_logger
 from sa_jobqueue.migrations import check_schema
 from sa_jobqueue.settings import WorkerSettings
+from sa_jobqueue.statements.workers import serves
 from sa_jobqueue.urls import database_url
 from sa_jobqueue.worker.connections.service import refuse_autocommit
 from sa_jobqueue.worker.process.gc import tune_gc
@@ -69,7 +70,8 @@ class WorkOptions(Options):
         list[str],
         _queues(
             metavar="NAME=N",
-            help=f"Serve this queue with N slots in each process; NAME alone: {_SLOTS} slots. May be repeated.",
+            help=f"Serve this queue with N slots in each process; NAME alone: {_SLOTS} slots. May be repeated. '*=N': N slots that "
+            "all other queues share.",
         ),
     ] = field(default_factory=lambda: ["default=10"])
     processes: Annotated[
@@ -289,7 +291,7 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
             _check_tables(worker)
             slots_of = ", ".join(f"{name}={slots}" for name, slots in worker.queues.items())
             logger.info("serving %s in schema %s of %s", slots_of, worker.schema, name_of(worker.engine.url))
-            if others := sorted({task.queue for task in worker.registry} - worker.queues.keys()):
+            if others := sorted({task.queue for task in worker.registry if not serves(worker.queues, task.queue)}):
                 logger.info("the tasks also name queues that this worker does not serve: %s", ", ".join(others))
         report(worker, is_theirs)
     if options.tried_out:

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 from ..limits import Owner
 from ..statements.overview import list_workers
+from ..statements.workers import serves
 from .deeds import Done
 from .look import Look
 from .page import Missing
@@ -55,7 +56,7 @@ def place_of(look: Look) -> Place:
 def done_to(look: Look, place: Place, count: int) -> Done:
     """The result of an action on a queue or a task. It warns if no live worker serves a queue of this name, which may be misspelt."""
     live = [worker.queues for worker in look.connection.execute(list_workers(job=look.job)) if not worker.stale]
-    unserved = place.owner == "queue" and bool(live) and not any(place.name in queues for queues in live)
+    unserved = place.owner == "queue" and bool(live) and not any(serves(queues, place.name) for queues in live)
     return Done(count, of=place.said, apart={"unserved": count} if unserved else {})
 
 

@@ -16,6 +16,7 @@ from ..statements.depths import queue_depths
 from ..statements.limit_use import limits_said
 from ..statements.overview import STALE
 from ..statements.stats import sum_stats
+from ..statements.workers import EVERY_QUEUE, serves
 from ..store import Store, default_store
 from .figures import Figures
 
@@ -137,12 +138,10 @@ def _queues(
     counted: dict[str, list[Any]] = defaultdict(list)
     for row in sums:
         counted[row.queue].append(row)
-    served: dict[str, int] = defaultdict(int)
-    for worker in workers:
-        for name in worker.queues:
-            served[name] += not worker.stale
+    named = {name for worker in workers for name in worker.queues} - {EVERY_QUEUE}
+    live = [worker.queues for worker in workers if not worker.stale]
     found: list[QueueSeen] = []
-    for name in {*deep, *running, *counted, *served, *paused}:
+    for name in {*deep, *running, *counted, *named, *paused}:
         if only is not None and name not in only:
             continue
         row = deep.get(name)
@@ -150,7 +149,8 @@ def _queues(
         lately = Figures.of(counted[name], seconds)
         said = limits.get(name)
         limit, since = (None, None) if said is None else (said.running, said.paused)
-        found.append(QueueSeen(name, queued, due, oldest, running[name], served[name], lately, limit, since))
+        served = sum(serves(queues, name) for queues in live)
+        found.append(QueueSeen(name, queued, due, oldest, running[name], served, lately, limit, since))
     return sorted(found, key=lambda one: (-one.due, one.name))
 
 
@@ -184,12 +184,12 @@ def _workers(
     found = [
         WorkerSeen(
             f"{row.host}:{row.pid}",
-            row.queues if only is None else [name for name in row.queues if name in only],
+            row.queues if only is None else [name for name in row.queues if name in only or name == EVERY_QUEUE],
             running[str(row.id)], row.concurrency, row.memory, row.loop_lag, float(row.unseen),
             row.unseen > STALE or expired[str(row.id)] > 0, row.pressure, str(row.id), row.version, float(row.up),
             None if row.draining is None else float(row.draining),
         )
         for row in rows
-        if only is None or set(row.queues) & set(only)
+        if only is None or any(serves(row.queues, name) for name in only)
     ]  # fmt: skip
     return sorted(found, key=lambda one: (not one.stale, one.name))

@@ -23,6 +23,7 @@ from ..health import (
 from ..lifecycle import JobStatus
 from ..statements.backlog import count_by_queue, schedule_lag
 from ..statements.overview import list_workers
+from ..statements.workers import EVERY_QUEUE, serves
 from ..store import Store, read_pressure
 from . import names
 from .families import Families
@@ -52,12 +53,9 @@ def add_jobs(connection: Connection, store: Store, families: Families) -> None:
     live = [worker for worker in workers if not worker.stale]
     families.add(names.WORKERS, len(live), "live")
     families.add(names.WORKERS, len(workers) - len(live), "stale")
-    serving: dict[str, int] = {}
-    for worker in live:
-        for queue in worker.queues:
-            serving[queue] = serving.get(queue, 0) + 1
-
-    queues = sorted({*(one.queue for one in depths), *counted[JobStatus.RUNNING], *counted[JobStatus.FAILED], *serving})
+    named = {queue for worker in live for queue in worker.queues} - {EVERY_QUEUE}
+    queues = sorted({*(one.queue for one in depths), *counted[JobStatus.RUNNING], *counted[JobStatus.FAILED], *named})
+    serving = {queue: sum(serves(worker.queues, queue) for worker in live) for queue in queues}
     label = {queue: queue if number < _MOST_QUEUES else OTHER for number, queue in enumerate(queues)}
     ages = {one.queue: one.oldest_due_age or 0.0 for one in depths}
     for metric, values, together in (

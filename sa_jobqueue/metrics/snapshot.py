@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
+from ..statements.workers import serves
 from ..tally import TaskTally
 from ..worker.state import WorkerState
 from ..worker.worker import Worker
@@ -54,7 +55,7 @@ _ADAPTER = TypeAdapter(Snapshot)
 
 def read_snapshot(worker: Worker) -> Snapshot:
     """Read it. The tasks of the worker's queues are there from the beginning, with zeros, so that a rate sees their first jobs."""
-    known = {task.name: task.queue for task in worker.registry if task.queue in worker.queues}
+    known = {task.name: task.queue for task in worker.registry if serves(worker.queues, task.queue)}
     return Snapshot(tuple(_with_zeros(worker.tally(), known.items())), worker.state(), worker.settings.lease)
 
 

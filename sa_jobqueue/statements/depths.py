@@ -39,6 +39,7 @@ __all__ = [
     "CAP",
     "capped",
     "capped_sum",
+    "due_queues",
     "first_of_turns",
     "purge_overdue",
     "queue_depths",
@@ -52,6 +53,8 @@ CAP = 10_001
 
 #: Queues that are looked at.
 _QUEUES = 10_000
+#: More queues than there can be.
+_ALL = 2**31 - 1
 #: Keys and priorities of a queue of which the first job is looked at, where more are ready than are counted.
 _TURNS = 1_000
 
@@ -190,6 +193,27 @@ def queued_tasks(*, sample: int, job: type[JobMixin] = Job) -> Executable:
         .group_by(found.c.queue, found.c.task)
         .order_by(found.c.queue, found.c.task)
     )
+
+
+def due_queues(*, job: type[JobMixin] = Job) -> Executable:
+    """The names of the queues that have due jobs, by some probes of the indexes of queued jobs for each queue with queued ones."""
+    table = table_of(job)
+    columns = table.c
+    names = queue_names(job, _ALL)
+    slot = rows("slot", priority=array("priorities", PRIORITIES, SmallInteger()))
+    one: ColumnElement[int] = literal_column("1", Integer)
+
+    def first(*where: ColumnElement[bool]) -> Select[Any]:
+        return select(one).where(columns.queue == names.c.queue, *where).limit(one).correlate(names, slot)
+
+    # A probe for each priority: behind one condition on them all, jobs of the future would be read.
+    keyless = first(is_keyless(table), columns.priority == slot.c.priority, columns.run_at <= func.now())
+    found = keyless.order_by(columns.run_at).lateral("found")
+    first_keyless = select(one).select_from(slot.join(found, true())).limit(one).correlate(names)
+    ready, later = first(is_ready(table)), first(is_later(table), columns.run_at <= func.now())
+    # Not EXISTS: for that the planner may read all jobs once, and hash their queues.
+    any_due = func.coalesce(*(page.scalar_subquery() for page in (first_keyless, ready, later)))
+    return select(names.c.queue).where(names.c.queue.is_not(None), any_due.is_not(None))
 
 
 def queue_names(job: type[JobMixin], most: int) -> CTE:

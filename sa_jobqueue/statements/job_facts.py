@@ -45,6 +45,7 @@ from .beside import with_companions
 from .ends import is_held
 from .overview import STALE
 from .parts import array, in_calendar, in_seconds, rows, table_of
+from .workers import served_by
 
 __all__ = ["job_facts"]
 
@@ -131,7 +132,7 @@ def _row(jobs: Table, asked: FromClause) -> LateralFromClause:
 def _crew(me: FromClause, workers: Table) -> LateralFromClause:
     """The workers that are alive, and what they could do for the job."""
     row = workers.c
-    serves = me.c.queue == func.any(row.queues)
+    serves = served_by(row.queues, me.c.queue)
     path: ColumnElement[Any] = literal_column("""'$.*.aliases[*] ? (@ == $task)'::jsonpath""")
     # A worker of an older release says nothing of its tasks, and may know any.
     knows = or_(

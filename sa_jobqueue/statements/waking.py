@@ -8,8 +8,21 @@ one of sixteen gates; one more, `gate_any`, holds the latest of their times.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import BigInteger, Executable, Float, Text, bindparam, cast, func, literal_column, select, union_all
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Executable,
+    Float,
+    Text,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    select,
+    union_all,
+)
 from sqlalchemy.dialects.postgresql import REGCLASS
 
 from ..migrations.v01 import GATES
@@ -26,10 +39,14 @@ PERMITS_CHANGED = "(limits)"
 WORKFLOWS_CHANGED = "(workflows)"
 
 
-def open_gates(*, queues: Sequence[str], seconds: float, schema: str = SCHEMA) -> Executable:
-    """Ask to be woken for `queues` during the next `seconds`. Never shortens what another worker asked for."""
-    wanted = rows("wanted", queue=array("queue_names", queues, Text()))
-    number = func.hashtext(wanted.c.queue).op("&")(literal_column(str(GATES - 1)))
+def open_gates(*, queues: Sequence[str] | None, seconds: float, schema: str = SCHEMA) -> Executable:
+    """Ask to be woken for `queues`, None: for any, during the next `seconds`. Never shortens what another worker asked for."""
+    number: ColumnElement[Any]
+    if queues is None:
+        number = func.generate_series(literal_column("0"), literal_column(str(GATES - 1)))
+    else:
+        wanted = rows("wanted", queue=array("queue_names", queues, Text()))
+        number = func.hashtext(wanted.c.queue).op("&")(literal_column(str(GATES - 1)))
     each, latest = select(cast(number, Text).label("gate")), select(literal_column("'any'", Text))
     asked = union_all(each, latest).subquery("asked")
     prefix = func.concat(func.quote_ident(bindparam("in_schema", schema, Text)), literal_column("'.gate_'"))

@@ -10,12 +10,16 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     ColumnExpressionArgument,
     Executable,
+    Text,
     cast,
     column,
     delete,
     func,
+    literal_column,
+    or_,
     select,
     table,
     update,
@@ -31,13 +35,29 @@ from .parts import array, epoch
 from .schedules import next_look
 
 __all__ = [
+    "EVERY_QUEUE",
     "drain_workers",
     "end_backend",
     "enrol_worker",
     "forget_workers",
     "places_of",
     "remove_worker",
+    "served_by",
+    "serves",
 ]
+
+#: Among the queues of a worker: all that it does not name.
+EVERY_QUEUE = "*"
+
+
+def serves(queues: Collection[str], name: str) -> bool:
+    """Whether a worker of these queues serves the queue of this name."""
+    return name in queues or EVERY_QUEUE in queues
+
+
+def served_by(queues: ColumnElement[Any], name: ColumnElement[str]) -> ColumnElement[bool]:
+    """`serves` in SQL."""
+    return or_(name == func.any(queues), literal_column(f"'{EVERY_QUEUE}'", Text) == func.any(queues))
 
 
 def enrol_worker(

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from ..statements.depths import due_queues
 from ..statements.waking import channel_of, open_gates
+from ..statements.workers import EVERY_QUEUE
 from .tables import OfTables
 
 __all__ = ["Waking"]
@@ -16,8 +18,13 @@ class Waking(OfTables):
     """The gates that a worker opens, and the channel on which it is told."""
 
     def listen_for(self, connection: Connection, queues: Sequence[str], *, seconds: float) -> None:
-        """Ask to be woken for `queues` during the next `seconds`."""
-        connection.execute(open_gates(queues=queues, seconds=seconds, schema=self.schema_on(connection)))
+        """Ask to be woken for `queues` during the next `seconds`; "*" among them stands for all."""
+        wanted = None if EVERY_QUEUE in queues else queues
+        connection.execute(open_gates(queues=wanted, seconds=seconds, schema=self.schema_on(connection)))
+
+    def due_queues(self, connection: Connection) -> set[str]:
+        """The queues that have due jobs."""
+        return set(connection.scalars(due_queues(job=self.tables.job)))
 
     def channel(self, connection: Connection) -> str:
         """The channel on which wake-ups come."""

@@ -9,6 +9,7 @@ from ..context import ClaimedJob
 from ..lifecycle import Rules, decide
 from ..log import get_logger
 from ..outcomes import Outcome, Released
+from ..statements.workers import EVERY_QUEUE
 from ..tasks import AnyTask, Registry
 from .observer import Observer
 from .running.executor import Executor
@@ -43,6 +44,7 @@ class Dispatch:
         """To the slots with jobs that were claimed just now. Jobs of unknown tasks go back."""
         known, now = self._registry.get, monotonic()
         by_queue: dict[str, list[Run]] = {name: [] for name in self._all_slots}
+        others = by_queue.get(EVERY_QUEUE)
         unsettled = self._runs.unsettled
         runs: list[Run] = []
         for job in jobs:
@@ -50,12 +52,13 @@ class Dispatch:
             if task is None:
                 self._return_unknown(job)
                 continue
-            if job.queue not in by_queue:  # a trigger of the application's has moved it, just as it was claimed
+            batch = by_queue.get(job.queue, others)
+            if batch is None:  # a trigger of the application's has moved it, just as it was claimed
                 self._end(job, task, Released())
                 continue
             run = Run(job, task, now, claimed_at, unsettled)
             runs.append(run)
-            by_queue[job.queue].append(run)
+            batch.append(run)
         for lost in self._runs.add(runs):
             self._lose(lost)
         for name, batch in by_queue.items():

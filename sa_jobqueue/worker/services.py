@@ -57,7 +57,7 @@ from .running.reports import Reports
 from .running.run import Kind, Run, Runs
 from .running.runners import Runners
 from .running.sessions import Sessions
-from .running.slots import Slots
+from .running.slots import AllSlots, Slots
 from .running.writer import OutcomeWriter
 from .state import QueueState, WorkerState
 from .tally import Tally
@@ -122,9 +122,9 @@ class Services:
         self._spec = spec
         self.leaving = False
         """Whether it claims no more. Written by the thread that closes the slots, read by any."""
-        self.all_slots = {
-            name: Slots(name, limit, buffer=settings.buffer, call=self._call) for name, limit in spec.queues.items()
-        }
+        self.all_slots = AllSlots(
+            (name, Slots(name, limit, buffer=settings.buffer, call=self._call)) for name, limit in spec.queues.items()
+        )
         self.observer = Observer(tally, self.all_slots.values())
         self.runs = Runs(loop, self.observer)
         self.writer = OutcomeWriter(
@@ -279,7 +279,7 @@ class Services:
         for slots in self.all_slots.values():
             for run in slots.close():
                 self.executor.give_up(run, Released())
-            self.claimer.gave_up(slots.name)
+                self.claimer.gave_up(run.job.queue)
 
     def finish(self) -> None:
         """Write the last outcomes, and end the threads and children; maintenance strikes this worker off."""

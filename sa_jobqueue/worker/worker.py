@@ -30,6 +30,7 @@ from ..makers import AsyncSessionMaker, SessionMaker, check_makers
 from ..models import JobMixin, schema_of
 from ..options import checked_int, checked_name
 from ..settings import WorkerSettings
+from ..statements.workers import EVERY_QUEUE
 from ..store import store_of
 from ..tally import TaskTally
 from ..tasks import Registry, default_registry
@@ -51,7 +52,8 @@ logger = get_logger(__name__)
 
 
 class Worker:
-    """Serves `queues`, a mapping of names to numbers of slots.
+    """Serves `queues`, a mapping of names to numbers of slots. The slots of `"*"` are shared by all queues that it does not name, also
+    by those that get jobs only later.
 
     `database`: a URL, or an `Engine`; where async handlers use `ctx.session`, give an `AsyncEngine` beside an Engine.
     From a URL the worker makes both itself. `sessionmaker`, `async_sessionmaker`: the application's own, for
@@ -276,7 +278,8 @@ def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:
     if not queues:
         raise ConfigurationError("a worker needs queues: {'default': 10}")
     for name, slots in queues.items():
-        checked_name(name, "queue", ConfigurationError)
+        if name != EVERY_QUEUE:
+            checked_name(name, "queue", ConfigurationError)
         if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= 10_000:
             raise ConfigurationError(f"queue {name!r} needs 1 to 10,000 slots, not {slots!r}")
     return dict(queues)

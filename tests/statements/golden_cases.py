@@ -82,7 +82,7 @@ from sa_jobqueue.statements.declared_limits import (
     lock_declared_limit,
     say_declared_limits,
 )
-from sa_jobqueue.statements.depths import purge_overdue, queue_depths, queued_tasks
+from sa_jobqueue.statements.depths import due_queues, purge_overdue, queue_depths, queued_tasks
 from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
 from sa_jobqueue.statements.fetch import fetch_args
 from sa_jobqueue.statements.job_facts import job_facts
@@ -344,6 +344,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "schedule_lag": schedule_lag,
     "find_stray_keys": lambda: find_stray_keys(limit=3),
     "purge_overdue": purge_overdue,
+    "due_queues": due_queues,
+    "open_gates_of_all": lambda: open_gates(queues=None, seconds=5.0),
     "queue_depths": queue_depths,
     "queued_tasks": lambda: queued_tasks(sample=200),
     "running_jobs": running_jobs,

@@ -445,7 +445,7 @@ def test_tags_are_kept_in_meta() -> None:
         ({"max_attempts": 40_000}, "max_attempts"),
         ({"queue": ""}, "queue must have 1 to 200 characters, not 0"),
         ({"queue": "x" * 201}, "queue must have 1 to 200 characters, not 201"),
-        ({"queue": "*"}, "queue .* is refused: a worker serves the queues that it names"),
+        ({"queue": "*"}, "queue .* is refused: among a worker's queues it stands for all the others"),
         ({"queue": "\x00"}, "queue '\\\\x00' holds a NUL"),
         ({"queue": "\udfff"}, "queue .* holds a lone surrogate"),
         ({"tags": "ab"}, "tags must be a list of strings"),
@@ -471,8 +471,8 @@ def test_bad_options_are_refused_before_any_sql(options: dict[str, Any], said: s
 
 @given(st.text(min_size=1, max_size=200))
 def test_any_storable_name_works_as_a_queue(name: str) -> None:
-    """All but NUL and surrogates, which PostgreSQL cannot store."""
-    if "\x00" in name or re.search("[\ud800-\udfff]", name):
+    """All but "*", which stands for all queues, and NUL and surrogates, which PostgreSQL cannot store."""
+    if name == "*" or "\x00" in name or re.search("[\ud800-\udfff]", name):
         with pytest.raises(OptionError):
             add.options(queue=name)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -10,6 +9,7 @@ from sqlalchemy import select
 
 from ...histogram import BOUNDS, quantile
 from ...log import escaped
+from ...statements.workers import serves
 from ...words import age, duration, jobs_of, listed
 from ..examination import Examination
 from ..finding import Finding, Level, beyond, found
@@ -27,7 +27,8 @@ _SHORT = 300.0
 def check_tasks(examination: Examination) -> Finding:
     """Queued jobs and schedules of tasks that no live worker of their queue knows, nor the application where one is given."""
     queued = _queued(examination)
-    known = _known(examination)
+    queues = {queue for queue, _ in queued} | {queue for worker in examination.abilities for queue in worker.queues}
+    known = {queue: tasks for queue in queues if (tasks := _known(examination, queue))}
     # What a queue without workers lacks is another check's, and a worker that says nothing of its tasks may know any.
     lost = [one for one in queued if one[0] in known and one[1] not in known[one[0]]]
     ill: _Ill = []
@@ -56,17 +57,10 @@ def _queued(examination: Examination) -> list[tuple[str, str]]:
     return sorted({*examination.queued_tasks, *((row.queue, row.task) for row in planned)})
 
 
-def _known(examination: Examination) -> Mapping[str, set[str]]:
-    """The names of tasks that the workers of each queue know."""
-    known: dict[str, set[str]] = {}
-    silent: set[str] = set()
-    for worker in examination.abilities:
-        names = _names(worker)
-        for queue in worker.queues:
-            known.setdefault(queue, set()).update(names)
-            if not names:
-                silent.add(queue)
-    return {queue: names for queue, names in known.items() if queue not in silent}
+def _known(examination: Examination, queue: str) -> set[str]:
+    """The names of tasks that the workers of a queue know; empty, if there are no workers or one says nothing."""
+    known = [_names(worker) for worker in examination.abilities if serves(worker.queues, queue)]
+    return set[str]().union(*known) if all(known) else set()
 
 
 def known_tasks(examination: Examination) -> set[str]:

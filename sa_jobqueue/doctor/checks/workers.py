@@ -9,6 +9,7 @@ from ...log import escaped
 from ...migrations import CURRENT
 from ...reasons import CLAIMS_FAIL
 from ...statements.depths import capped
+from ...statements.workers import serves
 from ...words import jobs_of, listed
 from ..examination import Examination
 from ..finding import Finding, Level, found
@@ -74,7 +75,7 @@ def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
 def check_queues(examination: Examination) -> Finding:
     """Queues with due jobs that no live worker serves."""
     served = {name for worker in examination.live_workers for name in worker.queues}
-    alone = [one for one in examination.depths if one.due and one.queue not in served]
+    alone = [one for one in examination.depths if one.due and not serves(served, one.queue)]
     if not alone:
         return Finding("queues", "ok", "every queue with due jobs is served", numbers={"unserved": 0.0})
     names = listed([f"{escaped(one.queue)} ({capped(one.due)})" for one in alone])

@@ -8,6 +8,7 @@ from time import monotonic
 
 from ...errors import ConfigurationError
 from ...log import get_logger
+from ...statements.workers import serves
 from ...tasks import AnyTask, Registry
 from .child import Child, ChildUnavailable
 from .setup import ChildSetup
@@ -45,7 +46,7 @@ class Children:
 
         Raises ConfigurationError if it cannot be started, or does not know a task: then no job could run.
         """
-        tasks = [task for task in registry if task.executor is not None and task.queue in queues]
+        tasks = [task for task in registry if task.executor is not None and serves(queues, task.queue)]
         if not tasks:
             return
         try:

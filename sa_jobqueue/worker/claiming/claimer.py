@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from time import monotonic
 
 from sqlalchemy import Connection
@@ -21,6 +22,7 @@ from ...durations import backoff
 from ...lifecycle import Change
 from ...log import get_logger
 from ...settings import WorkerSettings
+from ...statements.workers import EVERY_QUEUE
 from ...store import MOST_TEXT, Answer, ClaimRequest, RingState, alike, fault_of, is_limits_changed, is_too_much
 from ..connections.deadline import CLIENT_MARGIN, Deadline
 from ..connections.service import Connector
@@ -36,6 +38,7 @@ from .broken_commits import BrokenCommits
 from .connection import ClaimerConnection
 from .demand import Demand
 from .drain import ExpiredJobs
+from .every import SharedDemand, SharedGates
 from .fetch import Fetcher
 from .gates import Gates
 from .isolate import Suspects
@@ -60,6 +63,8 @@ _GATHER = 0.005
 _LONGEST_PAUSE = 2.0
 #: Seconds for which operators are told that a round was refused. Between two rounds that are, one that tries nothing may succeed.
 _LATELY = 60.0
+#: Shares of the jobs that are skipped, where any number of queues is served.
+_SHARES = 100
 
 
 class Claimer:
@@ -91,7 +96,9 @@ class Claimer:
         self.thread = ServiceThread("claimer", self._loop)
         self.deadline = Deadline(connector.limit + CLIENT_MARGIN)
         """Over the round that goes on. The watchdog reads it."""
-        self._demand = Demand(all_slots, writer, max_jobs=max_jobs, together=idle is not None)
+        every = EVERY_QUEUE in all_slots
+        make_demand = partial(SharedDemand, connector=connector) if every else Demand
+        self._demand = make_demand(all_slots, writer, max_jobs=max_jobs, together=idle is not None)
         """Its fields say who writes and reads them."""
         self._wake = AutoResetEvent()
         """Ends the pause between two rounds. Set by any thread."""
@@ -104,7 +111,7 @@ class Claimer:
         self.moves_at = monotonic()
         """When the next round begins at the latest; in a round, when that began. Written by the claimer's thread, read by any."""
 
-        self.skipped = SkippedJobs(len(all_slots))
+        self.skipped = SkippedJobs(_SHARES if every else len(all_slots))
         """Jobs that no claim of several is to take. Of the claimer's thread, but for what any may be `told`."""
 
         # The claimer's thread alone writes and reads the rest:
@@ -120,9 +127,9 @@ class Claimer:
         self._suspects = Suspects(connector, runs, writer, skipped, settings.max_rescues)
         self._fetcher = Fetcher(connector, self.deadline, dispatch, self._demand, runs.touched, most=most_text)
         self._workflows = MovingWorkflows(connector, runs.touched, self._demand, busy=lambda: len(runs) > 0)
-        self._gates = Gates(connector, poll=settings.poll)
+        self._gates = (SharedGates if every else Gates)(connector, poll=settings.poll)
         self._limited = LimitedQueues(
-            connector, all_slots, self._demand, self._gates, skipped, worker=worker, poll=settings.poll,
+            connector, self._demand.timers, self._demand, self._gates, skipped, worker=worker, poll=settings.poll,
             listening=listening, unknown=dispatch.unknown.names,
         )  # fmt: skip
         bisecting = BisectingClaims(connector, self.deadline, skipped, self._limited, worker)
@@ -171,10 +178,10 @@ class Claimer:
         """There is an outcome to write, or a slot has become free."""
         self._wake.set()
 
-    def ended(self, slots: Slots) -> None:
-        """A handler has ended: its outcome may wait to be written, and its slot may want jobs."""
+    def ended(self, slots: Slots, queue: str) -> None:
+        """A handler of a job of this queue has ended: its outcome may wait to be written, and its slot may want jobs."""
         outcomes = len(self._writer.pending)
-        freed = self._limited.any and self._limited.ended(slots.name)
+        freed = self._limited.any and self._limited.ended(queue)
         if freed or outcomes or slots.hungry:
             self._wake.set()
         if outcomes >= self._batch:
@@ -294,8 +301,11 @@ class Claimer:
             slots.measure()
         if self._writer.asked:
             self._writer.look_up(lambda: self._begin_apart(connection), connection)
-        self._limited.refresh(connection)
         self._workflows.move(connection)
+        if self._demand.renew(connection):
+            self._limited.begin_again()
+            self._resume.keep(self._demand.timers)
+        self._limited.refresh(connection)
         again = self._unclaimable.claim_skipped(connection)
         self._limited.note_ends()
         changes = self._writer.take(_BATCH)
@@ -425,7 +435,7 @@ class Claimer:
         else:
             overlooks = self._limited.after_claim(connection, wanted, jobs, states)
             if quiet and not jobs:
-                self._shortage.leave_if_dry(connection, ())
+                self._shortage.leave_if_dry(connection, self._limited.dry)
         if overlooks:
             self._mode = Mode.BISECTING
 

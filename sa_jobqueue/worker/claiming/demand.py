@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 
+from sqlalchemy import Connection
+
 from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
 from .polling import PollTimer
@@ -73,12 +75,27 @@ class Demand:
         enough = self._max_jobs is not None and self.claimed >= self._max_jobs
         return not self.stopped and not enough and self._writer.refused < _MOST_REFUSED
 
+    def renew(self, connection: Connection) -> bool:
+        """Begin a round. Returns whether `timers` has other queues than before: never, where all that are served are named."""
+        return False
+
+    def finds_more(self, connection: Connection) -> bool:
+        """Whether there are due jobs in queues that are not in `timers`, though they are served."""
+        return False
+
     def _room(self, slots: Slots) -> int:
         room = self.throttle.room(slots)
-        if not self.is_limited(slots.name):
-            return room
+        return min(room, self._unheld(slots)) if self.is_limited(slots.name) else room
+
+    def _unheld(self, slots: Slots) -> int:
+        """How many jobs to claim where limits hold."""
         most = max((slots.limit + 1) // 2, _SMALL)
-        return min(room, most, slots.limit - slots.running - slots.waiting)
+        return min(most, slots.limit - slots.running - slots.waiting)
+
+    def _begin(self, timer: PollTimer) -> None:
+        """A claim of this queue begins: it sees what was announced before."""
+        if timer.notified:
+            timer.notified, self.announced = False, True
 
     def free(self) -> dict[str, int]:
         """How many jobs each queue has room for."""
@@ -93,7 +110,9 @@ class Demand:
         if not self.may_claim:
             return {}
         now, left = monotonic(), self.left
-        together = self._together and any(timer.at <= now for timer in self.timers.values())
+        # Where each claim is for fewer jobs than there are queues, the first queues would leave none for the others.
+        together = self._together and (left is None or left >= len(self.timers))
+        together = together and any(timer.at <= now for timer in self.timers.values())
         wanted: dict[str, int] = {}
         for name, slots in self._all_slots.items():
             free = self._room(slots)
@@ -102,6 +121,5 @@ class Demand:
             timer = self.timers[name]
             if free > 0 and (timer.at <= now or (together and timer.held_until <= now)):
                 wanted[name] = free
-                if timer.notified:
-                    timer.notified, self.announced = False, True
+                self._begin(timer)
         return wanted

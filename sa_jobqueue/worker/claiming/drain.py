@@ -8,6 +8,7 @@ from time import monotonic
 from sqlalchemy import Connection
 
 from ...log import get_logger
+from ...statements.workers import serves
 from ..connections.service import Connector
 
 __all__ = ["ExpiredJobs"]
@@ -52,4 +53,4 @@ class ExpiredJobs:
     def _are_there(self, connection: Connection) -> bool:
         with self._connector.begin_one(connection):
             lost = self._connector.store.expired(connection, limit=_LIMIT)
-        return any(found.queue in self._queues for found in lost)
+        return any(serves(self._queues, found.queue) for found in lost)

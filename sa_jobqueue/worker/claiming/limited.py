@@ -79,8 +79,10 @@ class LimitedQueues:
         return self._known.version
 
     def begin_again(self) -> None:
-        """Another server may answer from now on."""
+        """Another server may answer from now on, or the worker serves other queues."""
         self.stale = self.stale or self._known != _NONE
+        self._rings = {queue: ring for queue, ring in self._rings.items() if queue in self._queues}
+        self._circles = {queue: circle for queue, circle in self._circles.items() if queue in self._queues}
 
     def has(self, queue: str) -> bool:
         """Whether this queue is to be claimed from under limits. For any thread."""

@@ -6,7 +6,7 @@ done cannot be removed, and they lie at the front. Behind 200,000 of them a clai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from time import monotonic
 
 from ...context import ClaimedJob
@@ -38,6 +38,11 @@ class ResumePoints:
     def sweep_at(self, queue: str) -> float:
         """When a claim from this queue begins at the front again, by the monotonic clock."""
         return self._sweep_at.get(queue, 0.0)
+
+    def keep(self, queues: Container[str]) -> None:
+        """Forget the points of all other queues."""
+        self._points = {slot: point for slot, point in self._points.items() if slot[0] in queues}
+        self._sweep_at = {queue: at for queue, at in self._sweep_at.items() if queue in queues}
 
     def begin(self, queues: Iterable[str]) -> Mapping[Slot, Point] | None:
         """The points behind which to claim from these queues now; None: from the front."""

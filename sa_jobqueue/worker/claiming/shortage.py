@@ -48,6 +48,9 @@ class Shortage:
         self._demand, self._resume, self._gates, self._overlooked = demand, resume, gates, overlooked
         self._unclaimable, self._expired, self._limited, self._workflows = unclaimable, expired, limited, workflows
         self._poll, self._listening, self._idle = poll, listening, idle
+        self._dry: set[str] = set()
+        """Queues that had no job in reach when nothing ran, since `_dry_at` jobs were claimed in all."""
+        self._dry_at = 0
 
     def after_claim(
         self, connection: Connection, wanted: Mapping[str, int], jobs: list[ClaimedJob], *, quiet: bool
@@ -74,10 +77,13 @@ class Shortage:
             self._leaves(connection, stays=self._expired.awaited(connection))
 
     def _are_dry(self, short: Collection[str]) -> bool:
-        """Whether no queue has a job in reach, where these have none."""
-        return all(
-            name in short or name in self._limited.dry or timer.is_held for name, timer in self._demand.timers.items()
-        )
+        """Nothing runs, and the `short` queues have no job in reach: whether no other queue has a job either. That may take several
+        claims: where queues share slots, a claim asks for no more queues than there are slots.
+        """
+        if self._dry_at != self._demand.claimed:
+            self._dry, self._dry_at = set(), self._demand.claimed
+        self._dry.update(short)
+        return all(name in self._dry or timer.is_held for name, timer in self._demand.timers.items())
 
     def _poll_later(self, connection: Connection, short: list[str], *, dry: bool) -> bool:
         """`dry`: no queue has a due job, and nothing runs. Returns whether claims overlook a job."""
@@ -92,9 +98,10 @@ class Shortage:
         leaves = dry and self._idle is not None
         # Before the look, which sees what is rescued meanwhile.
         stays = leaves and self._expired.awaited(connection)
-        looked = self._overlooked.look(connection, short, at_once=leaves)
+        asked = self._all_dry() if leaves else short
+        looked = self._overlooked.look(connection, asked, at_once=leaves)
         if looked.any_due:  # if it has come since, the next claim brings it
-            for name in short:
+            for name in asked:
                 timers[name].now()
         elif self._listening() and self._gates.ask(connection, short, timers):
             pass  # poll once more: jobs that were committed before we asked have woken no worker
@@ -104,11 +111,17 @@ class Shortage:
                 timers[name].back_off(longest)
         return looked.any_overlooked
 
+    def _all_dry(self) -> list[str]:
+        """The queues without limits that were found dry."""
+        return [name for name in self._dry & self._demand.timers.keys() if not self._limited.has(name)]
+
     def _leaves(self, connection: Connection, *, stays: bool) -> bool:
         """No queue has a job in reach, and nothing runs: so the worker is idle, unless one of the skipped jobs could be claimed
         now, or it `stays` to rescue a dead worker's. Returns whether one was claimed.
         """
         if self._unclaimable.claim_skipped(connection, at_once=True) or self._workflows.finds_more(connection):
+            return True
+        if self._demand.finds_more(connection):
             return True
         if self._idle is not None and not stays:
             self._idle()

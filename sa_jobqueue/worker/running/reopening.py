@@ -45,14 +45,14 @@ class Reopening:
         pool = engine.pool  # read once: the worker replaces it when a connection of its own breaks
         with self._lock:
             is_tried = pool in self._waiting
-            queues = self._waiting.setdefault(pool, set())
-            if queue in queues or self._end.is_set():
+            queues, slots = self._waiting.setdefault(pool, set()), self._all_slots[queue]
+            if slots.name in queues or self._end.is_set():
                 return
-            queues.add(queue)
-            self._all_slots[queue].pause()
+            queues.add(slots.name)
+            slots.pause()
         logger.warning(
             "no connection for ctx.session (%s): queue %r waits until one can be opened; its jobs go back, no attempt spent",
-            why, queue,
+            why, slots.name,
         )  # fmt: skip
         if not is_tried:
             self._start(engine, pool)

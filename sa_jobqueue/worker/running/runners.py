@@ -40,7 +40,7 @@ class Runners:
         self,
         loop: asyncio.AbstractEventLoop,
         executor: Executor,
-        ended: Callable[[Slots], None],
+        ended: Callable[[Slots, str], None],
         in_child: Callable[[Run], None],
     ) -> None:
         self._loop, self._executor, self._ended = loop, executor, ended
@@ -119,7 +119,7 @@ class Runners:
                 except BaseException as error:
                     self._executor.broke(run, error)
                 if run.started is not None and run.started > turn + _TURN:
-                    self._ended(slots)
+                    self._ended(slots, run.job.queue)
                     await self._let_others(runner)
                     turn = run.started
             run = self._following(run, slots)
@@ -182,7 +182,7 @@ class Runners:
         if run is not None:
             self._executor.broke(run, error)
         slots.next(None, ended=run)  # it calls another thread
-        self._ended(slots)
+        self._ended(slots, run.job.queue if run is not None else slots.name)
 
     def _pull(self, slots: Slots, kind: Kind, running: list[Run]) -> None:
         execute = self._execute[kind]
@@ -214,7 +214,7 @@ class Runners:
         if running is not None:
             running.clear()
         following = slots.next(kind, ended=run)
-        self._ended(slots)
+        self._ended(slots, run.job.queue)
         return following
 
 

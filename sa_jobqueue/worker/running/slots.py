@@ -13,15 +13,25 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 
+from ...statements.workers import EVERY_QUEUE
 from .run import Kind, Run
 
-__all__ = ["Slots"]
+__all__ = ["AllSlots", "Slots"]
 
 #: Seconds after which a runner that was called and has not come means a blocked event loop. It takes milliseconds else.
 _BLOCKED = 1.0
 #: Jobs are claimed ahead for this many seconds: enough for some rounds of finish and claim, also where handlers leave the
 #: service thread little of the interpreter. (With half of it, 4 of 32 threads that use ctx.session had no job.)
 _AHEAD = 0.2
+
+
+class AllSlots(dict[str, "Slots"]):
+    """The slots of a worker, by the names of its queues. Those of "*" are the slots of each queue that it does not name."""
+
+    def __missing__(self, queue: str) -> Slots:
+        if queue != EVERY_QUEUE and EVERY_QUEUE in self:
+            return self[EVERY_QUEUE]
+        raise KeyError(queue)
 
 
 class Slots:
