@@ -22,8 +22,7 @@ from types import MappingProxyType
 
 from .errors import ConfigurationError
 from .limits import Limits
-from .migrations.v01 import GATES
-from .schema import SCHEMA, quote
+from .schema import GATES, SCHEMA, quote
 
 __all__ = ["Can", "grant_statements"]
 

@@ -9,13 +9,16 @@ from .errors import ConfigurationError
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
-__all__ = ["BODY_TAG", "CURRENT", "SCHEMA", "quote", "schema_on"]
+__all__ = ["BODY_TAG", "CURRENT", "GATES", "SCHEMA", "quote", "schema_on"]
 
 #: What models and statements call the schema. A connection's `schema_translate_map` gives it another name.
 SCHEMA: Final = "sa_jobqueue"
 
 #: The version of the schema that this release works with.
 CURRENT: Final = 1
+
+#: Wake-up gates (`v01/waking.sql`); a queue's name is hashed to one.
+GATES: Final = 16
 
 #: The dollar quote around the bodies of migrations, in which the schema's name stands.
 BODY_TAG: Final = "$migration$"

@@ -7,6 +7,7 @@ AUTOCOMMIT connection too, and a script made offline may be run twice.
 from __future__ import annotations
 
 import hashlib
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ __all__ = ["CURRENT", "VERSIONS", "Step", "downgrades", "preparation", "upgrades
 
 
 class Version(Protocol):
-    """A frozen version: the statements up to it from the one before, and back. `{schema}` is the quoted schema.
+    """A frozen version: the statements up to it from the version before, and back. `{schema}` is the quoted schema.
 
     `BUILT_ALONE`: indexes of a table that is in use, each by its name `CREATE INDEX CONCURRENTLY IF NOT EXISTS name ...`.
     They come after the version's other statements, and outside of a transaction. An upgrade that was interrupted builds
@@ -32,9 +33,9 @@ class Version(Protocol):
     minus 1, because the workers of the previous release are still there while a deployment rolls.
     """
 
-    UP: tuple[str, ...]
+    UP: Iterable[str]
     BUILT_ALONE: Mapping[str, str]
-    DOWN: tuple[str, ...]
+    DOWN: Iterable[str]
     COMPATIBLE_WITH: int
 
 
@@ -115,7 +116,7 @@ def preparation(schema: str) -> Step:
 def _upgrade(version: int, schema: str) -> Step:
     step = VERSIONS[version]
     note = (
-        f"INSERT INTO {{schema}}.schema_version (version, compatible_with) VALUES ({{version}}, {step.COMPATIBLE_WITH})"
+        f"INSERT INTO {{schema}}.schema_version (version, compatible_with) VALUES ({version}, {step.COMPATIBLE_WITH})"
     )
     work = (*step.UP, note)
     missing = "NOT EXISTS (SELECT FROM {schema}.schema_version WHERE version >= {version})"
@@ -183,7 +184,8 @@ def _block(schema: str, statements: Iterable[str], version: int = 0) -> Step:
 
 def _filled(statement: str, schema: str, version: int) -> str:
     quoted = quote(schema)
-    return statement.format(schema=quoted, name="'" + quoted.replace("'", "''") + "'", version=version)
+    values = {"schema": quoted, "name": "'" + quoted.replace("'", "''") + "'", "version": str(version)}
+    return re.sub(r"\{(schema|name|version)\}", lambda mark: values[mark[1]], statement)
 
 
 def _lock_key(schema: str) -> int:

@@ -25,8 +25,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import REGCLASS
 
-from ..migrations.v01 import GATES
 from ..models import SCHEMA
+from ..schema import GATES
 from .parts import array, rows
 
 __all__ = ["PERMITS_CHANGED", "SCHEDULES_CHANGED", "WORKFLOWS_CHANGED", "channel_of", "open_gates"]

@@ -12,7 +12,7 @@ from sa_jobqueue import RetryPolicy, WorkerSettings, task
 from sa_jobqueue.failures import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
 from sa_jobqueue.lifecycle import Rules
 from sa_jobqueue.migrations import v01
-from sa_jobqueue.migrations.v01 import GATES
+from sa_jobqueue.schema import GATES
 from sa_jobqueue.options import Options
 from sa_jobqueue.payload import MAX_PAYLOAD
 from sa_jobqueue.tasks import Registry
@@ -90,7 +90,7 @@ def test_the_tables_settings_are_those_of_the_migration() -> None:
     said = {
         name: int(value.replace(",", "")) for names, values in named for name, value in zip(names, values, strict=True)
     }
-    ddl = (Path(v01.__file__).parent / "tables.py").read_text()
+    ddl = (Path(v01.__file__).parent / "tables.sql").read_text()
     table = ddl.partition("CREATE TABLE {schema}.job (")[2].partition(") WITH (\n")[2].partition(")")[0]
     assert said == {name: int(value) for name, value in re.findall(r"(\w+) = (\d+)", table)}
     (of_index,) = re.findall(r"PRIMARY KEY \(id\) WITH \(fillfactor = (\d+)\)", ddl)

@@ -14,7 +14,8 @@ from sqlalchemy import Connection, Engine, delete, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.migrations.v01 import limited
+from sa_jobqueue.migrations import v01
+from sa_jobqueue.migrations.files import SqlFiles
 from sa_jobqueue.models import TASK_GROUP, LimitState
 from sa_jobqueue.outcomes import ErrorEntry, Outcome, RateLimited, Released, Rescued, Snooze
 from sa_jobqueue.statements import pause, resume, set_limit
@@ -688,7 +689,7 @@ def test_the_jobs_of_a_limited_task_are_told_from_keys_whatever_the_collation() 
     """In most languages' collations the characters below the space, by which the two are told apart, count for nothing. Few of the
     servers of these tests have such a collation, so the text is looked at.
     """
-    compared = re.findall(r"[<>]=? chr\(2\)(.{0,12})", " ".join(limited.UP))
+    compared = re.findall(r"[<>]=? chr\(2\)(.{0,12})", " ".join(SqlFiles(v01.__file__, "limited")))
     assert len(compared) > 10
     assert all(after.startswith(' COLLATE "C"') for after in compared)
 

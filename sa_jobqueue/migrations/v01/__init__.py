@@ -1,59 +1,25 @@
-"""Version 1 of the schema, by capability. Frozen once it is released: it never imports the models.
+"""Version 1 of the schema, by capability, in files of SQL. Frozen once it is released: it never imports the models.
 
-The text is SQL, not Alembic's operations: through a user's `op` their naming convention would rename our constraints.
-`{schema}` is the quoted name of the schema, `{name}` that name as a string.
+It is SQL, not Alembic's operations: through a user's `op` their naming convention would rename our constraints. In the files,
+`{schema}` is the quoted name of the schema and `{name}` that name as a string.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from . import (
-    advance,
-    archive,
-    audit,
-    functions,
-    indexes,
-    limited,
-    limits,
-    notes,
-    schedules,
-    stats,
-    tables,
-    unique,
-    waiting,
-    waking,
-    workflow_actions,
-    workflows,
-)
-from .waking import GATES
+from ..files import SqlFiles
 
-__all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "GATES", "UP"]
+__all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "UP"]
 
 #: The oldest version whose releases can work with this one.
 COMPATIBLE_WITH: int = 1
 
-UP = (
-    *tables.UP, *indexes.UP, *functions.UP, *waking.UP, *unique.UP, *notes.UP, *schedules.UP, *waiting.UP, *stats.UP, *limits.UP,
-    *limited.UP, *workflows.UP, *advance.UP, *workflow_actions.UP, *audit.UP, *archive.UP,
+UP = SqlFiles(
+    __file__, "tables", "indexes", "functions", "waking", "unique", "notes", "schedules", "waiting", "stats", "limits", "limited",
+    "workflows", "advance", "workflow_actions", "audit", "archive",
 )  # fmt: skip
-DOWN = (
-    *archive.DOWN,
-    *audit.DOWN,
-    *workflow_actions.DOWN,
-    *advance.DOWN,
-    *workflows.DOWN,
-    *limited.DOWN,
-    *limits.DOWN,
-    *stats.DOWN,
-    *waiting.DOWN,
-    *schedules.DOWN,
-    *notes.DOWN,
-    *unique.DOWN,
-    *waking.DOWN,
-    *functions.DOWN,
-    *tables.DOWN,
-)
+DOWN = SqlFiles(__file__, "down")
 
 #: No index of this version has to be built beside a table in use.
 BUILT_ALONE: Mapping[str, str] = {}

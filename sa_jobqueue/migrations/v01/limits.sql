@@ -1,0 +1,194 @@
+-- Limits and fairness: what operators and code set, what the claims keep beside it, and the indexes by which keys take turns.
+--
+-- A permit is a running row: how many run is counted under a lock, by a statement that is younger than the lock. So no permit can leak, and there
+-- is nothing beside the jobs that could drift. The turns of the keys are the order of an index; no row says whose turn it is.
+
+-- `owner`: "queue" or "task". `key_...`: what holds for each key, unless `job_key` says otherwise. `version` is a random number, new
+-- with each change: a claim that knows other versions than there are takes nothing.
+CREATE TABLE {schema}.job_limit (
+    owner text NOT NULL,
+    name text NOT NULL,
+    running integer,
+    rate_count integer,
+    rate_seconds double precision,
+    rate_burst integer,
+    key_running integer,
+    key_rate_count integer,
+    key_rate_seconds double precision,
+    key_rate_burst integer,
+    strict boolean NOT NULL DEFAULT false,
+    when_full text NOT NULL DEFAULT 'wait',
+    max_waiting integer,
+    paused_at timestamptz,
+    pause_reason text,
+    held boolean NOT NULL DEFAULT false,
+    declared jsonb,
+    declared_at timestamptz,
+    definitions text[],
+    version bigint NOT NULL DEFAULT 0,
+    CONSTRAINT job_limit_pkey PRIMARY KEY (owner, name),
+    CONSTRAINT job_limit_owner_check CHECK (owner IN ('queue', 'task')),
+    CONSTRAINT job_limit_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
+    CONSTRAINT job_limit_running_check CHECK (running >= 1),
+    CONSTRAINT job_limit_rate_check CHECK (
+        num_nulls(rate_count, rate_seconds, rate_burst) IN (0, 3)
+        AND rate_count >= 1 AND rate_seconds >= 0.000001 AND rate_seconds <= 31557600 AND rate_burst >= 1),
+    CONSTRAINT job_limit_key_running_check CHECK (key_running >= 1),
+    CONSTRAINT job_limit_key_rate_check CHECK (
+        num_nulls(key_rate_count, key_rate_seconds, key_rate_burst) IN (0, 3)
+        AND key_rate_count >= 1 AND key_rate_seconds >= 0.000001 AND key_rate_seconds <= 31557600 AND key_rate_burst >= 1),
+    CONSTRAINT job_limit_when_full_check
+        CHECK (when_full IN ('wait', 'drop_newest', 'replace_oldest_waiting', 'cancel_running')),
+    CONSTRAINT job_limit_max_waiting_check CHECK (max_waiting BETWEEN 0 AND 1000000)
+) WITH (
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 5000
+);
+
+-- What an operator has said of one key.
+CREATE TABLE {schema}.job_key (
+    owner text NOT NULL,
+    name text NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    running integer,
+    rate_count integer,
+    rate_seconds double precision,
+    rate_burst integer,
+    weight smallint NOT NULL DEFAULT 1,
+    paused_at timestamptz,
+    pause_reason text,
+    CONSTRAINT job_key_pkey PRIMARY KEY (owner, name, key),
+    CONSTRAINT job_key_owner_check CHECK (owner IN ('queue', 'task')),
+    CONSTRAINT job_key_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
+    CONSTRAINT job_key_key_check CHECK (char_length(key) BETWEEN 1 AND 200),
+    CONSTRAINT job_key_running_check CHECK (running >= 1),
+    CONSTRAINT job_key_rate_check CHECK (
+        num_nulls(rate_count, rate_seconds, rate_burst) IN (0, 3)
+        AND rate_count >= 1 AND rate_seconds >= 0.000001 AND rate_seconds <= 31557600 AND rate_burst >= 1),
+    CONSTRAINT job_key_weight_check CHECK (weight BETWEEN 1 AND 1000)
+) WITH (
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 5000
+);
+
+-- What claims keep: `free_at`, when a rate would be as if nothing had started (the theoretical arrival time of GCRA), and how many units
+-- it `owed` at the last start, by which another rate can read the state; until when
+-- nothing starts, because the other side has said so; and an id below which no job of the owner runs, as long as its limit has this
+-- `version`. `key` is '' for all of them.
+CREATE TABLE {schema}.limit_state (
+    free_at timestamptz,
+    blocked_until timestamptz,
+    owed_at timestamptz,
+    owed double precision,
+    lowest_id bigint,
+    version bigint,
+    owner text NOT NULL,
+    name text NOT NULL,
+    key text COLLATE "C" NOT NULL,
+    CONSTRAINT limit_state_pkey PRIMARY KEY (owner, name, key)
+) WITH (
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0,
+    autovacuum_vacuum_threshold = 5000
+);
+
+-- A job is ready once it is due; one with a key that was enqueued for later, or comes back later, is made ready by a claim.
+-- The ready jobs of each queue, key by key. That there is no key comes first in each condition: it is evaluated for each write of a
+-- job, and nearly all jobs have none.
+CREATE INDEX job_key_ready_idx ON {schema}.job (queue, concurrency_key, (- priority), run_at, id)
+WHERE concurrency_key IS NOT NULL AND status = 'queued' AND run_at <= GREATEST(created_at, ready_at);
+
+-- Those that are not ready: they are made so when they are due.
+CREATE INDEX job_key_later_idx ON {schema}.job (queue, run_at, id)
+WHERE concurrency_key IS NOT NULL AND status = 'queued' AND run_at > GREATEST(created_at, ready_at);
+
+-- Those that run, or were claimed before and wait again: the jobs that may have a key's permits. Of those that wait there may be many.
+CREATE INDEX job_key_begun_idx ON {schema}.job (concurrency_key, (status <> 'queued'), id)
+WHERE concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND claims > 0));
+
+-- A claim that knows other limits than there are ends with this error; the worker reads them, and claims again.
+CREATE FUNCTION {schema}.limits_changed(found bigint) RETURNS boolean LANGUAGE plpgsql STABLE
+SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    RAISE EXCEPTION 'the limits have changed' USING ERRCODE = 'SJQ03';
+END
+$body$;
+
+-- Workers that listen are told at the commit, and claim at once.
+CREATE FUNCTION {schema}.limit_changed() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    PERFORM pg_notify('sa_jobqueue_' || ({name} || '.job')::regclass::oid, '(limits)');
+    IF TG_OP = 'DELETE' THEN
+        RETURN OLD;
+    END IF;
+    IF TG_TABLE_NAME = 'job_key' AND NEW.owner = 'task' THEN
+        -- Workers know the tasks that have a row of their own; and where that is there, by its version that one of its keys is new.
+        INSERT INTO {schema}.job_limit AS l (owner, name) VALUES (NEW.owner, NEW.name)
+        ON CONFLICT (owner, name) DO UPDATE SET running = l.running WHERE TG_OP = 'INSERT';
+    END IF;
+    IF TG_TABLE_NAME = 'job_limit' THEN
+        NEW.version := (random() * 4503599627370000)::bigint * 1024 + (random() * 1023)::bigint;
+    END IF;
+    RETURN NEW;
+END
+$body$;
+
+REVOKE ALL ON FUNCTION {schema}.limit_changed() FROM PUBLIC;
+
+CREATE TRIGGER job_limit_changed BEFORE INSERT OR DELETE OR UPDATE OF running, rate_count, rate_seconds, rate_burst,
+    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, paused_at
+ON {schema}.job_limit FOR EACH ROW EXECUTE FUNCTION {schema}.limit_changed();
+
+-- A worker's role may write what code declares of a limit, also beside an operator's values. Who may hold a limit is an operator.
+CREATE TRIGGER job_limit_held BEFORE UPDATE OF running, rate_count, rate_seconds, rate_burst,
+    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting ON {schema}.job_limit FOR EACH ROW
+WHEN (OLD.held AND NOT pg_catalog.has_column_privilege(OLD.tableoid, 'held', 'UPDATE'))
+EXECUTE FUNCTION {schema}.only_operators('change the limits of %L, which are held');
+
+CREATE TRIGGER job_limit_kept BEFORE DELETE ON {schema}.job_limit FOR EACH ROW
+WHEN ((OLD.held OR OLD.paused_at IS NOT NULL) AND NOT pg_catalog.has_column_privilege(OLD.tableoid, 'held', 'UPDATE'))
+EXECUTE FUNCTION {schema}.only_operators('delete the limits of %L, which are held or paused');
+
+-- What an operator has said of a task's keys holds on when the limits of the task itself go.
+CREATE FUNCTION {schema}.limit_gone() RETURNS trigger LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+    INSERT INTO {schema}.job_limit (owner, name)
+    SELECT OLD.owner, OLD.name WHERE EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = OLD.owner AND k.name = OLD.name)
+    ON CONFLICT (owner, name) DO NOTHING;
+    RETURN NULL;
+END
+$body$;
+
+REVOKE ALL ON FUNCTION {schema}.limit_gone() FROM PUBLIC;
+
+CREATE TRIGGER job_limit_gone AFTER DELETE ON {schema}.job_limit FOR EACH ROW
+WHEN (OLD.owner = 'task') EXECUTE FUNCTION {schema}.limit_gone();
+
+CREATE TRIGGER job_key_changed BEFORE INSERT OR DELETE OR UPDATE ON {schema}.job_key
+FOR EACH ROW EXECUTE FUNCTION {schema}.limit_changed();
+
+-- So that an operator who ends a wait tells them, too.
+CREATE TRIGGER limit_state_lifted AFTER UPDATE OF blocked_until ON {schema}.limit_state
+FOR EACH ROW WHEN (NEW.blocked_until < OLD.blocked_until) EXECUTE FUNCTION {schema}.limit_changed();
+
+-- Have these queues claimed from under limits: those that have none get a row that limits nothing. It does not wait for an
+-- operator whose transaction is making such a row: if that is rolled back, `ForgetStates` makes it. The names are in order.
+CREATE FUNCTION {schema}.limit_queues(names text[]) RETURNS void LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp SET lock_timeout = '100ms' AS $body$
+BEGIN
+    FOR place IN 1 .. cardinality(names) LOOP
+        -- Each INSERT would fire the trigger, which tells all workers, also where the row is there.
+        CONTINUE WHEN EXISTS (SELECT FROM {schema}.job_limit AS l WHERE l.owner = 'queue' AND l.name = names[place]);
+        BEGIN
+            INSERT INTO {schema}.job_limit (owner, name) VALUES ('queue', names[place]) ON CONFLICT (owner, name) DO NOTHING;
+        EXCEPTION WHEN lock_not_available THEN
+            NULL;
+        END;
+    END LOOP;
+END
+$body$;
+
+-- A gate, as those of `waking`: the second until which a worker waits for a permit of another.
+CREATE SEQUENCE {schema}.gate_limit AS bigint MINVALUE 0 START WITH 0 NO CYCLE CACHE 1;
