@@ -12,9 +12,9 @@ from sa_jobqueue import RetryPolicy, WorkerSettings, task
 from sa_jobqueue.failures import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
 from sa_jobqueue.lifecycle import Rules
 from sa_jobqueue.migrations import v01
-from sa_jobqueue.schema import GATES
 from sa_jobqueue.options import Options
 from sa_jobqueue.payload import MAX_PAYLOAD
+from sa_jobqueue.schema import GATES
 from sa_jobqueue.tasks import Registry
 from sa_jobqueue.worker import unknown
 from sa_jobqueue.worker.claiming import claimer, overlooked, resume, skipped

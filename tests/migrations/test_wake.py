@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.schema import GATES
 from sa_jobqueue.models import Job
+from sa_jobqueue.schema import GATES
 from sa_jobqueue.statements import cancel_jobs
 from tests.support.databases import connect
 from tests.support.nightly import nightly
