@@ -9,6 +9,9 @@
     return null;
   };
 
+  // In the viewer's language, but never "1:05" for two times of a day.
+  const hours24 = { hourCycle: "h23" };
+
   // ---- colours
   const theme = document.getElementById("theme");
   if (theme) {
@@ -38,7 +41,7 @@
     const state = document.getElementById("state"), lost = document.getElementById("lost"), words = JSON.parse(state.dataset.words);
     const say = (place, words) => { if (place.textContent !== words) place.textContent = words; };
     const tell = waits => {
-      const at = asOf.toLocaleTimeString(), gone = failed || asked !== null && Date.now() - asked > 8000;
+      const at = asOf.toLocaleTimeString([], hours24), gone = failed || asked !== null && Date.now() - asked > 8000;
       say(lost, gone ? words.lost.replace("{time}", at) : "");
       say(state, gone ? "" : waits ? words.paused : words.as_of.replace("{time}", at));
       document.body.classList.toggle("lost", gone);
@@ -118,7 +121,7 @@
   const localTimes = within => {
     for (const one of within.querySelectorAll("time[datetime]")) {
       const at = new Date(one.dateTime);
-      if (!isNaN(at)) one.title = `${at.toLocaleString()} (${one.dateTime.slice(0, 19).replace("T", " ")} UTC)`;
+      if (!isNaN(at)) one.title = `${at.toLocaleString([], hours24)} (${one.dateTime.slice(0, 19).replace("T", " ")} UTC)`;
     }
   };
 
