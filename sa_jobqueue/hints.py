@@ -3,7 +3,7 @@
 >>> hint("countdown", "send")
 'write send.options(delay=3), in seconds or as a timedelta'
 >>> hint("max_retries", "send")
-'write @task(max_attempts=4), which counts the first attempt, too'
+'write @task(max_attempts=4) or send.options(max_attempts=4), which counts the first attempt, too'
 >>> hint("colour", "send")
 ''
 """
@@ -25,15 +25,17 @@ TASK = frozenset({"name", "aliases", "retry", "timeout", "retain", "archive", "r
 _ADD = "write session.add(enqueue({}, ...)), and commit"
 _DELAY = "write {}.options(delay=3), in seconds or as a timedelta"
 _DUE = "write {}.options(run_at=...), a datetime with a time zone"
-_ATTEMPTS = "write @task(max_attempts=4), which counts the first attempt, too"
+_ATTEMPTS = "write @task(max_attempts=4) or {}.options(max_attempts=4), which counts the first attempt, too"
 _RETRY = "leave it out: every exception is tried again, ten attempts in all, but for those of @task(retry=RetryPolicy(no_retry=...))"
 _UNIQUE = 'write {}.options(unique=Unique("key")); the id of a job is the database\'s'
+_SCHEDULE = 'write default_registry.schedule("0 3 * * *", {}), or with the registry of your own'
 _CONTEXT = "annotate the first parameter of {} with JobContext"
 _WORKFLOW = "build a Workflow: w = Workflow(name); w.add({}, ...)"
 _TIMEOUT = '@task(timeout=60); with executor="process" the handler is killed then'
 
 #: Celery, Dramatiq, Huey, Procrastinate, RQ.
 _WORDS = {
+    "_sa_instance_state": _ADD,
     "ignore_result": "leave it out: results are kept only with @task(record=True)",
     "apply": "call it, {}(...), to run it here and now",
     "apply_async": _ADD,
@@ -54,10 +56,13 @@ _WORDS = {
     "retry_on": _RETRY,
     "retries": _ATTEMPTS,
     "max_retries": _ATTEMPTS,
+    "retry": "raise Retry(60) in the handler, or execute retry_jobs(Job.id == ...)",
     "bind": _CONTEXT,
     "pass_context": _CONTEXT,
     "countdown": _DELAY,
     "schedule_in": _DELAY,
+    "cron": _SCHEDULE,
+    "schedule": _SCHEDULE,
     "eta": _DUE,
     "schedule_at": _DUE,
     "expires": "write {}.options(expires_in=60) or expires_at=...",

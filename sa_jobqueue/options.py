@@ -95,7 +95,7 @@ class Enqueueable:
 
         def __getattr__(self, name: str) -> Any:
             said = f"{type(self).__name__!r} object has no attribute {name!r}"
-            if not name.startswith("_"):
+            if not name.startswith("_") or name == "_sa_instance_state":  # which session.add(task) asks for
                 from .hints import hint_of_method
 
                 if found := hint_of_method(name, self._called):

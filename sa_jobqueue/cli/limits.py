@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
 import typer
-from sqlalchemy import Connection, Executable
+from sqlalchemy import Connection, Executable, select
 
 from sa_jobqueue.errors import ConfigurationError, OptionError
 from sa_jobqueue.limits import (
@@ -22,6 +22,7 @@ from sa_jobqueue.limits import (
     read_rate,
 )
 from sa_jobqueue.log import one_line
+from sa_jobqueue.models import WorkerRow
 from sa_jobqueue.statements import list_limits, pause, remove_limit, resume
 from sa_jobqueue.statements.depths import capped
 from sa_jobqueue.statements.limit_admin import change_limits
@@ -232,11 +233,7 @@ def _act(
     """Execute it, and say what was done; exit code 1 where there was nothing to do."""
     with transaction(config) as connection:
         touched = bool(connection.scalars(statement).all())
-        unserved = (
-            target.owner == "queue"
-            and (not touched or done in {"set", "paused"})
-            and not _served(connection, target.name)
-        )
+        unserved = (not touched or done in {"set", "paused"}) and not _served(connection, target)
     if json:
         said = {"action": done, "owner": target.owner, "name": target.name, "key": target.key, "touched": touched}
         print_json(said if changes is None else {**said, "changes": dict(changes)})
@@ -246,15 +243,27 @@ def _act(
     else:
         note(f"{target.said} {left}")
     if unserved and not json:
-        note("no live worker serves a queue of this name; for a task add --task")
+        what = (
+            "serves a queue of this name; for a task add"
+            if target.owner == "queue"
+            else "knows a task of this name; a queue has no"
+        )
+        note(f"no live worker {what} --task")
     if not touched:
         raise typer.Exit(1)
 
 
-def _served(connection: Connection, queue: str) -> bool:
-    """Whether a live worker serves it; without any live workers nothing can be said, so yes."""
+def _served(connection: Connection, target: Target) -> bool:
+    """Whether a live worker serves the queue or knows the task. Yes, too, if that is not known: without live workers, or with a
+    worker that lists no tasks.
+    """
     live = [worker for worker in connection.execute(list_workers()) if not worker.stale]
-    return not live or any(serves(worker.queues, queue) for worker in live)
+    if not live or target.owner == "queue":
+        return not live or any(serves(worker.queues, target.name) for worker in live)
+    known = connection.scalars(select(WorkerRow.tasks).where(WorkerRow.id.in_([worker.id for worker in live]))).all()
+    return not all(known) or any(
+        target.name in (name, *about.get("aliases", ())) for tasks in known for name, about in tasks.items()
+    )
 
 
 def _number(text: str, option: str) -> int | None:

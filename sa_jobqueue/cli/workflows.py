@@ -34,16 +34,18 @@ from .workflow_tree import STYLES, tree
 __all__ = ["cancel", "list_", "pause", "resume", "retry", "show"]
 
 _PAGE = 1_000
+_PAUSED = WorkflowRow.finished_at.is_(None) & WorkflowRow.paused_at.is_not(None)
 _ORDER = [status.value for status in JobStatus]
 
 
 class Status(StrEnum):
-    """The statuses of a workflow."""
+    """The statuses of a workflow, and "paused", which a running one may be."""
 
     RUNNING = "running"
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    PAUSED = "paused"
 
 
 Id = Annotated[int, typer.Argument(metavar="ID", parser=parse_workflow, help="The workflow's number.")]
@@ -64,7 +66,10 @@ def list_(
     config: Config,
     *,
     status: Annotated[
-        Status | None, typer.Option(metavar="STATUS", help="Only these: running, completed, failed, cancelled.")
+        Status | None,
+        typer.Option(
+            metavar="STATUS", help="Only these: running, completed, failed, cancelled; or paused, of those that run."
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this name.")] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000, help="At most N.")] = 20,
@@ -76,7 +81,7 @@ def list_(
     """
     chosen = select(WorkflowRow, func.now()).order_by(WorkflowRow.id.desc()).limit(limit)
     if status is not None:
-        chosen = chosen.where(WorkflowRow.status == status.value)
+        chosen = chosen.where(_PAUSED if status is Status.PAUSED else WorkflowRow.status == status.value)
     if name is not None:
         chosen = chosen.where(WorkflowRow.name == name)
     with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:

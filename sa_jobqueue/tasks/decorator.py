@@ -246,6 +246,8 @@ def _limit_of_all(value: Duration | None, what: str) -> timedelta | None:
 def _check_handler(handler: object, name: str | None, executor: str | None) -> None:
     """Refuse what cannot be a handler."""
     shown = getattr(handler, "__qualname__", None) or repr(handler)
+    if isinstance(handler, str):
+        raise TaskError(f"@task takes its options by name: write @task(queue={shown}), or @task(name={shown})")
     if not inspect.isfunction(handler):
         raise TaskError(
             f"a task is a function (def or async def), not {shown} of type {type(handler).__name__}: "

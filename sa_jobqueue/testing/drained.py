@@ -46,9 +46,9 @@ class Drained(Sequence[Ran]):
         """`left`: what was not run, and why; see `explain`. It is looked at only if nothing was run."""
 
     @property
-    def outcomes(self) -> dict[str, int]:
-        """How many jobs ended in which way: `{"completed": 2, "retried": 1}`."""
-        return dict(Counter(one.outcome for one in self._ran))
+    def outcomes(self) -> Counter[str]:
+        """How many jobs ended in which way: `{"completed": 2, "retried": 1}`. An outcome that no job had is 0."""
+        return Counter(one.outcome for one in self._ran)
 
     @property
     def errors(self) -> list[BaseException]:

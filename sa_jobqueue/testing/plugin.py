@@ -6,10 +6,12 @@ The fixture `jobqueue` is a `JobQueue` with the session of another fixture: the 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -20,6 +22,10 @@ from .sides import own_session
 __all__ = ["jobqueue", "pytest_addoption", "pytest_runtest_makereport"]
 
 _SETTING = "sa_jobqueue_session"
+#: Where an AsyncSession keeps the event loop in which it last began, for the report after the test.
+_LOOP = "sa_jobqueue_loop"
+#: Seconds that such a report may take: the test may have left its connection in any state.
+_PATIENCE = 5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,11 +41,13 @@ def jobqueue(request: pytest.FixtureRequest) -> Generator[JobQueue[Any]]:
     name = request.config.getini(_SETTING)
     session = request.getfixturevalue(name)
     try:
-        own_session(session)
+        own = own_session(session)
     except TypeError as error:
         raise pytest.UsageError(
             f"the fixture {name!r} gives no session ({error}): name the one that does, {_SETTING} = ... in pytest's configuration"
         ) from None
+    if isinstance(own, AsyncSession):
+        event.listen(own.sync_session, "after_begin", lambda *_: own.info.update({_LOOP: asyncio.get_running_loop()}))
     with watched_jobs():
         yield JobQueue(session)
 
@@ -55,12 +63,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _said(kit: JobQueue[Any]) -> str:
-    """What waits, and why. Nothing if it cannot be read now: the session has failed, or would have to be awaited."""
+    """What waits, and why. Nothing if it cannot be read now, as when the session has failed."""
     session: Session | AsyncSession = own_session(kit.session)
-    if isinstance(session, AsyncSession):
-        return ""
     try:
         with session.no_autoflush:
+            if isinstance(session, AsyncSession):
+                return str(session.info[_LOOP].run_until_complete(asyncio.wait_for(kit.explain(), _PATIENCE)))
             return str(kit.explain())
     except Exception:
         return ""

@@ -167,19 +167,56 @@ def test_in_the_strict_mode_of_pytest_asyncio_too(folder: Path, url: str) -> Non
     assert "4 passed" in said, said
 
 
+def _anyio() -> str:
+    backend = '\n\n    @pytest.fixture\n    def anyio_backend():\n        return "asyncio"\n'
+    return ASYNC.format(imports="", fixture="pytest.fixture", arguments="anyio_backend") + backend
+
+
 def test_with_anyio_too(folder: Path, url: str) -> None:
     """The fixture may be named before the session's."""
-    backend = '\n\n    @pytest.fixture\n    def anyio_backend():\n        return "asyncio"\n'
     said = run(
         folder,
         url,
         "-p",
         "no:asyncio",
-        conftest=ASYNC.format(imports="", fixture="pytest.fixture", arguments="anyio_backend") + backend,
+        conftest=_anyio(),
         test_shop=ASYNC_TESTS.format(mark="@pytest.mark.anyio", arguments="anyio_backend, jobqueue, session"),
     )
 
     assert "4 passed" in said, said
+
+
+ASYNC_FAILING = """
+    import pytest
+    from sa_jobqueue import enqueue
+    from shop import send
+
+    {mark}
+    async def test_too_early({arguments}):
+        session.add(enqueue(send.options(delay=60), 1))
+        await session.flush()
+        assert (await jobqueue.drain()).outcomes["completed"] == 1
+"""
+
+
+@pytest.mark.parametrize("plugin", ["asyncio", *nightly("anyio")])
+def test_the_report_of_a_failed_async_test_has_the_jobs_too(folder: Path, url: str, plugin: str) -> None:
+    """They are read in the event loop of the test, after it has failed."""
+    if plugin == "asyncio":
+        said = run(
+            folder, url, "--asyncio-mode=auto",
+            conftest=_asyncio("auto"), test_shop=ASYNC_FAILING.format(mark="", arguments="session, jobqueue"),
+        )  # fmt: skip
+    else:
+        said = run(
+            folder, url, "-p", "no:asyncio", conftest=_anyio(),
+            test_shop=ASYNC_FAILING.format(mark="@pytest.mark.anyio", arguments="anyio_backend, jobqueue, session"),
+        )  # fmt: skip
+
+    assert "1 failed" in said, said
+    assert "assert 0 == 1" in said, said
+    assert "jobs of sa_jobqueue" in said, said
+    assert "(shop.send) is due in " in said, said
 
 
 def test_the_session_may_come_of_another_fixture_and_reports_of_failed_tests_say_what_waits(

@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, insert, select, text
+from sqlalchemy import Engine, insert, select, text, update
 
 from sa_jobqueue import KeyLimits, Limits, Rate
 from sa_jobqueue.models import KeyRow, LimitRow, LimitState, WorkerRow
@@ -163,6 +163,12 @@ def test_a_name_that_no_live_worker_serves_is_done_and_said(engine: Engine, url:
         result = invoke(*arguments, url=url)
         assert (result.exit_code, notes(result)) == (0, hint)
     assert notes(invoke("resume", "send", url=url)) == "queue send is not paused\n" + hint
+    pause = ["pause", "--task", "shop.snd"]
+    assert notes(invoke(*pause, url=url)) == ""  # a worker that lists no tasks may know any
+    with engine.begin() as connection:
+        connection.execute(update(WorkerRow).values(tasks={"shop.send": {"aliases": ["send"]}}))
+    assert notes(invoke(*pause, url=url)) == "no live worker knows a task of this name; a queue has no --task\n"
+    assert notes(invoke("pause", "--task", "send", url=url)) == ""
     assert notes(invoke("limits", "remove", "send", url=url)).endswith(hint)
     for arguments in (["pause", "mail"], ["pause", "send", "--task"], ["resume", "mial"], ["limits", "remove", "mial"]):
         assert notes(invoke(*arguments, url=url)) == ""

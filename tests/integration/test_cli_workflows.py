@@ -64,6 +64,9 @@ def test_list_shows_the_newest_first(connection: Connection, url: str) -> None:
     assert [line.split()[0] for line in lines] == ["ID", str(two.id), str(one.id)]
     assert "1 queued, 1 blocked" in lines[2]
     assert [row["id"] for row in as_json("workflow", "list", "--status", "completed", url=url)] == [two.id]
+    assert as_json("workflow", "list", "--status", "paused", url=url) == []
+    output("workflow", "pause", str(one.id), url=url)
+    assert [row["id"] for row in as_json("workflow", "list", "--status", "paused", url=url)] == [one.id]
     assert as_json("workflow", "list", "--name", "other", url=url) == []
     assert "no workflows of this kind" in notes(invoke("workflow", "list", "--name", "other", url=url))
     refused = invoke("workflow", "list", "--status", "blocked", url=url)

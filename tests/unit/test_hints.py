@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.exc import UnmappedInstanceError
 
 from sa_jobqueue.enqueueing.jobs import enqueue
 from sa_jobqueue.errors import OptionError, PayloadError, TaskError
@@ -40,6 +42,11 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: declare(max_retries=3), TaskError, "write @task(max_attempts=4)"),
     (lambda: declare(autoretry_for=(OSError,)), TaskError, "leave it out: every exception is tried again"),
     (lambda: declare(ignore_result=True), TaskError, "leave it out: results are kept only with @task(record=True)"),
+    (lambda: foreign.options(max_retries=3), OptionError, "or send.options(max_attempts=4)"),
+    (lambda: declare(cron="0 3 * * *"), TaskError, 'write default_registry.schedule("0 3 * * *", your_task)'),
+    (lambda: declare("mail"), TaskError, "write @task(queue='mail'), or @task(name='mail')"),
+    (lambda: foreign.retry(60), AttributeError, "raise Retry(60) in the handler, or execute retry_jobs(Job.id == ...)"),
+    (lambda: foreign.schedule("0 3 * * *"), AttributeError, 'write default_registry.schedule("0 3 * * *", send)'),
     (lambda: foreign.perform_async(1), AttributeError, "write session.add(enqueue(send, ...))"),
     (lambda: enqueue(foreign(1)), OptionError, "write enqueue(send, 1), not enqueue(send(1))"),
     (lambda: declare(delay=3), TaskError, "write your_task.options(delay=...)"),
@@ -62,6 +69,14 @@ def test_a_task_that_is_known_by_name_hints_too() -> None:
     """The hint is code that can be copied."""
     with pytest.raises(AttributeError, match=r"enqueue\(TaskName\('shop.send'\), ...\)"):
         TaskName("shop.send").delay  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_task_that_is_added_to_a_session_hints_too() -> None:
+    """SQLAlchemy's error has the hint as its cause."""
+    with pytest.raises(UnmappedInstanceError) as refused:
+        Session().add(send)
+
+    assert "write session.add(enqueue(send, ...))" in str(refused.value.__cause__)
 
 
 def test_the_hints_know_every_option() -> None:

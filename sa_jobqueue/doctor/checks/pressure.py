@@ -64,7 +64,7 @@ def _named(holder: Holder) -> str:
             return f"a query on the standby {name} holds a snapshot {since} (hot_standby_feedback)"
         case _:
             state = f", {holder.state}" if holder.state else ""
-            query = f": {mask_passwords(one_line(holder.query))[:60]}" if holder.query else ""
+            query = f"; its last statement: {mask_passwords(one_line(holder.query))[:60]}" if holder.query else ""
             return f"process {holder.pid} ({name}, role {escaped(holder.role or '?')}{state}) holds a snapshot {since}{query}"
 
 
