@@ -113,7 +113,7 @@ PAUSED_DUE = _gauge(
     "name",
 )
 READY_KEYS = _gauge(
-    "ready_keys", "Keys of which jobs are ready; counted up to 1,001 of a queue, and up to 10,001 of all", "queue"
+    "ready_keys", "Keys with ready jobs; counted up to 1,001 in a queue, and up to 10,001 in all", "queue"
 )
 WORKFLOWS = _gauge(
     "workflows",
@@ -127,7 +127,8 @@ WORKFLOW_EVENTS = _gauge(
     "workflow_events", "What has happened to jobs of workflows and no worker has read yet; counted up to 10,001"
 )
 WORKFLOWS_BEHIND = _gauge(
-    "workflows_behind", "Workflows of which something was not read yet, but for paused ones; counted up to 101"
+    "workflows_behind",
+    "Workflows with job ends that no worker has handled yet, without paused workflows; counted up to 101",
 )
 WORKFLOW_BEHIND_SECONDS = _gauge(
     "workflow_behind_seconds",
