@@ -67,8 +67,9 @@ def _said(kit: JobQueue[Any]) -> str:
     session: Session | AsyncSession = own_session(kit.session)
     try:
         with session.no_autoflush:
+            found: Any = kit.explain()
             if isinstance(session, AsyncSession):
-                return str(session.info[_LOOP].run_until_complete(asyncio.wait_for(kit.explain(), _PATIENCE)))
-            return str(kit.explain())
+                found = session.info[_LOOP].run_until_complete(asyncio.wait_for(found, _PATIENCE))
+            return str(found)
     except Exception:
         return ""
