@@ -15,7 +15,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, TypeAlias, overload
 
-from sqlalchemy import Connection, Select
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
@@ -36,7 +36,7 @@ __all__ = ["Crew", "JobExplanation", "explain_job", "look", "reasons_of"]
 
 _PLACE = {what: place for place, what in enumerate(KINDS)}
 
-SyncPlace: TypeAlias = Session | scoped_session[Any] | Connection
+SyncPlace: TypeAlias = Session | scoped_session[Any] | sa.Connection
 AsyncPlace: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection
 
 
@@ -99,12 +99,12 @@ def explain_job(place: SyncPlace | AsyncPlace, id: int, *, job: type[JobMixin] =
     own: Any = place() if isinstance(place, (scoped_session, async_scoped_session)) else place
     if isinstance(own, (AsyncSession, AsyncConnection)):
         return own.run_sync(lambda one: _explain(one, id, job))
-    if not isinstance(own, (Session, Connection)):
+    if not isinstance(own, (Session, sa.Connection)):
         raise TypeError(f"explain_job takes a Session, an AsyncSession or a connection of either, not {own!r}")
     return _explain(own, id, job)
 
 
-def _explain(place: Session | Connection, id: int, job: type[JobMixin]) -> JobExplanation:
+def _explain(place: Session | sa.Connection, id: int, job: type[JobMixin]) -> JobExplanation:
     if isinstance(place, Session):
         if place.autoflush:
             place.flush()
@@ -117,19 +117,19 @@ def _explain(place: Session | Connection, id: int, job: type[JobMixin]) -> JobEx
     return JobExplanation(id, row.status, row.task, row.queue, row.now, reasons_of(row, waits))
 
 
-def look(connection: Connection, ids: Sequence[int], job: type[JobMixin]) -> list[tuple[Any, list[WaitReason]]]:
+def look(connection: sa.Connection, ids: Sequence[int], job: type[JobMixin]) -> list[tuple[Any, list[WaitReason]]]:
     """What is known of each of these jobs: a row of `job_facts`, and what `why_waiting` says."""
     found = connection.execute(_facts_of(job), {"job_ids": ids}).all()
     return [(row, _waits(connection, row, job)) for row in found]
 
 
-def _waits(connection: Connection, row: Any, job: type[JobMixin]) -> list[WaitReason]:
+def _waits(connection: sa.Connection, row: Any, job: type[JobMixin]) -> list[WaitReason]:
     if row.status not in (JobStatus.QUEUED, JobStatus.BLOCKED):
         return []
     return [WaitReason(*one) for one in connection.execute(_waits_of(job), {"job_id": row.id})]
 
 
-def _look_into_archive(connection: Connection, id: int, job: type[JobMixin]) -> Any:
+def _look_into_archive(connection: sa.Connection, id: int, job: type[JobMixin]) -> Any:
     """What has become of a job that is not in its table any more; None: there is no archive, or it is not there, either."""
     table = table_of(job)
     if connection.execute(archive_parts(schema=schema_on(connection, table), table=table.name)).first() is None:
@@ -141,12 +141,12 @@ def _look_into_archive(connection: Connection, id: int, job: type[JobMixin]) -> 
 
 
 @cache
-def _facts_of(job: type[JobMixin]) -> Select[Any]:
+def _facts_of(job: type[JobMixin]) -> sa.Select[Any]:
     return job_facts([], job=job)
 
 
 @cache
-def _waits_of(job: type[JobMixin]) -> Select[Any]:
+def _waits_of(job: type[JobMixin]) -> sa.Select[Any]:
     return why_waiting(0, job=job)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    import sqlalchemy as sa
 
 __all__ = ["BODY_TAG", "CURRENT", "GATES", "SCHEMA", "quote", "schema_on"]
 
@@ -24,7 +24,7 @@ GATES: Final = 16
 BODY_TAG: Final = "$migration$"
 
 
-def schema_on(connection: Connection, table: Any) -> str:
+def schema_on(connection: sa.Connection, table: Any) -> str:
     """The schema where this connection finds the table."""
     return connection.schema_for_object(table) or str(connection.dialect.default_schema_name)
 

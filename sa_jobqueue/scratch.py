@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, func, select, text
+import sqlalchemy as sa
 from sqlalchemy.schema import DropSchema
 
 from .errors import JobQueueError
@@ -16,19 +16,19 @@ from .worker.connections.pool import refuse_pooler
 __all__ = ["drop_scratch", "only_one", "scratch_engine"]
 
 
-def scratch_engine(url: str | URL, schema: str, **options: Any) -> Engine:
+def scratch_engine(url: str | sa.URL, schema: str, **options: Any) -> sa.Engine:
     """An engine that finds our tables in `schema`."""
-    return create_engine(url, execution_options={"schema_translate_map": {SCHEMA: schema}}, **options)
+    return sa.create_engine(url, execution_options={"schema_translate_map": {SCHEMA: schema}}, **options)
 
 
 @contextmanager
-def only_one(what: str, url: URL, schema: str) -> Generator[None]:
+def only_one(what: str, url: sa.URL, schema: str) -> Generator[None]:
     """Keep a second process, called `what` in the message, from using `schema` meanwhile.
 
     Raises JobQueueError where one uses it already.
     """
-    lock = select(func.pg_try_advisory_lock(func.hashtext(schema)))
-    with create_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
+    lock = sa.select(sa.func.pg_try_advisory_lock(sa.func.hashtext(schema)))
+    with sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT").connect() as connection:
         refuse_pooler(connection)
         if not connection.scalar(lock):
             raise JobQueueError(
@@ -37,7 +37,7 @@ def only_one(what: str, url: URL, schema: str) -> Generator[None]:
         yield
 
 
-def drop_scratch(connection: Connection, schema: str) -> None:
+def drop_scratch(connection: sa.Connection, schema: str) -> None:
     """Drop `schema` with all that is in it. A killed worker's server process may keep locks there for a moment."""
-    connection.execute(text("SET LOCAL lock_timeout = '20s'"))
+    connection.execute(sa.text("SET LOCAL lock_timeout = '20s'"))
     connection.execute(DropSchema(schema, cascade=True, if_exists=True))

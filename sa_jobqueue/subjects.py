@@ -24,8 +24,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from uuid import UUID
 
-from sqlalchemy import CHAR, ColumnElement, Text, and_, case, collate, func, inspect, literal, literal_column
-from sqlalchemy import cast as as_type
+import sqlalchemy as sa
 from sqlalchemy.orm import Mapper, foreign, relationship
 from sqlalchemy.orm.interfaces import MapperProperty
 from sqlalchemy.orm.util import AliasedInsp
@@ -69,14 +68,14 @@ def jobs_relationship(
     names other jobs; where `of` is not given, when the mappers are configured.
     """
     if of is not None:
-        mapper = inspect(of, raiseerr=False)
+        mapper = sa.inspect(of, raiseerr=False)
         if not isinstance(mapper, Mapper):
             raise SubjectError(
                 f"jobs_relationship() takes a mapped class, not {of!r:.80}; in the body of a class it takes none"
             )
         _checked(mapper)
 
-    def is_about() -> ColumnElement[bool]:
+    def is_about() -> sa.ColumnElement[bool]:
         return _is_about(made, of, job)
 
     options: Any = {} if init is None else {"init": False, "repr": False, "compare": False}
@@ -84,7 +83,7 @@ def jobs_relationship(
     return made
 
 
-def _is_about(made: MapperProperty[Any], of: type[Any] | None, job: type[JobMixin]) -> ColumnElement[bool]:
+def _is_about(made: MapperProperty[Any], of: type[Any] | None, job: type[JobMixin]) -> sa.ColumnElement[bool]:
     parent: Mapper[Any] = made.parent
     if of is not None and parent.class_ is not of:
         raise SubjectError(f"jobs_relationship({of.__name__}) cannot be a relationship of {parent.class_.__name__}")
@@ -95,7 +94,9 @@ def _is_about(made: MapperProperty[Any], of: type[Any] | None, job: type[JobMixi
             f"{job.__name__} of {job.__module__}: jobs_relationship(job={annotated.__name__})"
         )
     text = _text([(column, column) for column in _checked(parent)])
-    return and_(foreign(job.subject_type) == literal(subject_type(parent), Text), foreign(job.subject_id) == text)
+    return sa.and_(
+        foreign(job.subject_type) == sa.literal(subject_type(parent), sa.Text), foreign(job.subject_id) == text
+    )
 
 
 def _annotated(cls: type[Any], name: str) -> Any:
@@ -113,23 +114,23 @@ def _annotated(cls: type[Any], name: str) -> Any:
     return None
 
 
-def subject_of_rows(entity: Any) -> tuple[str, ColumnElement[str | None]]:
+def subject_of_rows(entity: Any) -> tuple[str, sa.ColumnElement[str | None]]:
     """The type of the subjects that the rows of a mapped class, or of an alias of one, are, and the expression for their ids, which is NULL
     where an outer join has no row. Raises SubjectError for any other `entity`.
     """
-    found = inspect(entity, raiseerr=False)
+    found = sa.inspect(entity, raiseerr=False)
     mapper = found.mapper if isinstance(found, (Mapper, AliasedInsp)) else None
     if mapper is None:
         raise SubjectError(f"subject must be a mapped class, or an alias of one, and not {entity!r:.80}")
     columns = _checked(mapper)
     parts = [getattr(entity, mapper.get_property_by_column(column).key) for column in columns]
     text = _text(list(zip(columns, parts, strict=True)))
-    is_there = and_(*(part.is_not(None) for part in parts))
-    key: ColumnElement[Any] = text if len(parts) == 1 else case((is_there, text))
+    is_there = sa.and_(*(part.is_not(None) for part in parts))
+    key: sa.ColumnElement[Any] = text if len(parts) == 1 else sa.case((is_there, text))
     return subject_type(mapper), key
 
 
-def subject_of_keys(mapper: Mapper[Any], key: ColumnElement[Any]) -> tuple[str, ColumnElement[Any]] | None:
+def subject_of_keys(mapper: Mapper[Any], key: sa.ColumnElement[Any]) -> tuple[str, sa.ColumnElement[Any]] | None:
     """The same of the objects that have these keys. None if a key has several parts, or the database does not write it as Python does."""
     try:
         columns = _checked(mapper)
@@ -138,34 +139,36 @@ def subject_of_keys(mapper: Mapper[Any], key: ColumnElement[Any]) -> tuple[str, 
     return None if len(columns) > 1 else (subject_type(mapper), _text([(columns[0], key)]))
 
 
-def _checked(mapper: Mapper[Any]) -> Sequence[ColumnElement[Any]]:
+def _checked(mapper: Mapper[Any]) -> Sequence[sa.ColumnElement[Any]]:
     """The columns of its key."""
     for column in mapper.primary_key:
         try:
             kind = kind_of(column.type)
         except TypeError as error:
             raise _unfit(mapper, column, str(error)) from error
-        if isinstance(column.type, CHAR):
+        if isinstance(column.type, sa.CHAR):
             raise _unfit(mapper, column, "it is a CHAR, which the database fills up with blanks")
         if not kind.in_keys or not kind.samples or type(kind.samples[0]) not in _KINDS:
             raise _unfit(mapper, column, f"it is {kind.said}, which the database does not write as Python does")
     return mapper.primary_key
 
 
-def _unfit(mapper: Mapper[Any], column: ColumnElement[Any], said: str) -> SubjectError:
+def _unfit(mapper: Mapper[Any], column: sa.ColumnElement[Any], said: str) -> SubjectError:
     name = getattr(column, "key", "")
     return SubjectError(f"the jobs of {mapper.class_.__name__} cannot be found by its key {name!r}: {said}")
 
 
-def _text(parts: Sequence[tuple[ColumnElement[Any], Any]]) -> ColumnElement[str]:
+def _text(parts: Sequence[tuple[sa.ColumnElement[Any], Any]]) -> sa.ColumnElement[str]:
     """The text that `Subject.id` is, of each column of a key and the expression that has its value."""
     if len(parts) > 1:
-        return as_type(func.jsonb_build_array(*(kind_of(column.type).as_json(value) for column, value in parts)), Text)
+        return sa.cast(
+            sa.func.jsonb_build_array(*(kind_of(column.type).as_json(value) for column, value in parts)), sa.Text
+        )
     ((column, value),) = parts
     match kind_of(column.type).samples[0]:
         case str():
-            return collate(as_type(value, Text), "C")  # the column may have another one
+            return sa.collate(sa.cast(value, sa.Text), "C")  # the column may have another one
         case date():
-            return func.to_char(value, literal_column("'YYYY-MM-DD'"), type_=Text())  # whatever DateStyle says
+            return sa.func.to_char(value, sa.literal_column("'YYYY-MM-DD'"), type_=sa.Text())  # whatever DateStyle says
         case _:
-            return as_type(value, Text)
+            return sa.cast(value, sa.Text)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from sqlalchemy import URL, Connection, func, select
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.enqueueing.jobs import enqueue_many
@@ -73,7 +73,7 @@ class Enqueued:
 
 
 def drain(
-    url: URL, *, jobs: int, processes_: int, slots: int, use_async: bool, payload: str, tell: Tell | None = None
+    url: sa.URL, *, jobs: int, processes_: int, slots: int, use_async: bool, payload: str, tell: Tell | None = None
 ) -> Drained:
     """Fill the queue, let the worker processes empty it, and time it by the database's clock."""
     with place(url) as here:
@@ -96,13 +96,13 @@ def _fill(here: Place, jobs: int, task: object, payload: str) -> None:
 def _check(here: Place, jobs: int) -> None:
     """Check that all the jobs that were timed are completed."""
     with Session(here.engine) as session:
-        completed = session.scalar(select(func.count()).where(Job.finished_at.is_not(None)))
+        completed = session.scalar(sa.select(sa.func.count()).where(Job.finished_at.is_not(None)))
     if completed != jobs:
         raise JobQueueError(f"{completed} of {jobs} jobs are completed: the figures would be wrong")
 
 
 def steady(
-    url: URL, *, rate: float, seconds: float, processes_: int, slots: int, use_async: bool, payload: str,
+    url: sa.URL, *, rate: float, seconds: float, processes_: int, slots: int, use_async: bool, payload: str,
     tell: Tell | None = None,
 ) -> Steady:  # fmt: skip
     """Enqueue at a fixed rate while the worker processes run, and see when each job starts and is completed."""
@@ -145,7 +145,7 @@ def steady(
     )
 
 
-def _wait_for_workers(connection: Connection, workers: Processes, size: int) -> None:
+def _wait_for_workers(connection: sa.Connection, workers: Processes, size: int) -> None:
     until = time.monotonic() + _LAST
     while len(connection.execute(list_workers()).all()) < size:
         workers.check()
@@ -160,7 +160,7 @@ class _Seen:
     Live jobs are few and found by an index, however many jobs are done.
     """
 
-    def __init__(self, connection: Connection, jobs: int, tell: Tell | None) -> None:
+    def __init__(self, connection: sa.Connection, jobs: int, tell: Tell | None) -> None:
         self._connection, self._jobs, self._tell = connection, jobs, tell
         self._looks: list[tuple[float, set[int], float]] = []
         self._told_at = 0.0
@@ -204,7 +204,7 @@ def _latency(seconds: Sequence[float]) -> Latency:
 
 
 def enqueueing(
-    url: URL, *, jobs: int, seconds: float, concurrency: int, payload: str, tell: Tell | None = None
+    url: sa.URL, *, jobs: int, seconds: float, concurrency: int, payload: str, tell: Tell | None = None
 ) -> Enqueued:
     """Three ways to make jobs: one client one by one, all at once, and many clients one by one."""
     figures: list[float] = []

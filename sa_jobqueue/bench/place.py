@@ -11,18 +11,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from sqlalchemy import (
-    URL,
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    Table,
-    func,
-    select,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.schema import CreateSchema, CreateTable
 
 from sa_jobqueue.errors import JobQueueError
@@ -34,15 +23,15 @@ __all__ = ["SCHEMA", "Place", "open_engine", "place"]
 SCHEMA = "sa_jobqueue_bench"
 
 #: A table that marks the schema as ours.
-_MARK = Table("made_by_sa_jobqueue_bench", MetaData(schema=SCHEMA), Column("n", Integer))
+_MARK = sa.Table("made_by_sa_jobqueue_bench", sa.MetaData(schema=SCHEMA), sa.Column("n", sa.Integer))
 
 
 @dataclass(frozen=True)
 class Place:
     """A database with empty job tables in the schema of the measurement."""
 
-    url: URL
-    engine: Engine
+    url: sa.URL
+    engine: sa.Engine
 
     @property
     def address(self) -> str:
@@ -50,27 +39,27 @@ class Place:
         return self.url.render_as_string(hide_password=False)
 
     @contextmanager
-    def looking(self) -> Generator[Connection]:
+    def looking(self) -> Generator[sa.Connection]:
         """A connection in autocommit whose queries use indexes."""
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             # The planner's own choice would be to scan the table, beside what is measured.
             scans = ("enable_seqscan", "enable_bitmapscan")
-            connection.execute(select(*(func.set_config(name, "off", False) for name in scans)))
+            connection.execute(sa.select(*(sa.func.set_config(name, "off", False) for name in scans)))
             yield connection
 
     def settle(self) -> None:
         """Vacuum and analyze now, as autovacuum would later."""
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.execute(text(f"VACUUM ANALYZE {SCHEMA}.job"))
+            connection.execute(sa.text(f"VACUUM ANALYZE {SCHEMA}.job"))
 
 
-def open_engine(url: str | URL, **options: Any) -> Engine:
+def open_engine(url: str | sa.URL, **options: Any) -> sa.Engine:
     """An engine that finds our tables in the schema of the measurement."""
     return scratch_engine(url, SCHEMA, **options)
 
 
 @contextmanager
-def place(url: URL) -> Generator[Place]:
+def place(url: sa.URL) -> Generator[Place]:
     """Make the schema, and drop it at the end, also after an error.
 
     Raises JobQueueError where another measurement runs in this database, or the schema is there and was not made here.
@@ -89,10 +78,12 @@ def place(url: URL) -> Generator[Place]:
         engine.dispose()
 
 
-def _make(engine: Engine) -> None:
+def _make(engine: sa.Engine) -> None:
     """Create the schema. One that a killed run has left is dropped first; any other is left alone."""
     with engine.begin() as connection:
-        there = select(func.to_regnamespace(SCHEMA).is_not(None), func.to_regclass(_MARK.fullname).is_not(None))
+        there = sa.select(
+            sa.func.to_regnamespace(SCHEMA).is_not(None), sa.func.to_regclass(_MARK.fullname).is_not(None)
+        )
         exists, ours = connection.execute(there).one()
         if exists and not ours:
             raise JobQueueError(

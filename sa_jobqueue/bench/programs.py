@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import text
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.enqueueing.jobs import enqueue
@@ -50,7 +50,7 @@ def serve(ready: Ready, url: str, slots: int) -> dict[int, float]:
 def _connected(url: str, slots: int) -> Worker:
     worker = Worker(url, {"default": slots}, registry=REGISTRY, schema=SCHEMA)
     with worker.engine.connect() as connection:
-        connection.execute(text("SELECT 1"))
+        connection.execute(sa.text("SELECT 1"))
     tune_gc()  # as the command `work` does
     return worker
 

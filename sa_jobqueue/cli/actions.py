@@ -10,8 +10,8 @@ from functools import partial
 from itertools import islice
 from typing import Annotated, Any, TypeAlias
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, Connection, Engine, func, literal, select, true
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute
 
@@ -44,7 +44,7 @@ __all__ = [
     "retry",
 ]
 
-Criterion = ColumnElement[bool]
+Criterion = sa.ColumnElement[bool]
 Criteria = Sequence[Criterion]
 
 _PAGE = 1_000
@@ -84,7 +84,7 @@ class Targets(Options):
     @property
     def named(self) -> Criterion:
         """The jobs whose ids are given. All ids are one parameter, because a statement takes 65,535 at most."""
-        return Job.id == func.any(literal(self.ids, ARRAY(BigInteger)))
+        return Job.id == sa.func.any(sa.literal(self.ids, sa.ARRAY(sa.BigInteger)))
 
     def check(self, filters: Filters) -> None:
         """Refuse a command that names no jobs: all of them must be asked for by `--all`."""
@@ -104,7 +104,7 @@ class Locked(StrEnum):
 
 
 #: Executes it, with what to do about locked rows. Returns by id whether the job was changed.
-Do: TypeAlias = Callable[[Engine, Criteria, Locked], dict[int, bool]]
+Do: TypeAlias = Callable[[sa.Engine, Criteria, Locked], dict[int, bool]]
 LockedOption = Annotated[
     Locked,
     typer.Option(help="A row that another transaction has locked: wait for it, change nothing at all, or skip it."),
@@ -222,7 +222,7 @@ def prune(
     if expired:
         if targets.all:
             raise ConfigurationError("--all and --expired contradict each other: give one of them")
-        criteria += [Job.purge_at <= func.now(), is_not_archived(Job)]
+        criteria += [Job.purge_at <= sa.func.now(), is_not_archived(Job)]
     else:
         targets.check(filters)
     act(config, targets, filters, criteria, PRUNE)
@@ -246,19 +246,19 @@ def act(
     with transaction(config, engine) as connection:
         filters.check_workers(connection)
         if targets.limit is not None:
-            first = connection.scalars(select(Job.id).where(*possible).order_by(Job.id).limit(targets.limit))
-            chosen = Job.id == func.any(literal(first.all(), ARRAY(BigInteger)))
+            first = connection.scalars(sa.select(Job.id).where(*possible).order_by(Job.id).limit(targets.limit))
+            chosen = Job.id == sa.func.any(sa.literal(first.all(), sa.ARRAY(sa.BigInteger)))
             if targets.ids:
-                beyond = connection.execute(select(Job.id, Job.status).where(*possible, ~chosen))
+                beyond = connection.execute(sa.select(Job.id, Job.status).where(*possible, ~chosen))
                 left = {row.id: f"{row.status}, beyond --limit {targets.limit}" for row in beyond}
             criteria, possible, running = [*criteria, chosen], [*possible, chosen], [*running, chosen]
-        asked = connection.scalar(select(func.count()).where(*running)) or 0
-        rows = connection.execute(select(Job.id, Job.status).where(targets.named))
+        asked = connection.scalar(sa.select(sa.func.count()).where(*running)) or 0
+        rows = connection.execute(sa.select(Job.id, Job.status).where(targets.named))
         found = {row.id: str(row.status) for row in rows}
         if missing := [one for one in targets.ids or [] if one not in found]:
             archived = connection.execute(archived_ends(missing))
             found |= {row.id: f"{row.status}, in the archive" for row in archived}
-        touched = set(connection.scalars(select(Job.id).where(*possible))) if targets.dry_run else set[int]()
+        touched = set(connection.scalars(sa.select(Job.id).where(*possible))) if targets.dry_run else set[int]()
     if not targets.dry_run:
         answers = action.do(engine, criteria, locked)
         touched = {one for one, changed in answers.items() if changed}
@@ -278,7 +278,7 @@ def act(
         raise typer.Exit(1)
 
 
-def _retried_below(engine: Engine, touched: set[int]) -> set[int]:
+def _retried_below(engine: sa.Engine, touched: set[int]) -> set[int]:
     """Bring back the members of workflows that were cancelled because of these jobs, and return their ids.
 
     It is a transaction of its own: the retry of a workflow locks its row first, and then waits for its jobs.
@@ -309,10 +309,10 @@ def _tell(
 def by_statement(build: Callable[..., Any]) -> Do:
     """An action that executes the statement of a builder, in one transaction."""
 
-    def do(engine: Engine, criteria: Criteria, locked: Locked) -> dict[int, bool]:
+    def do(engine: sa.Engine, criteria: Criteria, locked: Locked) -> dict[int, bool]:
         with engine.begin() as connection:
             try:
-                rows = connection.execute(build(*criteria or [true()], locked=locked.value)).mappings().all()
+                rows = connection.execute(build(*criteria or [sa.true()], locked=locked.value)).mappings().all()
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) != _NOT_AVAILABLE:
                     raise
@@ -325,14 +325,14 @@ def by_statement(build: Callable[..., Any]) -> Do:
     return do
 
 
-def _prune(engine: Engine, criteria: Criteria, locked: Locked) -> dict[int, bool]:
+def _prune(engine: sa.Engine, criteria: Criteria, locked: Locked) -> dict[int, bool]:
     """Delete page by page, each in a transaction of its own. If a foreign key holds a row, the page shrinks to find it."""
     deleted: list[int] = []
     kept: list[int] = []
     after: int | None = None
     page = _PAGE
     while True:
-        where = [*criteria, true() if after is None else Job.id > after]
+        where = [*criteria, sa.true() if after is None else Job.id > after]
         try:
             with engine.begin() as connection:
                 ids = list(connection.scalars(prune_jobs(*where, limit=page)))
@@ -353,8 +353,8 @@ def _prune(engine: Engine, criteria: Criteria, locked: Locked) -> dict[int, bool
     return dict.fromkeys(deleted, True)
 
 
-def _first_finished(connection: Connection, where: Criteria) -> int:
-    first = select(func.min(Job.id)).where(*where, status_in(Job.status, FINISHED))
+def _first_finished(connection: sa.Connection, where: Criteria) -> int:
+    first = sa.select(sa.func.min(Job.id)).where(*where, status_in(Job.status, FINISHED))
     return int(connection.scalar(first) or 0)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import func, select
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.models import ArchivedJob, Job, Progress
@@ -35,7 +35,7 @@ class Said(NamedTuple):
 
 def find_archived(session: Session, id: int) -> Any:
     """The job, what it is called, and the database's time; None if the archive has no such job."""
-    found = select(ArchivedJob, reading_of(ArchivedJob), func.now()).where(ArchivedJob.id == id)
+    found = sa.select(ArchivedJob, reading_of(ArchivedJob), sa.func.now()).where(ArchivedJob.id == id)
     # A number may be there twice, as after a restore.
     return session.execute(found.order_by(ArchivedJob.finished_at.desc()).limit(1)).one_or_none()
 

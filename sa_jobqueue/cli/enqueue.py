@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Annotated, Any, cast
 
+import sqlalchemy as sa
 import typer
 from pydantic import PydanticUserError, TypeAdapter
-from sqlalchemy import Column, Connection, func, select
 
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
 from sa_jobqueue.models import Job, JobMixin, is_own, own_column
@@ -111,7 +111,7 @@ def enqueue(
     with transaction(config, make=True) as connection:
         made = connection.execute(insert_jobs([call], job=job)).scalar_one()
         of = None if call.uniqueness is None else _duplicate_of(connection, made)
-        now = connection.execute(select(func.now())).scalar_one()
+        now = connection.execute(sa.select(sa.func.now())).scalar_one()
     due = now + call.run_at if isinstance(call.run_at, timedelta) else call.run_at
     tags = jsonlib.loads(call.meta).get("tags", [])
     if json:
@@ -128,9 +128,9 @@ def enqueue(
     note(f"{call.task} · queue {call.queue}{key_said} · priority {call.priority} · {when}{labels}")
 
 
-def _duplicate_of(connection: Connection, id: int) -> int | None:
+def _duplicate_of(connection: sa.Connection, id: int) -> int | None:
     """The job that has the unique key of job `id`, if that is a duplicate. An enqueuer may read no more of it."""
-    return connection.execute(select(Job.duplicate_of).where(Job.id == id)).scalar_one()
+    return connection.execute(sa.select(Job.duplicate_of).where(Job.id == id)).scalar_one()
 
 
 def _columns(job: type[JobMixin], given: list[str]) -> dict[str, Any]:
@@ -148,7 +148,7 @@ def _columns(job: type[JobMixin], given: list[str]) -> dict[str, Any]:
     return found
 
 
-def _value(column: Column[Any], text: str) -> Any:
+def _value(column: sa.Column[Any], text: str) -> Any:
     """`text` as a value of the column."""
     try:
         of: type[Any] = column.type.python_type

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import func, select
 
 from sa_jobqueue.failures import error_text
 from sa_jobqueue.log import one_line
@@ -49,7 +49,7 @@ def errors(
     where = filters.criteria()
     with transaction(config) as connection:
         filters.check_workers(connection)
-        now = connection.scalar(select(func.now()))
+        now = connection.scalar(sa.select(sa.func.now()))
         rows: Any = connection.execute(group_errors(*where, most=limit)).all()
         of = connection.execute(extent_of_errors(*where)).one().jobs
     if json:

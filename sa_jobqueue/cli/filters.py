@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import ColumnElement, Connection, func, literal, select
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sa_jobqueue.errors import ConfigurationError
@@ -32,10 +32,10 @@ Queues = Annotated[
 ]
 
 
-def _parse_since(text: str) -> ColumnElement[datetime]:
+def _parse_since(text: str) -> sa.ColumnElement[datetime]:
     """`text` as a time, of this machine where it has no zone, or as a duration before the server's now."""
     moment = parse_moment(text)
-    return literal(moment) if isinstance(moment, datetime) else func.now() - moment
+    return sa.literal(moment) if isinstance(moment, datetime) else sa.func.now() - moment
 
 
 _filter = partial(typer.Option, rich_help_panel=PANEL)
@@ -96,7 +96,7 @@ class Filters(Options):
         ),
     ] = field(default_factory=list)
     since: Annotated[
-        ColumnElement[datetime] | None,
+        sa.ColumnElement[datetime] | None,
         _filter(
             metavar="TIME",
             parser=_parse_since,
@@ -116,7 +116,7 @@ class Filters(Options):
         _filter(metavar="AGE", parser=parse_duration, help="Enqueued (for prune: finished) within this time."),
     ] = None
     finished_since: Annotated[
-        ColumnElement[datetime] | None,
+        sa.ColumnElement[datetime] | None,
         _filter(
             metavar="TIME",
             parser=_parse_since,
@@ -124,22 +124,24 @@ class Filters(Options):
         ),
     ] = None
     finished_before: Annotated[
-        ColumnElement[datetime] | None, _filter(metavar="TIME", parser=_parse_since, help="Ended before then.")
+        sa.ColumnElement[datetime] | None, _filter(metavar="TIME", parser=_parse_since, help="Ended before then.")
     ] = None
 
     def __bool__(self) -> bool:
         """Whether any filter was given."""
         return bool(self.criteria())
 
-    def check_workers(self, connection: Connection) -> None:
+    def check_workers(self, connection: sa.Connection) -> None:
         """Refuse a HOST:PID that no worker has: the row of a worker goes when it leaves, and its jobs have its id alone."""
         for name in self.worker:
-            if ":" in name and connection.scalar(select(WorkerRow.id).where(is_worker(name)).limit(1)) is None:
+            if ":" in name and connection.scalar(sa.select(WorkerRow.id).where(is_worker(name)).limit(1)) is None:
                 raise ConfigurationError(
                     f"no worker {name} is known: `sa-jobqueue workers` lists those that are. Jobs of a worker that has left are found by its "
                     "id, which `sa-jobqueue show ID` of a job prints"
                 )
 
-    def criteria(self, *, by: InstrumentedAttribute[Any] | None = None, job: Jobs = Job) -> list[ColumnElement[bool]]:
+    def criteria(
+        self, *, by: InstrumentedAttribute[Any] | None = None, job: Jobs = Job
+    ) -> list[sa.ColumnElement[bool]]:
         """The criteria; none where no filter was given. `by`: the time from which ages count, by default when it was enqueued."""
         return criteria_of(**{option.name: getattr(self, option.name) for option in fields(Filters)}, by=by, job=job)

@@ -6,8 +6,8 @@ import sys
 from contextlib import suppress
 from typing import Annotated
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from sa_jobqueue.errors import ConfigurationError, JobQueueError
@@ -59,7 +59,7 @@ def grants(
             raise ConfigurationError(_no_role(role))
         refused = _warnings(connection)
         for statement in statements:
-            connection.execute(text(statement.replace(":", r"\:")))  # no colon in a name starts a parameter
+            connection.execute(sa.text(statement.replace(":", r"\:")))  # no colon in a name starts a parameter
         if refused:
             raise ConfigurationError(
                 f"nothing was granted: {refused[0]}; execute them as the owner of schema {config.schema}"
@@ -77,8 +77,8 @@ def _note_missing(config: Config, role: str) -> None:
             note(_no_role(role))
 
 
-def _exists(connection: Connection, role: str) -> bool:
-    there = text("SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = :role)")
+def _exists(connection: sa.Connection, role: str) -> bool:
+    there = sa.text("SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = :role)")
     return bool(connection.scalar(there, {"role": role}))
 
 
@@ -87,7 +87,7 @@ def _no_role(role: str) -> str:
     return cleaned(f"this database has no role {quoted}: create it first, as by CREATE ROLE {quoted} LOGIN")
 
 
-def _warnings(connection: Connection) -> list[str]:
+def _warnings(connection: sa.Connection) -> list[str]:
     """A list that gets the server's warnings that something was not granted: for the server that is no error."""
     import psycopg  # printing needs no libpq
 

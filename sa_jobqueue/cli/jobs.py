@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import Connection, case, func, select
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.failures import error_text
@@ -100,15 +100,15 @@ def list_jobs(
         note(f"the newest {limit}; --limit N shows more")
 
 
-def newest_jobs(connection: Connection, filters: Filters, limit: int, *, job: Jobs = Job) -> Sequence[Any]:
+def newest_jobs(connection: sa.Connection, filters: Filters, limit: int, *, job: Jobs = Job) -> Sequence[Any]:
     """The newest jobs; the errors of a job that completed in the end are not shown."""
     trouble = error_type(job)
-    message = case((trouble.is_not(None), job.errors[-1]["message"].astext))
+    message = sa.case((trouble.is_not(None), job.errors[-1]["message"].astext))
     statement = (
-        select(
+        sa.select(
             job.id, job.status, reading_of(job).label("reading"), job.queue, job.task, job.priority, job.attempt, job.max_attempts, job.rescues,
             job.created_at, job.run_at, job.claimed_at, job.finished_at, job.cancel_requested_at, job.worker, job.subject_type, job.subject_id,
-            trouble.label("error_type"), message.label("error_message"), func.now().label("now"),
+            trouble.label("error_type"), message.label("error_message"), sa.func.now().label("now"),
         )
         .where(*filters.criteria(job=job))
         .order_by(job.id.desc())

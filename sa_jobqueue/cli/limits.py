@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import Connection, Executable, select
 
 from sa_jobqueue.errors import ConfigurationError, OptionError
 from sa_jobqueue.limits import (
@@ -223,7 +223,7 @@ def resume_(config: Config, target: Target, *, json: Json = False) -> None:
 def _act(
     config: Config,
     target: Target,
-    statement: Executable,
+    statement: sa.Executable,
     done: str,
     *,
     json: bool,
@@ -253,14 +253,14 @@ def _act(
         raise typer.Exit(1)
 
 
-def _served(connection: Connection, target: Target) -> bool:
+def _served(connection: sa.Connection, target: Target) -> bool:
     """Whether a live worker serves the queue or knows the task. Yes, too, if that is not known: without live workers, or with a
     worker that lists no tasks.
     """
     live = [worker for worker in connection.execute(list_workers()) if not worker.stale]
     if not live or target.owner == "queue":
         return not live or any(serves(worker.queues, target.name) for worker in live)
-    known = connection.scalars(select(WorkerRow.tasks).where(WorkerRow.id.in_([worker.id for worker in live]))).all()
+    known = connection.scalars(sa.select(WorkerRow.tasks).where(WorkerRow.id.in_([worker.id for worker in live]))).all()
     return not all(known) or any(
         target.name in (name, *about.get("aliases", ())) for tasks in known for name, about in tasks.items()
     )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import Connection, func, select
 
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.health.figures import ALWAYS, QUANTILES, Figures, named
@@ -62,10 +62,10 @@ def parse_by(texts: Sequence[str]) -> list[str]:
     return [name for name in ("queue", "task") if name in names]
 
 
-def show_outcomes(connection: Connection, asked: Question, *, json: bool) -> None:
+def show_outcomes(connection: sa.Connection, asked: Question, *, json: bool) -> None:
     """Print what jobs came to, as a table or as JSON."""
     begin, now = connection.execute(
-        select(func.date_trunc("minute", func.now() - asked.since), func.now())
+        sa.select(sa.func.date_trunc("minute", sa.func.now() - asked.since), sa.func.now())
     ).one()  # as `sum_stats` begins
     statement = sum_stats(
         since=asked.since, by=cast(Any, asked.by), queues=asked.queues, tasks=asked.tasks, step=asked.step

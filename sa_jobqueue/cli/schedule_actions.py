@@ -7,8 +7,8 @@ from datetime import datetime, timedelta, tzinfo
 from functools import partial
 from typing import Annotated, Any, get_args
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import ARRAY, ColumnElement, Executable, Text, func, literal, select, true
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -216,7 +216,7 @@ def backfill(
     """
     with transaction(config) as connection:
         row = connection.execute(
-            select(Schedule.expression, Schedule.timezone, func.now().label("now")).where(Schedule.name == name)
+            sa.select(Schedule.expression, Schedule.timezone, sa.func.now().label("now")).where(Schedule.name == name)
         ).one_or_none()
         if row is None:
             no_schedule(name)
@@ -255,7 +255,7 @@ def backfill(
 def _act(
     config: Config,
     names: Sequence[str],
-    build: Callable[[ColumnElement[bool]], Executable],
+    build: Callable[[sa.ColumnElement[bool]], sa.Executable],
     *,
     done: str,
     json: bool,
@@ -267,10 +267,10 @@ def _act(
         raise ConfigurationError("--all and names of schedules contradict each other: give one of them")
     if not all and not names:
         raise ConfigurationError("say which schedules, by their names" + ("" if done == "removed" else ", or --all"))
-    chosen = true() if all else Schedule.name == func.any(literal(list(names), ARRAY(Text)))
+    chosen = sa.true() if all else Schedule.name == sa.func.any(sa.literal(list(names), sa.ARRAY(sa.Text)))
     with transaction(config) as connection:
         touched = sorted(connection.scalars(build(chosen)))
-        there = set(connection.scalars(select(Schedule.name).where(chosen))) if not all else set[str]()
+        there = set(connection.scalars(sa.select(Schedule.name).where(chosen))) if not all else set[str]()
     missing = {one: left if one in there else "no such schedule" for one in dict.fromkeys(names) if one not in touched}
     if json:
         print_json({"action": done, "schedules": touched, "not_touched": missing})

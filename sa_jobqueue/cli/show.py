@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Any, NamedTuple, cast
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import and_, func, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.explain import explain_job
@@ -42,7 +42,7 @@ from .why import reason_as_json, sentence
 __all__ = ["show"]
 
 #: How far a job is; a row of an earlier claim says nothing.
-_PROGRESS = select(Progress).join(Job, and_(Job.id == Progress.job_id, Job.claim_token == Progress.claim_token))
+_PROGRESS = sa.select(Progress).join(Job, sa.and_(Job.id == Progress.job_id, Job.claim_token == Progress.claim_token))
 
 
 def show(
@@ -85,7 +85,7 @@ class _Found(NamedTuple):
 def _find(session: Session, id: int) -> _Found | None:
     """A job of the table, or of the archive; None if there is none."""
     lines: Sequence[Any]
-    if (found := session.execute(select(Job, READING, func.now()).where(Job.id == id)).one_or_none()) is not None:
+    if (found := session.execute(sa.select(Job, READING, sa.func.now()).where(Job.id == id)).one_or_none()) is not None:
         lines = session.execute(job_logs(id)).all()
         said = said_of(found[0], session.scalars(_PROGRESS.where(Job.id == id)).one_or_none())
     elif (found := find_archived(session, id)) is not None:
@@ -168,7 +168,7 @@ def _name_of_schedule(session: Session, id: int | None) -> str:
     """The name of the one that made the job; its id, if it was removed."""
     if id is None:
         return ""
-    name = session.scalars(select(Schedule.name).where(Schedule.id == id)).one_or_none()
+    name = session.scalars(sa.select(Schedule.name).where(Schedule.id == id)).one_or_none()
     return f"number {id}, which was removed" if name is None else cleaned(name)
 
 

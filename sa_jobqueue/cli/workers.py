@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import or_
 
 from sa_jobqueue.statements import drain_workers
 from sa_jobqueue.statements.chosen import is_worker
@@ -80,7 +80,7 @@ def drain(
     sa-jobqueue drain web-1
     """
     with transaction(config) as connection:
-        asked = connection.scalars(drain_workers(or_(*map(is_worker, names)))).all()
+        asked = connection.scalars(drain_workers(sa.or_(*map(is_worker, names)))).all()
     if json:
         print_json({"action": "drained", "workers": asked})
     elif asked:

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
+import sqlalchemy as sa
 import typer
-from sqlalchemy import Executable, func, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue.lifecycle import JobStatus
@@ -79,7 +79,7 @@ def list_(
 
     sa-jobqueue workflow list --status failed
     """
-    chosen = select(WorkflowRow, func.now()).order_by(WorkflowRow.id.desc()).limit(limit)
+    chosen = sa.select(WorkflowRow, sa.func.now()).order_by(WorkflowRow.id.desc()).limit(limit)
     if status is not None:
         chosen = chosen.where(_PAUSED if status is Status.PAUSED else WorkflowRow.status == status.value)
     if name is not None:
@@ -107,7 +107,7 @@ def show(config: Config, id: Id, *, json: Json = False) -> None:
     sa-jobqueue workflow show 7
     """
     with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:
-        found = session.execute(select(WorkflowRow, func.now()).where(WorkflowRow.id == id)).one_or_none()
+        found = session.execute(sa.select(WorkflowRow, sa.func.now()).where(WorkflowRow.id == id)).one_or_none()
         if found is None:
             _no_workflow(id)
         row, now = found
@@ -166,7 +166,7 @@ def retry(
     sa-jobqueue workflow retry 7 --from 4711
     """
     with transaction(config) as connection:
-        if connection.scalar(select(WorkflowRow.id).where(WorkflowRow.id == id)) is None:
+        if connection.scalar(sa.select(WorkflowRow.id).where(WorkflowRow.id == id)) is None:
             _no_workflow(id)
         back = list(connection.scalars(retry_workflow(id, from_node=node)))
     if json:
@@ -194,7 +194,7 @@ def resume(config: Config, ids: Ids, *, json: Json = False) -> None:
     _act(config, resume_workflows(*ids), ids, "resumed", "is not paused", json=json)
 
 
-def _act(config: Config, statement: Executable, ids: Sequence[int], done: str, left: str, *, json: bool) -> None:
+def _act(config: Config, statement: sa.Executable, ids: Sequence[int], done: str, left: str, *, json: bool) -> None:
     with transaction(config) as connection:
         changed = sorted(connection.scalars(statement))
     if json:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from sqlalchemy import ColumnElement
+import sqlalchemy as sa
 from starlette.requests import Request
 
 from ..errors import ConfigurationError
@@ -43,7 +43,7 @@ class Access:
 
     can: Iterable[str] = frozenset()
     queues: Iterable[str] | None = None
-    where: ColumnElement[bool] | None = None
+    where: sa.ColumnElement[bool] | None = None
     who: str = ""
 
     NONE: ClassVar[Access]

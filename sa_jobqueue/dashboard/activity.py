@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import func, select
+import sqlalchemy as sa
 
 from ..health.figures import ENDS, Figures, named
 from ..histogram import BOUNDS, BUCKETS
@@ -142,7 +142,7 @@ def read_activity(look: Look, name: str) -> Activity:
 
 
 def _read(look: Look, window: Window) -> _Sums:
-    now: Any = look.connection.scalar(select(func.now()))
+    now: Any = look.connection.scalar(sa.select(sa.func.now()))
     if look.queues is not None and not look.queues:
         return _Sums(now, (), ())
     queues = sorted(look.queues or ())

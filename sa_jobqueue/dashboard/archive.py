@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from sqlalchemy import ARRAY, JSON, Column, ColumnElement, Connection, Select, Table, literal_column, select
-from sqlalchemy import cast as cast_to
+import sqlalchemy as sa
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import ColumnClause, TextClause
 
@@ -41,10 +40,10 @@ def archive_of(look: Look) -> Archive:
     return _KEPT.get(connection, key, lambda: _read(connection, *key, job))
 
 
-def _read(connection: Connection, schema: str, table: str, job: type[JobMixin]) -> Archive:
+def _read(connection: sa.Connection, schema: str, table: str, job: type[JobMixin]) -> Archive:
     parts = connection.scalars(archive_parts(schema=schema, table=table)).all()
-    some: Select[Any] = (
-        select(literal_column("1")).select_from(companions_of(job).archived_job).limit(literal_column("1"))
+    some: sa.Select[Any] = (
+        sa.select(sa.literal_column("1")).select_from(companions_of(job).archived_job).limit(sa.literal_column("1"))
     )
     return Archive(parts, bool(parts) and connection.scalar(some) is not None)
 
@@ -70,8 +69,8 @@ def has_archive(look: Look) -> bool:
 
 
 def of_archive(
-    condition: ColumnElement[bool], job: type[JobMixin], archived: type[ArchivedJob]
-) -> ColumnElement[bool] | None:
+    condition: sa.ColumnElement[bool], job: type[JobMixin], archived: type[ArchivedJob]
+) -> sa.ColumnElement[bool] | None:
     """The condition on jobs as one on the archive. None: it cannot be said there.
 
     A column of the application's own is in `columns`, as JSON. A condition with SQL as text, or with a query of its own on the jobs, may
@@ -82,7 +81,7 @@ def of_archive(
     condition = getattr(condition, "__clause_element__", lambda: condition)()
     places: dict[str, Any] = {}
     for one in visitors.iterate(condition):
-        if isinstance(one, Column):
+        if isinstance(one, sa.Column):
             if _is_of(one, table):
                 place = _place(table.c[one.key], archived)
                 if place is None:
@@ -90,30 +89,30 @@ def of_archive(
                 places[one.key] = place
         elif (
             isinstance(one, TextClause)
-            or (isinstance(one, Table) and one.fullname == table.fullname)
+            or (isinstance(one, sa.Table) and one.fullname == table.fullname)
             or (isinstance(one, ColumnClause) and one.table is None and not one.name.isdecimal())
         ):
             return None
 
     def placed(one: Any, **_: Any) -> Any:
-        return places[one.key] if isinstance(one, Column) and _is_of(one, table) else None
+        return places[one.key] if isinstance(one, sa.Column) and _is_of(one, table) else None
 
     traverse: Any = visitors.replacement_traverse
-    found: ColumnElement[bool] = traverse(condition, {}, placed)
+    found: sa.ColumnElement[bool] = traverse(condition, {}, placed)
     # Another table, an alias of the jobs' for one, would be joined to the archive, each row to each.
-    tables = select(literal_column("1")).where(found).get_final_froms()
+    tables = sa.select(sa.literal_column("1")).where(found).get_final_froms()
     return found if all(one is table_of(archived) for one in tables) else None
 
 
-def _is_of(column: Column[Any], table: Table) -> bool:
-    return isinstance(column.table, Table) and column.table.fullname == table.fullname
+def _is_of(column: sa.Column[Any], table: sa.Table) -> bool:
+    return isinstance(column.table, sa.Table) and column.table.fullname == table.fullname
 
 
-def _place(column: Column[Any], archived: type[ArchivedJob]) -> Any:
+def _place(column: sa.Column[Any], archived: type[ArchivedJob]) -> Any:
     """Where the archive has what was in this column."""
     if column.name in table_of(Job).c:
         return table_of(archived).c[column.name]
     own = table_of(archived).c.columns[column.name]
-    if isinstance(column.type, JSON):
+    if isinstance(column.type, sa.JSON):
         return own
-    return None if isinstance(column.type, ARRAY) else cast_to(own.astext, column.type)
+    return None if isinstance(column.type, sa.ARRAY) else sa.cast(own.astext, column.type)

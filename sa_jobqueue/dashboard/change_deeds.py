@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import select
+import sqlalchemy as sa
 
 from ..errors import OptionError, PayloadError
 from ..options import MAX_PRIORITY
@@ -35,7 +35,7 @@ def _edit(look: Look) -> Done:
         raise BadInput("the form", "nothing new", "arguments, a queue, a priority or a time")
     done = Done(1)
     if again:
-        seen = list(look.connection.scalars(select(job.id).where(*mine)))
+        seen = list(look.connection.scalars(sa.select(job.id).where(*mine)))
         if not reopened(look, seen):
             done = _changed(look, retry_jobs(*mine, locked="skip", job=job))
     if changes and done.count:
@@ -44,7 +44,7 @@ def _edit(look: Look) -> Done:
         except (PayloadError, OptionError) as error:
             raise BadInput("the form", ", ".join(changes), f"values that a job can have ({error})") from error
         done = _changed(look, statement)
-        if done.count and look.connection.scalar(select(job.id).where(*mine)) is None:
+        if done.count and look.connection.scalar(sa.select(job.id).where(*mine)) is None:
             raise BadInput("the form", ", ".join(changes), "values with which you may still see the job")
     return done
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Engine
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from starlette.concurrency import run_in_threadpool
 
@@ -23,7 +23,7 @@ __all__ = ["PATIENCE", "Anywhere", "Database"]
 
 T = TypeVar("T")
 #: Both kinds of engines.
-Anywhere: TypeAlias = Engine | AsyncEngine
+Anywhere: TypeAlias = sa.Engine | AsyncEngine
 
 #: A look that takes longer is given up: a busy server must not become busier by those who look at it.
 PATIENCE = timedelta(seconds=2)
@@ -42,7 +42,7 @@ class Database:
     ) -> None:
         """`schema`: where the tables are in place of ours. `own`: the schema of a job table of the application's own."""
         for one in (engine, *([] if read_from is None else [read_from])):
-            if not isinstance(one, (Engine, AsyncEngine)):
+            if not isinstance(one, (sa.Engine, AsyncEngine)):
                 raise ConfigurationError(f"the dashboard needs an Engine or an AsyncEngine, not {one!r}")
         self._engine = _placed(engine, schema)
         self._reader = self._engine if read_from is None else _placed(read_from, schema)
@@ -50,10 +50,10 @@ class Database:
         self._own = own
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
-    async def read(self, look: Callable[[Connection], T]) -> T:
+    async def read(self, look: Callable[[sa.Connection], T]) -> T:
         """Look, in a READ ONLY transaction. Raises Refusal where the database does not let it."""
 
-        def looked(connection: Connection) -> T:
+        def looked(connection: sa.Connection) -> T:
             make_reading(connection, statement=PATIENCE, lock=PATIENCE / 4, idle=5 * PATIENCE)
             check_schema(connection, self._own)
             return look(connection)
@@ -62,10 +62,10 @@ class Database:
         async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE)):
             return await _within(self._reader, looked, commit=False)
 
-    async def act(self, do: Callable[[Connection], T]) -> T:
+    async def act(self, do: Callable[[sa.Connection], T]) -> T:
         """Do it in one transaction, on the primary. Raises Refusal where the database does not let it; then nothing is changed."""
 
-        def done(connection: Connection) -> T:
+        def done(connection: sa.Connection) -> T:
             limits = {"statement_timeout": _ACTION_PATIENCE, "lock_timeout": _LOCK_PATIENCE}
             settings = ", ".join(
                 f"set_config('{name}', '{int(limit.total_seconds() * 1000)}ms', true)" for name, limit in limits.items()
@@ -77,7 +77,7 @@ class Database:
         return await _within(self._engine, done, commit=True)
 
 
-async def _within(engine: Anywhere, do: Callable[[Connection], T], *, commit: bool) -> T:
+async def _within(engine: Anywhere, do: Callable[[sa.Connection], T], *, commit: bool) -> T:
     """Call `do` with a connection of this engine, in a transaction of its own, on a thread or within the event loop."""
     # Also where the engine is in AUTOCOMMIT mode.
     level: Any = {"isolation_level": "READ COMMITTED"}
@@ -96,13 +96,16 @@ async def _within(engine: Anywhere, do: Callable[[Connection], T], *, commit: bo
 
 
 def _on_thread(
-    connect: Callable[[], AbstractContextManager[Connection]], level: Any, do: Callable[[Connection], T], commit: bool
+    connect: Callable[[], AbstractContextManager[sa.Connection]],
+    level: Any,
+    do: Callable[[sa.Connection], T],
+    commit: bool,
 ) -> T:
     with connect() as connection:
         return _in_transaction(connection.execution_options(**level), do, commit=commit)
 
 
-def _in_transaction(connection: Connection, do: Callable[[Connection], T], *, commit: bool) -> T:
+def _in_transaction(connection: sa.Connection, do: Callable[[sa.Connection], T], *, commit: bool) -> T:
     with connection.begin() as transaction:
         answer = do(connection)
         if not commit:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
 
-from sqlalchemy import func, select
+import sqlalchemy as sa
 
 from ..doctor import CHECKS, LEVELS, Examination, Finding, look_at
 from ..store import store_of
@@ -57,7 +57,7 @@ def examined(look: Look) -> Examined:
 
 def _examine(look: Look) -> Examined:
     connection = look.connection
-    at = connection.scalar(select(func.now()))
+    at = connection.scalar(sa.select(sa.func.now()))
     # LISTEN and NOTIFY are not tried: that takes two more connections.
     findings: list[Finding] = []
     until = monotonic() + _WHOLE
@@ -68,7 +68,7 @@ def _examine(look: Look) -> Examined:
             said = f"not looked at, because the other checks took longer than {_WHOLE:g} s: {listed(left)}"
             findings += [Finding("doctor", "notice", said, "run `sa-jobqueue doctor`")] if left else []
             break
-    if connection.scalar(select(func.pg_is_in_recovery())):
+    if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
         # A replica that pages are read from is read-only, and that is well.
         findings = [one for one in findings if one.name != "database"]
     assert at is not None

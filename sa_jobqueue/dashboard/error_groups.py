@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Text, func, literal
+import sqlalchemy as sa
 
 from ..lifecycle import JobStatus
 from ..models import status_literal
@@ -26,7 +26,7 @@ __all__ = ["ERROR_DEEDS", "HOURS", "NEWEST_FAILED", "groups", "of_group"]
 _NAMES = ("task", "error", "group")
 
 
-def _where(look: Look) -> list[ColumnElement[bool]]:
+def _where(look: Look) -> list[sa.ColumnElement[bool]]:
     """Those that the viewer may see. They are looked for among the newest of all, so that few behind many of others cost no more."""
     return [among_newest(look, JobStatus.FAILED), *mine] if (mine := look.mine()) else []
 
@@ -40,7 +40,7 @@ def groups(look: Look, *, newest: int = NEWEST_FAILED, most: int = MOST_GROUPS) 
     return rows, rows[0].groups if rows else 0, extent.jobs, extent.floor or 0
 
 
-def of_group(look: Look) -> list[ColumnElement[bool]]:
+def of_group(look: Look) -> list[sa.ColumnElement[bool]]:
     """The criteria of the jobs of one group, as an address or a form names it. Raises BadInput where it names none."""
     query, job = look.query, look.job
     if not (task := query.one("task")) or not (group := query.one("group")):
@@ -51,8 +51,8 @@ def of_group(look: Look) -> list[ColumnElement[bool]]:
         job.status == status_literal(JobStatus.FAILED),
         job.id >= (query.id("floor") or 1),
         job.task == task,
-        func.coalesce(last["type"].astext, "", type_=Text()) == literal(query.one("error"), Text),
-        sign_of(line_of(last)) == literal(group, Text),
+        sa.func.coalesce(last["type"].astext, "", type_=sa.Text()) == sa.literal(query.one("error"), sa.Text),
+        sign_of(line_of(last)) == sa.literal(group, sa.Text),
         *look.mine(),
     ]
 

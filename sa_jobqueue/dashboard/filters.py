@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, func, literal
+import sqlalchemy as sa
 
 from ..objects import Subject
 from ..statements.chosen import Status, criteria_of
@@ -20,13 +20,13 @@ FILTERS = (
 )  # fmt: skip
 
 
-def chosen(look: Look) -> list[ColumnElement[bool]]:
+def chosen(look: Look) -> list[sa.ColumnElement[bool]]:
     """The criteria of the jobs that the viewer asks for, and may see. Raises BadInput."""
     query, job = look.query, look.job
-    found: list[ColumnElement[bool]] = []
+    found: list[sa.ColumnElement[bool]] = []
     if ids := query.ids("id"):
         # One parameter, because a statement takes 65,535 at most.
-        found.append(job.id == func.any(literal(ids, ARRAY(BigInteger))))
+        found.append(job.id == sa.func.any(sa.literal(ids, sa.ARRAY(sa.BigInteger))))
     if since := query.id("from"):
         found.append(job.id >= since)
     if workflow := query.id("workflow"):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, func, literal_column, select
+import sqlalchemy as sa
 
 from ..lifecycle import FINISHED, Event, JobStatus, sources
 from ..models import status_in
@@ -28,7 +28,7 @@ _ASKED: Mapping[str, Sequence[JobStatus]] = MappingProxyType({"asked": (JobStatu
 WAITS: Mapping[str, Sequence[JobStatus]] = MappingProxyType({"waits": (JobStatus.BLOCKED,)})
 
 
-def possible(look: Look, statuses: Sequence[JobStatus]) -> list[ColumnElement[bool]]:
+def possible(look: Look, statuses: Sequence[JobStatus]) -> list[sa.ColumnElement[bool]]:
     """The criteria of the jobs to act on: those of the form, in a status that allows it. Raises BadInput where it names none."""
     if not any(look.query.one(name) for name in FILTERS) and look.query.one("all") != "yes":
         raise BadInput("the form", "no job", "at least one: tick some, or filter them")
@@ -38,7 +38,7 @@ def possible(look: Look, statuses: Sequence[JobStatus]) -> list[ColumnElement[bo
 def deed_of_jobs(
     name: str,
     needs: Action,
-    which: Callable[[Look], list[ColumnElement[bool]]],
+    which: Callable[[Look], list[sa.ColumnElement[bool]]],
     build: Callable[..., Any],
     *,
     target: tuple[str, ...],
@@ -53,13 +53,13 @@ def deed_of_jobs(
     """
 
     def count(look: Look) -> int:
-        some: Select[Any] = select(literal_column("1")).select_from(look.job).where(*which(look)).limit(CAP)
-        return look.connection.scalar(select(func.count()).select_from(some.subquery())) or 0
+        some: sa.Select[Any] = sa.select(sa.literal_column("1")).select_from(look.job).where(*which(look)).limit(CAP)
+        return look.connection.scalar(sa.select(sa.func.count()).select_from(some.subquery())) or 0
 
     def do(look: Look) -> Done:
         job = look.job
         after = look.query.number("after", 0, range(2**63))
-        page = select(job.id).where(*which(look), job.id > after).order_by(job.id).limit(_PAGE)
+        page = sa.select(job.id).where(*which(look), job.id > after).order_by(job.id).limit(_PAGE)
         ids = list(look.connection.scalars(page))
         if not ids:
             return Done(0)
@@ -77,13 +77,17 @@ def deed_of_jobs(
 def _number(look: Look, ids: Sequence[int], statuses: Sequence[JobStatus]) -> int:
     """How many of these jobs have one of these statuses."""
     job = look.job
-    return look.connection.scalar(select(func.count()).where(job.id.in_(ids), status_in(job.status, statuses))) or 0
+    return (
+        look.connection.scalar(sa.select(sa.func.count()).where(job.id.in_(ids), status_in(job.status, statuses))) or 0
+    )
 
 
 def _has_completed(look: Look) -> bool:
     """Whether one of the jobs has completed: it does again what it has done."""
-    some: Select[Any] = select(literal_column("1")).select_from(look.job).where(*possible(look, (JobStatus.COMPLETED,)))
-    return look.connection.scalar(some.limit(literal_column("1"))) is not None
+    some: sa.Select[Any] = (
+        sa.select(sa.literal_column("1")).select_from(look.job).where(*possible(look, (JobStatus.COMPLETED,)))
+    )
+    return look.connection.scalar(some.limit(sa.literal_column("1"))) is not None
 
 
 def _deed(

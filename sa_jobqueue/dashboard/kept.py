@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 __all__ = ["Kept"]
 
@@ -39,7 +39,7 @@ class Kept(Generic[T]):
         self._places: WeakKeyDictionary[Any, dict[Hashable, _Place[T]]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
-    def get(self, connection: Connection, key: Hashable, read: Callable[[], T]) -> T:
+    def get(self, connection: sa.Connection, key: Hashable, read: Callable[[], T]) -> T:
         """The answer for the engine of this connection and this key."""
         with self._lock:
             places = self._places.setdefault(connection.engine, {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import select
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from ..errors import OptionError
@@ -51,7 +51,7 @@ def _there(look: Look, place: Place) -> str:
     of = table_of(look.options.beside.limit if place.key is None else look.options.beside.key)
     its = {"owner": place.owner, "name": place.name, **({} if place.key is None else {"key": place.key})}
     look.connection.execute(insert(of).values(its).on_conflict_do_nothing())
-    row = look.connection.execute(select(of).filter_by(**its).with_for_update()).mappings().one_or_none()
+    row = look.connection.execute(sa.select(of).filter_by(**its).with_for_update()).mappings().one_or_none()
     return shown_limits({} if row is None else {**row})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, Connection, func, literal, select
+import sqlalchemy as sa
 
 from ..models import Companions, Job, JobMixin, companions_of
 from ..objects import Subject
@@ -41,7 +41,7 @@ class Options:
 class Look:
     """One look of a page at the database."""
 
-    connection: Connection
+    connection: sa.Connection
     query: Query
     access: Access
     options: Options
@@ -58,7 +58,7 @@ class Look:
         """The queues that the viewer may see; None: all."""
         return None if self.access.queues is None else frozenset(self.access.queues)
 
-    def mine(self) -> list[ColumnElement[bool]]:
+    def mine(self) -> list[sa.ColumnElement[bool]]:
         """The criteria of the jobs that the viewer may see."""
         return jobs_of(self.access, self.job)
 
@@ -66,14 +66,14 @@ class Look:
         """Those of these jobs that the viewer may see."""
         if not ids or not (mine := self.mine()):
             return ids
-        which = literal(list(ids), ARRAY(BigInteger))
-        statement = select(self.job.id).where(self.job.id == func.any(which), *mine).order_by(self.job.id)
+        which = sa.literal(list(ids), sa.ARRAY(sa.BigInteger))
+        statement = sa.select(self.job.id).where(self.job.id == sa.func.any(which), *mine).order_by(self.job.id)
         return self.connection.scalars(statement).all()
 
 
-def jobs_of(access: Access, job: type[JobMixin]) -> list[ColumnElement[bool]]:
+def jobs_of(access: Access, job: type[JobMixin]) -> list[sa.ColumnElement[bool]]:
     """The criteria of the jobs that this access reaches, for looks and for actions alike."""
-    found: list[ColumnElement[bool]] = []
+    found: list[sa.ColumnElement[bool]] = []
     if access.queues is not None:
         found.append(job.queue.in_(sorted(access.queues)))
     if access.where is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Select, func, select, union_all
+import sqlalchemy as sa
 
 from ..errors import OptionError
 from ..lifecycle import JobStatus
@@ -46,7 +46,7 @@ def _resume(look: Look) -> Done:
     return Done(len(look.connection.execute(statement).all()), of=place.said)
 
 
-def _waiting(look: Look, most: int) -> Select[Any]:
+def _waiting(look: Look, most: int) -> sa.Select[Any]:
     """The ids of jobs that wait in the queue of the form, `most` at most. In no order: each index of queued jobs is read from its front."""
     name = look.query.one("queue")
     if not name:
@@ -55,15 +55,15 @@ def _waiting(look: Look, most: int) -> Select[Any]:
         raise Missing(text("missing.place", owner="queue", name=name))
     table = table_of(look.job)
     parts = [
-        select(look.job.id).where(kind(table), look.job.queue == name, *look.mine()).limit(most)
+        sa.select(look.job.id).where(kind(table), look.job.queue == name, *look.mine()).limit(most)
         for kind in (is_keyless, is_ready, is_later)
     ]
-    some = union_all(*(select(part.subquery()) for part in parts)).subquery("some")
-    return select(some.c.id).limit(most)
+    some = sa.union_all(*(sa.select(part.subquery()) for part in parts)).subquery("some")
+    return sa.select(some.c.id).limit(most)
 
 
 def _count(look: Look) -> int:
-    return look.connection.scalar(select(func.count()).select_from(_waiting(look, CAP).subquery())) or 0
+    return look.connection.scalar(sa.select(sa.func.count()).select_from(_waiting(look, CAP).subquery())) or 0
 
 
 def _cancel(look: Look) -> Done:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, case, func, literal_column, select, true, union_all
+import sqlalchemy as sa
 
 from ..lifecycle import JobStatus
 from ..models import status_literal
@@ -35,7 +35,7 @@ _IN_ORDER = (JobStatus.FAILED, JobStatus.RUNNING)
 """An index has the ids of these, each in their order."""
 _REST = (JobStatus.COMPLETED, JobStatus.CANCELLED)
 """No index has the ids of these."""
-_FALSE: ColumnElement[bool] = literal_column("false")
+_FALSE: sa.ColumnElement[bool] = sa.literal_column("false")
 _QUEUED = frozenset((Status.QUEUED, Status.DUE, Status.SCHEDULED, Status.RETRYING))
 #: Jobs that are looked at in each line of queued jobs, if more than their queue, key and time must be looked at, and not all are of one queue.
 _OF_LINE = 500
@@ -43,13 +43,15 @@ _OF_LINE = 500
 
 def highest_id(look: Look) -> int:
     """The id of the newest job; 0 where there is none."""
-    return look.connection.scalar(select(look.job.id).order_by(look.job.id.desc()).limit(literal_column("1"))) or 0
+    return (
+        look.connection.scalar(sa.select(look.job.id).order_by(look.job.id.desc()).limit(sa.literal_column("1"))) or 0
+    )
 
 
-def reach(look: Look, above: int) -> tuple[int, list[ColumnElement[bool]]]:
+def reach(look: Look, above: int) -> tuple[int, list[sa.ColumnElement[bool]]]:
     """The lowest id that is looked at of the jobs with lower ids than `above`, 0 where all are; and as criteria."""
     query, job, found = look.query, look.job, None
-    within: list[ColumnElement[bool]] = [job.id < above]
+    within: list[sa.ColumnElement[bool]] = [job.id < above]
     if _is_about_few(query) or not (any(query.one(name) for name in FILTERS) or look.mine()):
         return 0, within
     if workflow := query.id("workflow"):
@@ -94,44 +96,52 @@ def _counts(look: Look, highest: int) -> list[Any]:
     job, criteria = look.job, chosen(look)
     if _is_about_few(look.query) or look.query.one("workflow"):
         most = len(JobStatus) * CAP
-        return [_split(select(job.status).where(*criteria).limit(most), tuple(JobStatus), func.count() >= most)]
+        return [_split(sa.select(job.status).where(*criteria).limit(most), tuple(JobStatus), sa.func.count() >= most)]
     floor = _floor(look, highest + 1)
-    newest = select(job.status).where(*criteria, job.id >= floor)
-    parts = [_split(newest, _REST, true() if floor > 1 else _FALSE)]
+    newest = sa.select(job.status).where(*criteria, job.id >= floor)
+    parts = [_split(newest, _REST, sa.true() if floor > 1 else _FALSE)]
     is_narrow = any(look.query.one(name) for name in FILTERS) or bool(look.mine())
     for status in (JobStatus.BLOCKED, *_IN_ORDER):
         which = among_newest(look, status) if is_narrow else _of(look, status)
         is_cut = _is_cut(look, status) if is_narrow else _FALSE
-        some = select(literal_column("1")).select_from(job).where(*criteria, which).limit(CAP).subquery(f"of_{status}")
-        parts.append(select(status_literal(status), func.count(), is_cut).select_from(some))
+        some = (
+            sa.select(sa.literal_column("1"))
+            .select_from(job)
+            .where(*criteria, which)
+            .limit(CAP)
+            .subquery(f"of_{status}")
+        )
+        parts.append(sa.select(status_literal(status), sa.func.count(), is_cut).select_from(some))
     return [*parts, *_queued(look, criteria)]
 
 
-def _split(statuses: Any, wanted: Sequence[JobStatus], is_cut: ColumnElement[bool]) -> Any:
+def _split(statuses: Any, wanted: Sequence[JobStatus], is_cut: sa.ColumnElement[bool]) -> Any:
     """How many of these are each of the wanted ones."""
     some = statuses.subquery("some")
-    numbers = (func.count().filter(some.c.status == status_literal(one)).label(one.value) for one in wanted)
-    counted = select(*numbers, is_cut.label("is_cut")).select_from(some).cte("counted")
-    return union_all(*(select(status_literal(one), counted.c[one.value], counted.c.is_cut) for one in wanted))
+    numbers = (sa.func.count().filter(some.c.status == status_literal(one)).label(one.value) for one in wanted)
+    counted = sa.select(*numbers, is_cut.label("is_cut")).select_from(some).cte("counted")
+    return sa.union_all(*(sa.select(status_literal(one), counted.c[one.value], counted.c.is_cut) for one in wanted))
 
 
-def _queued(look: Look, criteria: list[ColumnElement[bool]]) -> list[Any]:
+def _queued(look: Look, criteria: list[sa.ColumnElement[bool]]) -> list[Any]:
     """Of each index of queued jobs its first ones, of the queues that are asked for."""
     table, names, found = table_of(look.job), _queues(look), []
     for kind in (is_keyless, is_ready, is_later):
         of = [] if names is None else [table.c.queue.in_(names)]
-        fits = case((and_(true(), *criteria), true()), else_=False).label("fits")
-        some = select(fits).where(kind(table), *of).limit(CAP).subquery("some")
-        number, is_cut = func.count().filter(some.c.fits), func.count() >= CAP
-        found.append(select(status_literal(JobStatus.QUEUED), number, is_cut).select_from(some))
+        fits = sa.case((sa.and_(sa.true(), *criteria), sa.true()), else_=False).label("fits")
+        some = sa.select(fits).where(kind(table), *of).limit(CAP).subquery("some")
+        number, is_cut = sa.func.count().filter(some.c.fits), sa.func.count() >= CAP
+        found.append(sa.select(status_literal(JobStatus.QUEUED), number, is_cut).select_from(some))
     return found
 
 
-def _is_cut(look: Look, status: JobStatus) -> ColumnElement[bool]:
+def _is_cut(look: Look, status: JobStatus) -> sa.ColumnElement[bool]:
     """Whether there are more jobs of this status than are looked at."""
     which = _of(look, status)
     if status is JobStatus.BLOCKED:
-        return select(look.job.id).where(which).offset(MOST - 1).limit(literal_column("1")).correlate(None).exists()
+        return (
+            sa.select(look.job.id).where(which).offset(MOST - 1).limit(sa.literal_column("1")).correlate(None).exists()
+        )
     return _last(look, which).exists()
 
 
@@ -174,7 +184,7 @@ def due_page(look: Look, most: int) -> Due:
     each = most + 1
     if narrowing or status is Status.RETRYING or look.access.where is not None:
         each = MOST if names is not None and len(names) == 1 else _OF_LINE
-    times = {Status.DUE: [job.run_at <= func.now()], Status.SCHEDULED: [job.run_at > func.now()]}.get(status, [])
+    times = {Status.DUE: [job.run_at <= sa.func.now()], Status.SCHEDULED: [job.run_at > sa.func.now()]}.get(status, [])
     statement = queued_in_order(
         *chosen(look), queues=names, keys=query.all("key"), times=times, after=(after, as_id("due", number)) if after else None,
         each=each, limit=most + 1, job=job,
@@ -196,29 +206,33 @@ def _is_about_few(query: Query) -> bool:
     return bool(query.one("id") or (subjects and all(":" in subject for subject in subjects)))
 
 
-def _last(look: Look, *criteria: ColumnElement[bool]) -> Select[int]:
+def _last(look: Look, *criteria: sa.ColumnElement[bool]) -> sa.Select[int]:
     """The id of the last of the jobs that are looked at, newest first."""
-    ids = select(look.job.id).where(*criteria).order_by(look.job.id.desc())
+    ids = sa.select(look.job.id).where(*criteria).order_by(look.job.id.desc())
     # It is part of a statement on the same table, of which it is not about the same row.
-    return ids.offset(MOST - 1).limit(literal_column("1")).correlate(None)
+    return ids.offset(MOST - 1).limit(sa.literal_column("1")).correlate(None)
 
 
-def among_newest(look: Look, status: JobStatus) -> ColumnElement[bool]:
+def among_newest(look: Look, status: JobStatus) -> sa.ColumnElement[bool]:
     """Whether a job is one of those of a status that are looked at: failed, running or blocked."""
     which = _of(look, status)
     if status is JobStatus.BLOCKED:
-        return look.job.id.in_(select(look.job.id).where(which).limit(MOST).correlate(None))
-    return and_(which, look.job.id >= func.coalesce(_last(look, which).scalar_subquery(), 0))
+        return look.job.id.in_(sa.select(look.job.id).where(which).limit(MOST).correlate(None))
+    return sa.and_(which, look.job.id >= sa.func.coalesce(_last(look, which).scalar_subquery(), 0))
 
 
-def _of(look: Look, status: JobStatus) -> ColumnElement[bool]:
+def _of(look: Look, status: JobStatus) -> sa.ColumnElement[bool]:
     """As the condition of the status's index says it."""
     found = look.job.status == status_literal(status)
-    return and_(found, look.job.blocked_by.is_not(None)) if status is JobStatus.BLOCKED else found
+    return sa.and_(found, look.job.blocked_by.is_not(None)) if status is JobStatus.BLOCKED else found
 
 
 def _are_many_blocked(look: Look) -> bool:
     some = (
-        select(literal_column("1")).select_from(look.job).where(_of(look, JobStatus.BLOCKED)).limit(MOST + 1).subquery()
+        sa.select(sa.literal_column("1"))
+        .select_from(look.job)
+        .where(_of(look, JobStatus.BLOCKED))
+        .limit(MOST + 1)
+        .subquery()
     )
-    return (look.connection.scalar(select(func.count()).select_from(some)) or 0) > MOST
+    return (look.connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0) > MOST

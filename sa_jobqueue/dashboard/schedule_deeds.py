@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, tzinfo
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, false
+import sqlalchemy as sa
 
 from ..enqueueing.backfill import Backfill, plan_backfill
 from ..errors import OptionError
@@ -35,14 +35,14 @@ def schedule_of(look: Look) -> type[Schedule]:
     return look.options.beside.schedule
 
 
-def reached_schedules(look: Look) -> list[ColumnElement[bool]]:
+def reached_schedules(look: Look) -> list[sa.ColumnElement[bool]]:
     """The criteria of the schedules that the viewer may see. No tenant has any."""
     if look.access.is_partial:
-        return [false()]
+        return [sa.false()]
     return [] if look.queues is None else [schedule_of(look).queue.in_(sorted(look.queues))]
 
 
-def found_schedule(look: Look, id: str) -> RowMapping:
+def found_schedule(look: Look, id: str) -> sa.RowMapping:
     """The schedule of this id, a row of `list_schedules`. Raises BadInput, and Missing."""
     schedule = schedule_of(look)
     statement = list_schedules(job=look.job).where(schedule.id == as_id("id", id), *reached_schedules(look))
@@ -52,7 +52,7 @@ def found_schedule(look: Look, id: str) -> RowMapping:
     return row
 
 
-def zone_in(row: RowMapping) -> tzinfo:
+def zone_in(row: sa.RowMapping) -> tzinfo:
     """The zone of the schedule. Raises BadInput for a rule that cannot be read."""
     try:
         return zone_of(rule_of(row["expression"], row["timezone"]))
@@ -60,7 +60,7 @@ def zone_in(row: RowMapping) -> tzinfo:
         raise BadInput("rule", row["expression"], str(error)) from error
 
 
-def plan_of(look: Look, row: RowMapping, zone: tzinfo, *, lock: bool) -> Backfill:
+def plan_of(look: Look, row: sa.RowMapping, zone: tzinfo, *, lock: bool) -> Backfill:
     """What a backfill would enqueue, or will: from the form's `from` on, and before its `to`. Raises BadInput."""
     start, end = _time(look, "from", zone), _time(look, "to", zone)
     if start is None:
@@ -87,12 +87,12 @@ def _time(look: Look, name: str, zone: tzinfo) -> datetime | None:
         raise BadInput(name, given, text("schedules.time")) from error
 
 
-def _named(row: RowMapping, **more: Any) -> dict[str, Any]:
+def _named(row: sa.RowMapping, **more: Any) -> dict[str, Any]:
     return {"id": [str(row["id"])], "name": [row["name"]], **more}
 
 
 def _deed(
-    name: str, needs: Action, act: Callable[[Look, ColumnElement[bool]], Sequence[Any]], *, unit: str = "schedule"
+    name: str, needs: Action, act: Callable[[Look, sa.ColumnElement[bool]], Sequence[Any]], *, unit: str = "schedule"
 ) -> Deed:
     def do(look: Look) -> Done:
         row = found_schedule(look, look.query.one("id"))
@@ -102,18 +102,18 @@ def _deed(
     return Deed(name, needs, do, unit=unit)
 
 
-def _pause(look: Look, chosen: ColumnElement[bool]) -> Sequence[Any]:
+def _pause(look: Look, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
     who = look.access.who
     given = look.query.one("reason")[:_REASON]
     reason = f"{given} ({who})" if given and who else given or f"paused by {who or 'an operator'}"
     return look.connection.scalars(pause_schedules(chosen, reason=reason, schedule=schedule_of(look))).all()
 
 
-def _resume(look: Look, chosen: ColumnElement[bool]) -> Sequence[Any]:
+def _resume(look: Look, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
     return look.connection.scalars(resume_schedules(chosen, schedule=schedule_of(look))).all()
 
 
-def _run(look: Look, chosen: ColumnElement[bool]) -> Sequence[Any]:
+def _run(look: Look, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
     return look.connection.scalars(run_schedules(chosen, schedule=schedule_of(look))).all()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Executable, and_, false, func, literal_column, not_, select, true
+import sqlalchemy as sa
 
 from ..lifecycle import FINISHED, JobStatus
 from ..models import WorkflowRow, schema_of, status_in
@@ -31,7 +31,7 @@ __all__ = [
     "workflow_of",
 ]
 
-_ONE: ColumnElement[int] = literal_column("1")
+_ONE: sa.ColumnElement[int] = sa.literal_column("1")
 BROKEN = (JobStatus.FAILED, JobStatus.CANCELLED)
 
 
@@ -40,32 +40,32 @@ def workflow_of(look: Look) -> type[WorkflowRow]:
     return look.options.beside.workflow
 
 
-def reached_workflows(look: Look) -> list[ColumnElement[bool]]:
+def reached_workflows(look: Look) -> list[sa.ColumnElement[bool]]:
     """The criteria of the workflows that the viewer may see: those with a job of theirs."""
     mine = look.mine()
     if not mine:
         return []
     job, workflow = look.job, workflow_of(look)
-    return [select(_ONE).where(job.workflow_id == workflow.id, *mine).correlate(workflow).exists()]
+    return [sa.select(_ONE).where(job.workflow_id == workflow.id, *mine).correlate(workflow).exists()]
 
 
-def _of_others(look: Look) -> ColumnElement[bool]:
+def _of_others(look: Look) -> sa.ColumnElement[bool]:
     """Whether a workflow has a job that the viewer may not see."""
     job, workflow, mine = look.job, workflow_of(look), look.mine()
     if not mine:
-        return false()
-    not_mine = not_(func.coalesce(and_(true(), *mine), false()))
-    return select(_ONE).where(job.workflow_id == workflow.id, not_mine).correlate(workflow).exists()
+        return sa.false()
+    not_mine = sa.not_(sa.func.coalesce(sa.and_(sa.true(), *mine), sa.false()))
+    return sa.select(_ONE).where(job.workflow_id == workflow.id, not_mine).correlate(workflow).exists()
 
 
 def found_workflow(look: Look, id: str) -> Any:
     """The workflow of this id, and `now`. Raises BadInput, and Missing."""
     workflow = workflow_of(look)
     row = look.connection.execute(
-        select(
+        sa.select(
             workflow.id, workflow.name, workflow.status, workflow.created_at, workflow.finished_at, workflow.deadline_at,
             workflow.paused_at, workflow.cancelled_at, workflow.purge_at, workflow.fail_fast, workflow.reason,
-            func.now().label("now"),
+            sa.func.now().label("now"),
         ).where(workflow.id == as_id("id", id), *reached_workflows(look))
     ).one_or_none()  # fmt: skip
     if row is None:
@@ -78,7 +78,7 @@ def may_change(look: Look, id: int) -> bool:
     if not look.mine():
         return True
     workflow = workflow_of(look)
-    return not look.connection.scalar(select(_of_others(look)).where(workflow.id == id))
+    return not look.connection.scalar(sa.select(_of_others(look)).where(workflow.id == id))
 
 
 def _to_change(look: Look) -> int:
@@ -91,7 +91,7 @@ def _to_change(look: Look) -> int:
 def _deed(
     name: str,
     needs: Action,
-    build: Callable[[Look, int], Executable],
+    build: Callable[[Look, int], sa.Executable],
     *,
     unit: str = "workflow",
     count: Callable[[Look], int] | None = None,
@@ -107,16 +107,16 @@ def _live_jobs(look: Look) -> int:
     """How many jobs of the workflow have not ended, up to a cap."""
     job = look.job
     live = [status for status in JobStatus if status not in FINISHED]
-    some = select(_ONE).where(job.workflow_id == _to_change(look), status_in(job.status, live)).limit(CAP)
-    return look.connection.scalar(select(func.count()).select_from(some.subquery())) or 0
+    some = sa.select(_ONE).where(job.workflow_id == _to_change(look), status_in(job.status, live)).limit(CAP)
+    return look.connection.scalar(sa.select(sa.func.count()).select_from(some.subquery())) or 0
 
 
-def _cancel(look: Look, id: int) -> Executable:
+def _cancel(look: Look, id: int) -> sa.Executable:
     reason = f"the workflow was cancelled by {look.access.who or 'an operator'}"
     return cancel_workflows(id, reason=reason, schema=schema_of(look.job))
 
 
-def _retry_node(look: Look, id: int) -> Executable:
+def _retry_node(look: Look, id: int) -> sa.Executable:
     node = look.query.id("node")
     if node is None:
         raise BadInput("node", "", text("workflow.node"))
@@ -133,7 +133,11 @@ def reopened(look: Look, ids: Sequence[int]) -> list[int]:
     if not look.access.may("retry_workflow"):
         return []
     job, workflow = look.job, workflow_of(look)
-    mine = select(job.id).join(workflow, workflow.id == job.workflow_id).where(job.id.in_(ids), not_(_of_others(look)))
+    mine = (
+        sa.select(job.id)
+        .join(workflow, workflow.id == job.workflow_id)
+        .where(job.id.in_(ids), sa.not_(_of_others(look)))
+    )
     if not (members := look.connection.scalars(mine).all()):
         return []
     return list(look.connection.scalars(reopen_below(members, job=job)))
@@ -143,7 +147,7 @@ def lacks_parent(look: Look, ids: Sequence[int]) -> dict[int, int]:
     """Of these jobs of workflows, those that would be cancelled again at once, and for each a job before it that has failed or was cancelled."""
     job, its = look.job, look.options.beside.dependency
     statement = (
-        select(its.child_id, func.min(its.parent_id).label("parent_id"))
+        sa.select(its.child_id, sa.func.min(its.parent_id).label("parent_id"))
         .join(job, job.id == its.parent_id)
         .where(its.child_id.in_(ids), its.policy == "cancel", status_in(job.status, BROKEN))
         .group_by(its.child_id)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from sqlalchemy import func, select
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus
@@ -114,22 +114,22 @@ class Collected:
 def collect(session: Session) -> Collected:
     """Read the results of all files and jobs."""
     jobs: dict[int, list[Job]] = {}
-    for job in session.scalars(select(Job).order_by(Job.id)):
+    for job in session.scalars(sa.select(Job).order_by(Job.id)):
         jobs.setdefault(job.args["file_id"], []).append(job)
     modules = {
         file_id: (number, lines)
         for file_id, number, lines in session.execute(
-            select(Module.file_id, func.count(), func.sum(Module.lines)).group_by(Module.file_id)
+            sa.select(Module.file_id, sa.func.count(), sa.func.sum(Module.lines)).group_by(Module.file_id)
         ).tuples()
     }
     findings = {
         (file_id, kind): number
         for file_id, kind, number in session.execute(
-            select(Finding.file_id, Finding.kind, func.count()).group_by(Finding.file_id, Finding.kind)
+            sa.select(Finding.file_id, Finding.kind, sa.func.count()).group_by(Finding.file_id, Finding.kind)
         ).tuples()
     }
     files: list[FileResult] = []
-    for file_id, path in session.execute(select(SourceFile.id, SourceFile.path).order_by(SourceFile.id)).tuples():
+    for file_id, path in session.execute(sa.select(SourceFile.id, SourceFile.path).order_by(SourceFile.id)).tuples():
         number, lines = modules.get(file_id, (0, 0))
         counts = Counts(lines, *(findings.get((file_id, kind), 0) for kind in ("function", "class", "import")))
         its = jobs.get(file_id, [])

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+import sqlalchemy as sa
 from rich.console import Console
-from sqlalchemy import URL, Connection, Engine, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateSchema
@@ -109,7 +109,7 @@ def _is_unicode(path: str) -> bool:
     return True
 
 
-def run_demo(url: URL, plan: Plan, console: Console) -> bool:
+def run_demo(url: sa.URL, plan: Plan, console: Console) -> bool:
     """Run it, show it on `console`, and return whether the proof holds. Raises JobQueueError where it cannot run."""
     root = plan.root.resolve()
     if not root.is_dir():
@@ -126,7 +126,7 @@ def run_demo(url: URL, plan: Plan, console: Console) -> bool:
         engine.dispose()
 
 
-def _run(engine: Engine, plan: Plan, root: Path, paths: list[str], console: Console) -> bool:
+def _run(engine: sa.Engine, plan: Plan, root: Path, paths: list[str], console: Console) -> bool:
     handlers = "async def" if plan.use_async else "def"
     console.print(f"\n  Indexing {len(paths):,} Python files of {root}", highlight=False, markup=False)
     console.print(f"  with {plan.processes} worker processes and {handlers} handlers\n", highlight=False, style="dim")
@@ -163,7 +163,7 @@ def rescue_checks(kill: Kill | None, rescued: frozenset[int], *, needed: bool) -
 # ---- the database
 
 
-def _prepare(engine: Engine) -> None:
+def _prepare(engine: sa.Engine) -> None:
     """Create the schema again, without what an earlier run has left in it."""
     with engine.begin() as connection:
         drop_scratch(connection, SCHEMA)
@@ -173,7 +173,7 @@ def _prepare(engine: Engine) -> None:
 
 
 @contextmanager
-def _producer(engine: Engine, use_async: bool) -> Generator[Callable[[str], None]]:
+def _producer(engine: sa.Engine, use_async: bool) -> Generator[Callable[[str], None]]:
     """A function that adds one file in a transaction of its own, by a Session or by an AsyncSession."""
     if not use_async:
 
@@ -200,7 +200,7 @@ def _producer(engine: Engine, use_async: bool) -> Generator[Callable[[str], None
 class _Performance:
     """Enqueues, watches, and kills one worker in the middle."""
 
-    def __init__(self, engine: Engine, plan: Plan, paths: Sequence[str], workers: Workers, screen: Screen) -> None:
+    def __init__(self, engine: sa.Engine, plan: Plan, paths: Sequence[str], workers: Workers, screen: Screen) -> None:
         self._engine, self._plan, self._paths = engine, plan, paths
         self._workers, self._screen = workers, screen
         self._enqueued = 0
@@ -246,7 +246,7 @@ class _Performance:
             add(self._paths[self._enqueued])
             self._enqueued += 1
 
-    def _watch(self, connection: Connection) -> Look:
+    def _watch(self, connection: sa.Connection) -> Look:
         self._workers.check()
         look = _look(connection)
         self._screen.move("enqueued", self._enqueued, len(self._paths))
@@ -265,7 +265,7 @@ class _Performance:
         A lock keeps handlers from writing their results for a moment, so the worker is certainly at work.
         """
         with self._engine.connect() as lock, lock.begin():
-            lock.execute(text(f"LOCK TABLE {SCHEMA}.{Module.__tablename__} IN SHARE MODE"))
+            lock.execute(sa.text(f"LOCK TABLE {SCHEMA}.{Module.__tablename__} IN SHARE MODE"))
             with _looking(self._engine) as connection:
                 if (busy := self._find_busy(add, connection)) is None:
                     self._screen.say("no worker was killed: there was too little to do", "yellow")
@@ -281,7 +281,7 @@ class _Performance:
             "red",
         )
 
-    def _find_busy(self, add: Callable[[str], None], connection: Connection) -> tuple[str, int] | None:
+    def _find_busy(self, add: Callable[[str], None], connection: sa.Connection) -> tuple[str, int] | None:
         """The worker with most jobs that do not come to an end, and its process; None where there is none."""
         before: dict[str, set[int]] = {}
         until = monotonic() + 10.0
@@ -302,27 +302,29 @@ class _Performance:
 
 
 @contextmanager
-def _looking(engine: Engine) -> Generator[Connection]:
+def _looking(engine: sa.Engine) -> Generator[sa.Connection]:
     """A connection whose every statement sees what is there now."""
     with engine.connect() as connection:
         yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
 
-def _look(connection: Connection) -> Look:
+def _look(connection: sa.Connection) -> Look:
     row = connection.execute(
-        select(
-            func.count().filter(Job.is_finished),
-            func.count().filter(Job.status == JobStatus.FAILED),
-            func.count().filter(Job.status == JobStatus.RUNNING),
-            func.coalesce(func.sum(Job.rescues), 0),
+        sa.select(
+            sa.func.count().filter(Job.is_finished),
+            sa.func.count().filter(Job.status == JobStatus.FAILED),
+            sa.func.count().filter(Job.status == JobStatus.RUNNING),
+            sa.func.coalesce(sa.func.sum(Job.rescues), 0),
         )
     ).one()
     return Look(*row)
 
 
-def _held(connection: Connection) -> dict[str, set[int]]:
+def _held(connection: sa.Connection) -> dict[str, set[int]]:
     """The running jobs by worker."""
     held: dict[str, set[int]] = {}
-    for worker, job in connection.execute(select(Job.worker, Job.id).where(Job.status == JobStatus.RUNNING)).tuples():
+    for worker, job in connection.execute(
+        sa.select(Job.worker, Job.id).where(Job.status == JobStatus.RUNNING)
+    ).tuples():
         held.setdefault(worker or "", set()).add(job)
     return held

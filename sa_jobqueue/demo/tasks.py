@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sqlalchemy import ForeignKey, MetaData
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -25,7 +25,7 @@ from sa_jobqueue import AsyncJobContext, JobContext, RetryPolicy, enqueue, task
 
 class Base(DeclarativeBase):
     # In a schema of their own, so that the demo never touches a table of yours.
-    metadata = MetaData(schema="sa_jobqueue_demo")
+    metadata = sa.MetaData(schema="sa_jobqueue_demo")
 
 
 class SourceFile(Base):
@@ -46,7 +46,7 @@ class Module(Base):
     __tablename__ = "module"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    file_id: Mapped[int] = mapped_column(ForeignKey(SourceFile.id), index=True)
+    file_id: Mapped[int] = mapped_column(sa.ForeignKey(SourceFile.id), index=True)
     lines: Mapped[int]
 
 
@@ -56,7 +56,7 @@ class Finding(Base):
     __tablename__ = "finding"
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    file_id: Mapped[int] = mapped_column(ForeignKey(SourceFile.id), index=True)
+    file_id: Mapped[int] = mapped_column(sa.ForeignKey(SourceFile.id), index=True)
     kind: Mapped[str]
     name: Mapped[str]
     line: Mapped[int]

@@ -14,7 +14,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Self
 
-from sqlalchemy import URL
+import sqlalchemy as sa
 
 from sa_jobqueue.errors import JobQueueError
 
@@ -33,7 +33,7 @@ class Workers:
     """Processes that run `command`, told of the database by the environment: other users see arguments."""
 
     command: list[str]
-    url: URL
+    url: sa.URL
     folder: Path
     """Where their logs go."""
     processes: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict[int, "subprocess.Popen[bytes]"])

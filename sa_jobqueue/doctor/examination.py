@@ -8,7 +8,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, Engine, select
+import sqlalchemy as sa
 
 from ..health import (
     Depth,
@@ -61,9 +61,9 @@ class Examination:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         *,
-        engine: Engine | None = None,
+        engine: sa.Engine | None = None,
         thresholds: Thresholds | None = None,
         tasks: Collection[str] | None = None,
         store: Store = default_store,
@@ -177,7 +177,7 @@ class Examination:
         worker = self.store.tables.worker
         columns = (worker.queues, worker.tasks, worker.lease, worker.schema_version, worker.pressure, worker.skipped)
         live = [one.id for one in self.live_workers]
-        return self.connection.execute(select(*columns).where(worker.id.in_(live))).all() if live else []
+        return self.connection.execute(sa.select(*columns).where(worker.id.in_(live))).all() if live else []
 
     @cached_property
     def task_settings(self) -> Mapping[str, tuple[float | None, float | None]]:

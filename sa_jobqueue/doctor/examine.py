@@ -6,7 +6,7 @@ from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
-from sqlalchemy import Connection, Engine
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ..log import one_line
@@ -26,7 +26,7 @@ _LOCK_PATIENCE = timedelta(milliseconds=250)
 
 
 def examine(
-    engine: Engine,
+    engine: sa.Engine,
     *,
     thresholds: Thresholds | None = None,
     checks: Sequence[Check] = CHECKS,
@@ -61,12 +61,12 @@ def look_at(
 
 @contextmanager
 def reading(
-    engine: Engine,
+    engine: sa.Engine,
     *,
     statement: timedelta = _PATIENCE,
     lock: timedelta = _LOCK_PATIENCE,
     idle: timedelta = 6 * _PATIENCE,
-) -> Generator[Connection]:
+) -> Generator[sa.Connection]:
     """A READ ONLY transaction, rolled back at the end, whose statements are given up after some time."""
     # Also where the engine is in AUTOCOMMIT mode.
     level = {"isolation_level": "READ COMMITTED"}
@@ -76,7 +76,7 @@ def reading(
         transaction.rollback()
 
 
-def make_reading(connection: Connection, *, statement: timedelta, lock: timedelta, idle: timedelta) -> None:
+def make_reading(connection: sa.Connection, *, statement: timedelta, lock: timedelta, idle: timedelta) -> None:
     """Make the transaction of this connection, which has done nothing yet, READ ONLY, with these limits."""
     connection.exec_driver_sql("SET TRANSACTION READ ONLY")
     limits = {

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, TextClause, text
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.sql import ClauseElement
 
@@ -37,7 +37,7 @@ class Reading:
 
 
 @contextmanager
-def planned_as_worker(connection: Connection) -> Generator[None]:
+def planned_as_worker(connection: sa.Connection) -> Generator[None]:
     """Plan as a worker's connection does, up to the end of the block."""
     planner = {
         name: value
@@ -52,7 +52,7 @@ def planned_as_worker(connection: Connection) -> Generator[None]:
         point.rollback()
 
 
-def readings(connection: Connection, statement: Any, *, locks: bool = True) -> list[Reading]:
+def readings(connection: sa.Connection, statement: Any, *, locks: bool = True) -> list[Reading]:
     """What the plan of this statement reads. Without `locks` it needs no right to write: the rows would not be locked."""
     given, number = _numbered(connection, statement)
     if not locks:
@@ -61,23 +61,25 @@ def readings(connection: Connection, statement: Any, *, locks: bool = True) -> l
     try:
         connection.execute(_verbatim(f"PREPARE {_NAME} AS {given}"))
         nothing = ", ".join(["NULL"] * number)
-        plan: Any = connection.execute(text(f"EXPLAIN (FORMAT JSON) EXECUTE {_NAME}({nothing})")).scalar_one()
+        plan: Any = connection.execute(sa.text(f"EXPLAIN (FORMAT JSON) EXECUTE {_NAME}({nothing})")).scalar_one()
         connection.exec_driver_sql(f"DEALLOCATE {_NAME}")
     except BaseException:
         point.rollback()  # which forgets no prepared statement; psycopg forgets all of them, if it has prepared some by itself
-        if connection.scalar(text("SELECT count(*) FROM pg_prepared_statements WHERE name = :name"), {"name": _NAME}):
+        if connection.scalar(
+            sa.text("SELECT count(*) FROM pg_prepared_statements WHERE name = :name"), {"name": _NAME}
+        ):
             connection.exec_driver_sql(f"DEALLOCATE {_NAME}")
         raise
     point.rollback()
     return [_reading(node) for node in _nodes(plan[0]["Plan"]) if "Relation Name" in node and _reads(node)]
 
 
-def _verbatim(statement: str) -> TextClause:
+def _verbatim(statement: str) -> sa.TextClause:
     """`statement` as it stands, over any driver: a colon starts no parameter."""
-    return text(statement.replace(":", r"\:"))
+    return sa.text(statement.replace(":", r"\:"))
 
 
-def _numbered(connection: Connection, statement: Any) -> tuple[str, int]:
+def _numbered(connection: sa.Connection, statement: Any) -> tuple[str, int]:
     """The statement's text for PREPARE, and how many parameters it has."""
     assert isinstance(statement, ClauseElement)
     schemas = connection.get_execution_options().get("schema_translate_map") or {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
+import sqlalchemy as sa
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
-from sqlalchemy import URL
 
 from ..errors import EmbeddedUnavailable
 from .processes import postmaster_of
@@ -23,7 +23,7 @@ def url_of(spec: ServerSpec, database: str) -> str:
     """The SQLAlchemy URL (psycopg) of a database, whether or not it exists."""
     query = {"host": str(spec.socket_directory)}
     # With the port, which PGPORT would say otherwise.
-    return URL.create("postgresql+psycopg", "postgres", port=5432, database=database, query=query).render_as_string()
+    return sa.URL.create("postgresql+psycopg", "postgres", port=5432, database=database, query=query).render_as_string()
 
 
 def conninfo_of(spec: ServerSpec) -> str:

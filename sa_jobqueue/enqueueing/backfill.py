@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..errors import OptionError
 from ..models import Job, JobMixin, Schedule, companions_of
@@ -47,7 +47,7 @@ class Backfill:
     schedule: type[Schedule] = Schedule
     """The mapped class of the schedules."""
 
-    def enqueue(self, connection: Connection) -> None:
+    def enqueue(self, connection: sa.Connection) -> None:
         """Enqueue their jobs, which are due now. In the transaction in which the plan was made."""
         for first in range(0, len(self.ticks), _PAGE):
             page = self.ticks[first : first + _PAGE]
@@ -64,7 +64,7 @@ class Backfill:
 
 
 def plan_backfill(
-    connection: Connection,
+    connection: sa.Connection,
     name: str,
     start: datetime,
     end: datetime | None = None,

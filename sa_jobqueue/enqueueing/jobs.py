@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, overload
 
-from sqlalchemy import Executable
+import sqlalchemy as sa
 
 from ..errors import ConfigurationError, OptionError
 from ..flushing import wait_for_keys
@@ -136,7 +136,7 @@ def _named(task: object) -> TaskName:
     raise OptionError(f"enqueue() takes a task or its name, not {task!r}: decorate the function with @task")
 
 
-def enqueue_many(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> Executable:
+def enqueue_many(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> sa.Executable:
     """One INSERT for all `calls` (see `Task.call`): `session.execute(enqueue_many(...))`, sync or async, ORM or Core.
 
     Returns the ids, in the order of the calls. A delay counts from the database's now().

@@ -22,22 +22,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import (
-    ColumnElement,
-    ColumnExpressionArgument,
-    FromClause,
-    Insert,
-    Label,
-    Select,
-    SelectBase,
-    Text,
-    TextClause,
-    case,
-    cast,
-    func,
-    literal,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm.util import AliasedClass
 from sqlalchemy.types import TypeEngine
@@ -55,24 +40,24 @@ from ..unique import debounced
 __all__ = ["enqueue_select"]
 
 #: Expressions whose values may be NULL.
-TextExpression: TypeAlias = ColumnExpressionArgument[str] | ColumnExpressionArgument[str | None]
-NumberExpression: TypeAlias = ColumnExpressionArgument[int] | ColumnExpressionArgument[int | None]
-TimeExpression: TypeAlias = ColumnExpressionArgument[datetime] | ColumnExpressionArgument[datetime | None]
+TextExpression: TypeAlias = sa.ColumnExpressionArgument[str] | sa.ColumnExpressionArgument[str | None]
+NumberExpression: TypeAlias = sa.ColumnExpressionArgument[int] | sa.ColumnExpressionArgument[int | None]
+TimeExpression: TypeAlias = sa.ColumnExpressionArgument[datetime] | sa.ColumnExpressionArgument[datetime | None]
 DurationExpression: TypeAlias = (
-    ColumnExpressionArgument[timedelta]
-    | ColumnExpressionArgument[timedelta | None]
-    | ColumnExpressionArgument[float]
-    | ColumnExpressionArgument[float | None]
+    sa.ColumnExpressionArgument[timedelta]
+    | sa.ColumnExpressionArgument[timedelta | None]
+    | sa.ColumnExpressionArgument[float]
+    | sa.ColumnExpressionArgument[float | None]
     | NumberExpression
 )
-_Given: TypeAlias = Mapping[str, ColumnElement[Any]]
+_Given: TypeAlias = Mapping[str, sa.ColumnElement[Any]]
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
 def enqueue_select(
     task: AnyTask | TaskName | str,
-    source: SelectBase,
+    source: sa.SelectBase,
     /,
     *,
     queue: TextExpression | None = None,
@@ -86,9 +71,9 @@ def enqueue_select(
     key: TextExpression | None = None,
     units: NumberExpression | None = None,
     subject: type[Any] | AliasedClass[Any] | None = None,
-    columns: Mapping[str, ColumnExpressionArgument[Any]] | None = None,
+    columns: Mapping[str, sa.ColumnExpressionArgument[Any]] | None = None,
     job: type[JobMixin] = Job,
-) -> Insert:
+) -> sa.Insert:
     """One INSERT ... SELECT that enqueues a job of `task` for each row of `source`: for `session.execute(...)`, sync or async, ORM or
     Core, in the caller's transaction.
 
@@ -127,7 +112,7 @@ def enqueue_select(
     rows, selected = _rows(source, expressions)
     given = _arguments(named, selected, rows)
     options = dict(zip(expressions, list(rows.c)[len(selected) :], strict=True))
-    rule, order = _rule(named, given, options), list[ColumnElement[Any]]()
+    rule, order = _rule(named, given, options), list[sa.ColumnElement[Any]]()
     if rule is not None and rule.differs:
         rows, order = _in_order_of_keys(rows, rule.key)
         rule = rule._replace(key=order[0])
@@ -166,16 +151,18 @@ def _checked_task(task: object) -> AnyTask | TaskName:
 # ---- the query
 
 
-def _rows(source: Any, expressions: Mapping[str, ColumnElement[Any]]) -> tuple[FromClause, list[Selected]]:
+def _rows(source: Any, expressions: Mapping[str, sa.ColumnElement[Any]]) -> tuple[sa.FromClause, list[Selected]]:
     """The query's rows, whose last columns are the `expressions`; and its own columns."""
-    if not isinstance(source, SelectBase):
+    if not isinstance(source, sa.SelectBase):
         raise OptionError(f"enqueue_select() takes a select(), not {shown(source)}")
     selected = [_selected(column) for column in source.selected_columns]
-    if isinstance(source, Select) and any(isinstance(one["expr"], TextClause) for one in source.column_descriptions):
+    if isinstance(source, sa.Select) and any(
+        isinstance(one["expr"], sa.TextClause) for one in source.column_descriptions
+    ):
         raise OptionError("text() has no name and no type in a select(): write literal_column(..., type_).label(...)")
     if not expressions:
         return source.subquery("selected"), selected
-    if not isinstance(source, Select):
+    if not isinstance(source, sa.Select):
         raise OptionError(
             f"{next(iter(expressions))}=... is one more column, which only a select() takes: make a subquery of the query, "
             "rows = query.subquery(), and select(rows.c...) from it"
@@ -184,36 +171,38 @@ def _rows(source: Any, expressions: Mapping[str, ColumnElement[Any]]) -> tuple[F
     return source.add_columns(*labelled).subquery("selected"), selected
 
 
-def _selected(column: ColumnElement[Any]) -> Selected:
+def _selected(column: sa.ColumnElement[Any]) -> Selected:
     name = str(getattr(column, "name", ""))
-    if isinstance(column, Label):
+    if isinstance(column, sa.Label):
         is_given = not name.startswith("%(")  # as those names begin that SQLAlchemy gives
         return Selected(name, name) if is_given else Selected("", None)
     name = str(getattr(column, "key", None) or name)
     return Selected("" if name.startswith("%(") else name, None)
 
 
-def _in_order_of_keys(rows: FromClause, key: ColumnElement[Any]) -> tuple[FromClause, list[ColumnElement[Any]]]:
+def _in_order_of_keys(
+    rows: sa.FromClause, key: sa.ColumnElement[Any]
+) -> tuple[sa.FromClause, list[sa.ColumnElement[Any]]]:
     """The rows with their unique keys, and the order in which to insert them: that of the keys, in which all statements take them, so
     that two of them cannot deadlock.
     """
-    number = func.row_number().over()
-    keyed = select(*rows.c, key.label("sa_jobqueue_unique"), number.label("sa_jobqueue_number")).subquery("keyed")
+    number = sa.func.row_number().over()
+    keyed = sa.select(*rows.c, key.label("sa_jobqueue_unique"), number.label("sa_jobqueue_number")).subquery("keyed")
     return keyed, [keyed.c.sa_jobqueue_unique, keyed.c.sa_jobqueue_number]
 
 
-def _subject(entity: object) -> tuple[str, ColumnElement[Any]]:
+def _subject(entity: object) -> tuple[str, sa.ColumnElement[Any]]:
     try:
         return subject_of_rows(entity)
     except SubjectError as error:
         raise OptionError(str(error)) from error
 
 
-def _about(of: str, id: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
-    return {"subject_type": case((id.is_not(None), literal(of, Text))), "subject_id": id}
+def _about(of: str, id: sa.ColumnElement[Any]) -> dict[str, sa.ColumnElement[Any]]:
+    return {"subject_type": sa.case((id.is_not(None), sa.literal(of, sa.Text))), "subject_id": id}
 
 
-def _about_first_object(named: AnyTask | TaskName, given: Sequence[Argument]) -> dict[str, ColumnElement[Any]]:
+def _about_first_object(named: AnyTask | TaskName, given: Sequence[Argument]) -> dict[str, sa.ColumnElement[Any]]:
     """What a job is about where nothing says it, as with `enqueue`: the first argument that is an object, here by its key."""
     if not isinstance(named, Task) or not named.takes_objects:
         return {}
@@ -228,7 +217,7 @@ def _about_first_object(named: AnyTask | TaskName, given: Sequence[Argument]) ->
 # ---- arguments
 
 
-def _arguments(named: AnyTask | TaskName, selected: Sequence[Selected], rows: FromClause) -> list[Argument]:
+def _arguments(named: AnyTask | TaskName, selected: Sequence[Selected], rows: sa.FromClause) -> list[Argument]:
     """An argument for each column, checked by its type."""
     what = f"task {named.name!r}"
     plan = named.parameters if isinstance(named, Task) else None
@@ -239,7 +228,7 @@ def _arguments(named: AnyTask | TaskName, selected: Sequence[Selected], rows: Fr
     ]
 
 
-def _argument(plan: Plan | None, name: str, column: Selected, value: ColumnElement[Any], what: str) -> Argument:
+def _argument(plan: Plan | None, name: str, column: Selected, value: sa.ColumnElement[Any], what: str) -> Argument:
     try:
         kind = kind_of(value.type)
     except TypeError as error:
@@ -276,7 +265,7 @@ class _Rule(NamedTuple):
     """The rules of uniqueness of all rows: what they share, as JSON text, and their key, which may differ."""
 
     shared: str
-    key: ColumnElement[Any]
+    key: sa.ColumnElement[Any]
     differs: bool
 
 
@@ -287,7 +276,7 @@ def _rule(named: AnyTask | TaskName, given: Sequence[Argument], options: _Given)
     if unique is None:
         return None
     if unique.key is not None or unique.by == ():
-        return _Rule(unique.shared(), literal(unique.key or named.name, Text), differs=False)
+        return _Rule(unique.shared(), sa.literal(unique.key or named.name, sa.Text), differs=False)
     values: dict[str, Any] = dict(named.defaults) if isinstance(named, Task) else {}
     values |= {one.name: one for one in given}
     for name in values if unique.by is None else unique.by:
@@ -302,11 +291,11 @@ def _rule(named: AnyTask | TaskName, given: Sequence[Argument], options: _Given)
     return _Rule(unique.shared(), digest(named.name, by), differs=True)
 
 
-def _debounced(task: str, key: str | None, max_wait: float | None, column: ColumnElement[Any] | None) -> _Rule:
+def _debounced(task: str, key: str | None, max_wait: float | None, column: sa.ColumnElement[Any] | None) -> _Rule:
     rule = load(debounced(task, key, max_wait))
     own = str(rule.pop("key"))
     if column is None:
-        return _Rule(json.dumps(rule), literal(own, Text), differs=False)
+        return _Rule(json.dumps(rule), sa.literal(own, sa.Text), differs=False)
     general = str(load(debounced(task, None, max_wait))["key"])
-    of_row = literal(f"{general}:", Text) + cast(column, Text)
-    return _Rule(json.dumps(rule), func.coalesce(of_row, literal(own, Text), type_=Text()), differs=True)
+    of_row = sa.literal(f"{general}:", sa.Text) + sa.cast(column, sa.Text)
+    return _Rule(json.dumps(rule), sa.func.coalesce(of_row, sa.literal(own, sa.Text), type_=sa.Text()), differs=True)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any
 
-from sqlalchemy import event, inspect
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from ..models import JobMixin
@@ -30,8 +30,8 @@ _errors: list[list[RuntimeWarning]] = []
 
 def watch_jobs() -> None:
     """Watch all jobs that this process makes from now on."""
-    if not event.contains(Session, "transient_to_pending", _added):
-        event.listen(Session, "transient_to_pending", _added)
+    if not sa.event.contains(Session, "transient_to_pending", _added):
+        sa.event.listen(Session, "transient_to_pending", _added)
         _see_what_has_no_event()
     jobs.Watching.told = _made
 
@@ -113,6 +113,6 @@ def _see_what_has_no_event() -> None:
 def _copied(session: Session, one: object) -> None:
     """It is copied into the session, and with it the objects that its relationships lead to."""
     _added(session, one)
-    if (state := inspect(one, raiseerr=False)) is not None:
+    if (state := sa.inspect(one, raiseerr=False)) is not None:
         for related, *_ in state.mapper.cascade_iterator("merge", state):
             _added(session, related)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
-from sqlalchemy import inspect
+import sqlalchemy as sa
 from sqlalchemy.orm import InstanceState, Mapper, Session
 
 from ..models import JobMixin
@@ -17,9 +17,9 @@ __all__ = ["linked"]
 def linked(session: Session, jobs: Sequence[JobMixin]) -> list[JobMixin]:
     """Those of `jobs` that this flush brings into a relationship with an object, on either side."""
     of_all = {id(job): job for job in jobs}
-    found: set[int] = {id(job) for job in jobs if any(True for _ in _added(inspect(job), of_jobs=False))}
+    found: set[int] = {id(job) for job in jobs if any(True for _ in _added(sa.inspect(job), of_jobs=False))}
     for one in (*session.new, *session.dirty):
-        found.update(id(target) for target in _added(inspect(one), of_jobs=True) if id(target) in of_all)
+        found.update(id(target) for target in _added(sa.inspect(one), of_jobs=True) if id(target) in of_all)
     return [job for job in jobs if id(job) in found]
 
 

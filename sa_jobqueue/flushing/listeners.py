@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import event
+import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction, object_session
 
 from ..models import UNFINISHED, JobMixin, JsonText, UnfinishedJson, listen_to_sessions, put_in_order
@@ -140,4 +140,4 @@ def _after_rollback(session: Session, previous: SessionTransaction) -> None:
 
 
 listen_to_sessions({"before_flush": _before_flush, "after_flush": _after_flush, "after_soft_rollback": _after_rollback})
-event.listen(JobMixin, "before_insert", _before_insert, propagate=True)
+sa.event.listen(JobMixin, "before_insert", _before_insert, propagate=True)

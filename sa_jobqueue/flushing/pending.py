@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import inspect
+import sqlalchemy as sa
 from sqlalchemy.orm import InstanceState, Session, SessionTransaction, make_transient
 
 from ..errors import PayloadError
@@ -46,7 +46,7 @@ def is_settled(job: JobMixin, session: Session, dirty: Collection[object]) -> bo
 
 def _is_known(reference: Reference, session: Session, dirty: Collection[object]) -> bool:
     one = reference.object
-    state: InstanceState[Any] = inspect(one)
+    state: InstanceState[Any] = sa.inspect(one)
     if state.key is not None:
         reference.now()  # it may be deleted by now
         return not (reference.of.said.fresh and state.session is session and one in dirty)
@@ -121,7 +121,7 @@ class Pending:
 
 @cache
 def _attributes(job: type[JobMixin]) -> frozenset[str]:
-    return frozenset(inspect(job).column_attrs.keys())
+    return frozenset(sa.inspect(job).column_attrs.keys())
 
 
 def _transactions(session: Session) -> tuple[weakref.ref[SessionTransaction], ...]:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ClauseElement, Column, Connection, inspect
-from sqlalchemy import insert as insert_into
+import sqlalchemy as sa
 from sqlalchemy.orm import Mapper, Session, make_transient_to_detached
 
 from ..models import JobMixin, say_all
@@ -26,10 +25,10 @@ def insert(session: Session, jobs: Sequence[JobMixin]) -> None:
     """
     ordered = sorted(jobs, key=lambda one: str(one.unique_key))
     for alike in _grouped(ordered, type):
-        mapper: Mapper[JobMixin] = inspect(type(alike[0]))
+        mapper: Mapper[JobMixin] = sa.inspect(type(alike[0]))
         connection = _connection(session, alike[0])
         for job in alike:
-            mapper.dispatch.before_insert(mapper, connection, inspect(job))
+            mapper.dispatch.before_insert(mapper, connection, sa.inspect(job))
     say_all(ordered)
     for alike in _grouped(ordered, _shape):
         _insert(_connection(session, alike[0]), alike)
@@ -43,15 +42,15 @@ def _shape(job: JobMixin) -> Hashable:
 
 
 def _is_expression(value: object) -> bool:
-    return isinstance(value, ClauseElement) or hasattr(value, "__clause_element__")
+    return isinstance(value, sa.ClauseElement) or hasattr(value, "__clause_element__")
 
 
-def _insert(connection: Connection, jobs: Sequence[JobMixin]) -> None:
-    mapper: Mapper[JobMixin] = inspect(type(jobs[0]))
+def _insert(connection: sa.Connection, jobs: Sequence[JobMixin]) -> None:
+    mapper: Mapper[JobMixin] = sa.inspect(type(jobs[0]))
     table, names = table_of(type(jobs[0])), _names(type(jobs[0]))
     rows = [_columns(job) for job in jobs]
     made = [one for one in table.c if _is_made(one, rows[0])]
-    statement = insert_into(table).returning(*made, sort_by_parameter_order=True)
+    statement = sa.insert(table).returning(*made, sort_by_parameter_order=True)
     if any(map(_is_expression, rows[0].values())):
         found = connection.execute(statement.values(rows[0]))
     else:
@@ -59,13 +58,13 @@ def _insert(connection: Connection, jobs: Sequence[JobMixin]) -> None:
     for job, row in zip(jobs, found, strict=True):
         known = vars(job)
         known.update({names[one.key]: value for one, value in zip(made, row, strict=True)})
-        mapper.dispatch.after_insert(mapper, connection, inspect(job))
+        mapper.dispatch.after_insert(mapper, connection, sa.inspect(job))
         # What is not said is NULL, which needs not be read.
         known.update(dict.fromkeys(set(names.values()) - known.keys()))
         make_transient_to_detached(job)
 
 
-def _is_made(column: Column[Any], row: Mapping[str, Any]) -> bool:
+def _is_made(column: sa.Column[Any], row: Mapping[str, Any]) -> bool:
     """Whether the database says its value, or a default of the column's."""
     if column.key in row:
         return _is_expression(row[column.key])
@@ -81,7 +80,7 @@ def _columns(job: JobMixin) -> dict[str, Any]:
 @cache
 def _names(job: type[JobMixin]) -> dict[str, str]:
     """The attribute of each column."""
-    mapper: Mapper[JobMixin] = inspect(job)
+    mapper: Mapper[JobMixin] = sa.inspect(job)
     return {column.key: mapper.get_property_by_column(column).key for column in table_of(job).c}
 
 
@@ -112,5 +111,5 @@ def _subject(job: JobMixin) -> Subject | None:
     return None if of is None or key is None else Subject(of, key)
 
 
-def _connection(session: Session, job: JobMixin) -> Connection:
-    return session.connection(bind_arguments={"mapper": inspect(type(job))})
+def _connection(session: Session, job: JobMixin) -> sa.Connection:
+    return session.connection(bind_arguments={"mapper": sa.inspect(type(job))})

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..statements import limit_use
 from ..store import Store, default_store
@@ -49,7 +49,7 @@ class PausedKey:
     """Its jobs that are due, counted up to 10,001."""
 
 
-def read_limit_uses(connection: Connection, store: Store = default_store) -> list[LimitUse]:
+def read_limit_uses(connection: sa.Connection, store: Store = default_store) -> list[LimitUse]:
     """The queues and tasks with limits or a pause, by owner and name; the first 1,000. Without any it is one look at an empty table."""
     tables = store.tables
     said = connection.execute(limit_use.limits_said(limit=tables.limit)).all()
@@ -76,7 +76,7 @@ def read_limit_uses(connection: Connection, store: Store = default_store) -> lis
     ]
 
 
-def _due(connection: Connection, paused: Sequence[tuple[str, str]], store: Store) -> dict[tuple[str, str], int]:
+def _due(connection: sa.Connection, paused: Sequence[tuple[str, str]], store: Store) -> dict[tuple[str, str], int]:
     """The due jobs of queues and tasks that are paused."""
     job = store.tables.job
     due: dict[tuple[str, str], int] = {}
@@ -89,7 +89,7 @@ def _due(connection: Connection, paused: Sequence[tuple[str, str]], store: Store
     return due
 
 
-def read_paused_keys(connection: Connection, store: Store = default_store) -> list[PausedKey]:
+def read_paused_keys(connection: sa.Connection, store: Store = default_store) -> list[PausedKey]:
     """The paused keys; 100 at most, among the first 10,001 that operators have said something of."""
     tables = store.tables
     said = connection.execute(limit_use.paused_keys(limit_key=tables.key)).all()
@@ -106,7 +106,7 @@ def read_paused_keys(connection: Connection, store: Store = default_store) -> li
     ]
 
 
-def read_ready_keys(connection: Connection, store: Store = default_store) -> dict[str, int]:
+def read_ready_keys(connection: sa.Connection, store: Store = default_store) -> dict[str, int]:
     """How many keys of each queue have ready jobs; counted up to 1,001 of a queue, and up to 10,001 of all."""
     rows = connection.execute(limit_use.ready_keys(job=store.tables.job))
     return {row.queue: row.number for row in rows}

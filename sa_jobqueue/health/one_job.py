@@ -12,20 +12,7 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    DateTime,
-    Integer,
-    SQLColumnExpression,
-    Text,
-    case,
-    cast,
-    func,
-    literal_column,
-    null,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ..models import ArchivedJob, Job
@@ -47,8 +34,8 @@ _TIMES = (
     "tick_at",
 )  # fmt: skip
 _LONG = ("args", "meta", "result", "errors")
-_FIRST: ColumnElement[Any] = literal_column("timestamptz '0002-01-01 00:00+00'")
-_LAST: ColumnElement[Any] = literal_column("timestamptz '9999-01-01 00:00+00'")
+_FIRST: sa.ColumnElement[Any] = sa.literal_column("timestamptz '0002-01-01 00:00+00'")
+_LAST: sa.ColumnElement[Any] = sa.literal_column("timestamptz '9999-01-01 00:00+00'")
 #: What an SQLSTATE begins with where the connection is gone or going, and not what is read at fault.
 _GONE = ("08", "57P", "58")
 
@@ -64,14 +51,14 @@ class JobSeen:
     """Of each value that is there and too long, or cannot be read: its bytes, as it is stored."""
 
 
-def clamped(time: SQLColumnExpression[Any]) -> ColumnElement[Any]:
+def clamped(time: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[Any]:
     """A time that Python can hold; its first or last one for others, such as infinity."""
-    kept = func.least(func.greatest(time, _FIRST), _LAST, type_=DateTime(timezone=True))
-    return case((time.is_not(None), kept))
+    kept = sa.func.least(sa.func.greatest(time, _FIRST), _LAST, type_=sa.DateTime(timezone=True))
+    return sa.case((time.is_not(None), kept))
 
 
 def read_job(
-    connection: Connection, id: int, *, where: Sequence[ColumnElement[bool]] = (), job: Jobs = Job
+    connection: sa.Connection, id: int, *, where: Sequence[sa.ColumnElement[bool]] = (), job: Jobs = Job
 ) -> JobSeen | None:
     """Read one job, of its table or of the archive; None if there is none with this id that meets the criteria.
 
@@ -80,8 +67,8 @@ def read_job(
     columns = job.__table__.c
     is_archived = issubclass(job, ArchivedJob)
     long = (*_LONG, "logs") if is_archived else _LONG
-    size = (func.coalesce(func.pg_column_size(columns[name]), 0).label(f"{name}_size") for name in long)
-    statement = select(
+    size = (sa.func.coalesce(sa.func.pg_column_size(columns[name]), 0).label(f"{name}_size") for name in long)
+    statement = sa.select(
         *(columns[name] for name in _PLAIN),
         *(clamped(columns[name]).label(name) for name in _TIMES),
         columns.uniqueness["key"].astext.label("unique_key"),
@@ -89,13 +76,13 @@ def read_job(
         columns.duplicate_of.label("duplicate_of"),
         job.progress.label("progress"),
         job.progress_message.label("progress_message"),
-        columns.archived_at if is_archived else null().label("archived_at"),
+        columns.archived_at if is_archived else sa.null().label("archived_at"),
         *size,
         reading_of(job).label("reading"),
-        func.now().label("now"),
+        sa.func.now().label("now"),
     ).where(columns.id == id, *where)
     if is_archived:  # the index of each month is looked at until one has it
-        statement = statement.order_by(columns.finished_at.desc()).limit(literal_column("1"))
+        statement = statement.order_by(columns.finished_at.desc()).limit(sa.literal_column("1"))
     row = connection.execute(statement).mappings().one_or_none()
     if row is None:
         return None
@@ -110,17 +97,20 @@ def read_job(
 
 
 def _long_values(
-    connection: Connection, which: Sequence[ColumnElement[bool]], columns: Any, names: Sequence[str]
+    connection: sa.Connection, which: Sequence[sa.ColumnElement[bool]], columns: Any, names: Sequence[str]
 ) -> dict[str, Any]:
     """Those that are there and not too long, by name."""
     short = (
-        case((func.pg_column_size(columns[name]) <= SHOWN, cast(columns[name], Text))).label(name) for name in names
+        sa.case((sa.func.pg_column_size(columns[name]) <= SHOWN, sa.cast(columns[name], sa.Text))).label(name)
+        for name in names
     )
     # A fence, so that each is made into text once.
-    made = select(*short).where(*which).offset(literal_column("0", Integer)).subquery("made").c
+    made = sa.select(*short).where(*which).offset(sa.literal_column("0", sa.Integer)).subquery("made").c
     point = connection.begin_nested()
     try:
-        row = connection.execute(select(*(case((func.octet_length(one) <= _TEXT, one)) for one in made))).one_or_none()
+        row = connection.execute(
+            sa.select(*(sa.case((sa.func.octet_length(one) <= _TEXT, one)) for one in made))
+        ).one_or_none()
     except DBAPIError as error:
         # As text it does not fit into memory, or takes too long to make.
         state = str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or "")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Executable
+import sqlalchemy as sa
 
 from ..models import Base
 from ..statements import depths
@@ -40,7 +40,7 @@ _Value = TypeVar("_Value")
 _HAS_IO = 16
 
 
-def read_health(connection: Connection, store: Store = default_store) -> Health:
+def read_health(connection: sa.Connection, store: Store = default_store) -> Health:
     """Everything, in ten statements."""
     server = read_server(connection)
     return Health(
@@ -57,27 +57,27 @@ def read_health(connection: Connection, store: Store = default_store) -> Health:
     )
 
 
-def read_server(connection: Connection) -> Server:
+def read_server(connection: sa.Connection) -> Server:
     """The server: its version, settings that matter, connections, and counters of this database."""
     return Server(**connection.execute(statements.server_facts()).mappings().one())
 
 
-def read_holders(connection: Connection) -> list[Holder]:
+def read_holders(connection: sa.Connection) -> list[Holder]:
     """What keeps old rows from being removed, the oldest first."""
     return _all(connection, statements.snapshot_holders(), Holder)
 
 
-def read_tables(connection: Connection, store: Store = default_store) -> list[TableSize]:
+def read_tables(connection: sa.Connection, store: Store = default_store) -> list[TableSize]:
     """The queue's tables, by name."""
     return _all(connection, size_statements.table_sizes(**_ours(connection, store)), TableSize)
 
 
-def read_indexes(connection: Connection, store: Store = default_store) -> list[IndexSize]:
+def read_indexes(connection: sa.Connection, store: Store = default_store) -> list[IndexSize]:
     """The indexes of the queue's tables, by table and name."""
     return _all(connection, size_statements.index_sizes(**_ours(connection, store)), IndexSize)
 
 
-def read_next_ids(connection: Connection, store: Store = default_store) -> list[NextId]:
+def read_next_ids(connection: sa.Connection, store: Store = default_store) -> list[NextId]:
     """The tables of ours that number their rows, in two statements: the first finds the sequences."""
     ours = _ours(connection, store)
     found = connection.execute(size_statements.identities(**ours)).all()
@@ -86,50 +86,50 @@ def read_next_ids(connection: Connection, store: Store = default_store) -> list[
     return _all(connection, size_statements.next_ids(schema=ours["schema"], sequences=dict(map(tuple, found))), NextId)
 
 
-def read_since_first_job(connection: Connection, store: Store = default_store) -> float | None:
+def read_since_first_job(connection: sa.Connection, store: Store = default_store) -> float | None:
     """Seconds since the oldest job that is there or was counted; None: there is none."""
     tables = store.tables
     seconds: float | None = connection.scalar(depths.since_first_job(job=tables.job, stat=tables.stat))
     return seconds
 
 
-def read_slots(connection: Connection) -> list[Slot]:
+def read_slots(connection: sa.Connection) -> list[Slot]:
     """The server's replication slots."""
     return _all(connection, statements.slots(), Slot)
 
 
-def read_standbys(connection: Connection) -> list[Standby]:
+def read_standbys(connection: sa.Connection) -> list[Standby]:
     """The servers that follow this one; on a standby, also itself."""
     return _all(connection, statements.standbys(), Standby)
 
 
-def read_lock_waits(connection: Connection, store: Store = default_store) -> list[LockWait]:
+def read_lock_waits(connection: sa.Connection, store: Store = default_store) -> list[LockWait]:
     """Who waits for a lock, and uses a table of ours; the longest first."""
     return _all(connection, statements.lock_waits(**_ours(connection, store)), LockWait)
 
 
-def read_io(connection: Connection, server: Server) -> list[BlockIO]:
+def read_io(connection: sa.Connection, server: Server) -> list[BlockIO]:
     """Blocks read and written by kind of process; nothing before PostgreSQL 16."""
     return _all(connection, statements.block_io(), BlockIO) if server.major >= _HAS_IO else []
 
 
-def read_overdue(connection: Connection, store: Store = default_store) -> Overdue:
+def read_overdue(connection: sa.Connection, store: Store = default_store) -> Overdue:
     """Finished jobs that cleanup has not come to yet."""
     row = connection.execute(depths.purge_overdue(job=store.tables.job)).mappings().one()
     return Overdue(**row)
 
 
-def read_depths(connection: Connection, store: Store = default_store) -> list[Depth]:
+def read_depths(connection: sa.Connection, store: Store = default_store) -> list[Depth]:
     """The queues that have queued jobs, by name."""
     return _all(connection, depths.queue_depths(job=store.tables.job), Depth)
 
 
-def _ours(connection: Connection, store: Store) -> dict[str, Any]:
+def _ours(connection: sa.Connection, store: Store) -> dict[str, Any]:
     """The schema, and the names of the tables in it that are ours."""
     names = {table.name for table in Base.metadata.tables.values()} | {store.tables.job.__tablename__}
     return {"schema": store.schema_on(connection), "tables": sorted(names)}
 
 
-def _all(connection: Connection, statement: Executable, kind: type[_Value]) -> list[_Value]:
+def _all(connection: sa.Connection, statement: sa.Executable, kind: type[_Value]) -> list[_Value]:
     rows: Sequence[Any] = connection.execute(statement).mappings().all()
     return [kind(**row) for row in rows]

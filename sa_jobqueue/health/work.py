@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+import sqlalchemy as sa
 
 from ..lifecycle import JobStatus
 from ..statements.backlog import count_by_queue, running_jobs
@@ -82,11 +82,13 @@ class Working:
 
 
 def read_working(
-    connection: Connection, store: Store = default_store, *, only: Collection[str] | None = None
+    connection: sa.Connection, store: Store = default_store, *, only: Collection[str] | None = None
 ) -> Working:
     """Read it. `only`: of these queues alone, and of the workers that serve one of them; None: of all."""
     tables = store.tables
-    now, since = connection.execute(select(func.now(), func.date_trunc("minute", func.now() - LATELY))).one()
+    now, since = connection.execute(
+        sa.select(sa.func.now(), sa.func.date_trunc("minute", sa.func.now() - LATELY))
+    ).one()
 
     summed = sum_stats(since=LATELY, by=("queue", "task"), queues=sorted(only or ()), stat=tables.stat)
     sums = _mine(connection.execute(summed).all(), only)
@@ -106,7 +108,7 @@ def read_working(
 
 
 def read_workers(
-    connection: Connection, store: Store = default_store, *, only: Collection[str] | None = None
+    connection: sa.Connection, store: Store = default_store, *, only: Collection[str] | None = None
 ) -> list[WorkerSeen]:
     """The workers alone, likewise."""
     held = _mine(connection.execute(running_jobs(job=store.tables.job)).all(), only)
@@ -118,7 +120,7 @@ def _mine(rows: Sequence[Any], only: Collection[str] | None) -> list[Any]:
 
 
 def _queues(
-    connection: Connection,
+    connection: sa.Connection,
     workers: Sequence[WorkerSeen],
     held: Sequence[Any],
     sums: Sequence[Any],
@@ -164,7 +166,7 @@ def _tasks(sums: Sequence[Any], seconds: float) -> list[tuple[str, Figures]]:
 
 
 def _workers(
-    connection: Connection, held: Sequence[Any], store: Store, only: Collection[str] | None
+    connection: sa.Connection, held: Sequence[Any], store: Store, only: Collection[str] | None
 ) -> list[WorkerSeen]:
     """The workers that have not left; the stale ones first, because they need a look."""
     running: dict[str, int] = defaultdict(int)
@@ -174,11 +176,11 @@ def _workers(
         expired[row.worker] += row.expired
     of = store.tables.worker
     rows = connection.execute(
-        select(
+        sa.select(
             of.id, of.host, of.pid, of.version, of.queues, of.concurrency, of.memory, of.loop_lag, of.pressure,
-            func.extract("epoch", func.now() - of.seen_at).label("unseen"),
-            func.extract("epoch", func.now() - of.started_at).label("up"),
-            func.extract("epoch", func.now() - of.drain_requested_at).label("draining"),
+            sa.func.extract("epoch", sa.func.now() - of.seen_at).label("unseen"),
+            sa.func.extract("epoch", sa.func.now() - of.started_at).label("up"),
+            sa.func.extract("epoch", sa.func.now() - of.drain_requested_at).label("draining"),
         )
     )  # fmt: skip
     found = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..statements.workflows import watching
 from ..store import Store, default_store
@@ -38,7 +38,7 @@ class BehindWorkflow:
     """Since the first of that happened; None: the time is not known, as of a change by an operator."""
 
 
-def read_workflows(connection: Connection, store: Store = default_store) -> WorkflowCounts | None:
+def read_workflows(connection: sa.Connection, store: Store = default_store) -> WorkflowCounts | None:
     """How many workflows there are; None: there are none."""
     tables = store.tables
     row = connection.execute(watching.count_workflows(workflow=tables.workflow, event=tables.event)).one()
@@ -47,7 +47,7 @@ def read_workflows(connection: Connection, store: Store = default_store) -> Work
     return WorkflowCounts(row.running, row.paused, row.failed, row.overdue, row.events, row.seconds)
 
 
-def read_behind_workflows(connection: Connection, store: Store = default_store) -> list[BehindWorkflow]:
+def read_behind_workflows(connection: sa.Connection, store: Store = default_store) -> list[BehindWorkflow]:
     """The workflows of which something was not read yet and that are not paused; 101 at most, by id."""
     tables = store.tables
     behind = watching.workflows_behind(job=tables.job, workflow=tables.workflow, event=tables.event)

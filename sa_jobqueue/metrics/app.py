@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import sqlalchemy as sa
 from prometheus_client import make_asgi_app, make_wsgi_app
-from sqlalchemy import Engine
 
 from .database import QueueCollector
 from .endpoint import registry_of
@@ -22,7 +22,7 @@ __all__ = ["metrics_app", "metrics_wsgi_app"]
 _ASGI = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-def metrics_app(engine: Engine, *, schema: str | None = None, findings: bool = True) -> _ASGI:
+def metrics_app(engine: sa.Engine, *, schema: str | None = None, findings: bool = True) -> _ASGI:
     """An ASGI application that answers every path with the metrics of `engine`'s database. It looks at it on a thread.
 
     `schema`, `findings`: as in `QueueCollector`, whose errors it raises.
@@ -38,6 +38,6 @@ def metrics_app(engine: Engine, *, schema: str | None = None, findings: bool = T
     return application
 
 
-def metrics_wsgi_app(engine: Engine, *, schema: str | None = None, findings: bool = True) -> Any:
+def metrics_wsgi_app(engine: sa.Engine, *, schema: str | None = None, findings: bool = True) -> Any:
     """The same as a WSGI application."""
     return make_wsgi_app(registry_of(QueueCollector(engine, schema=schema, findings=findings)))

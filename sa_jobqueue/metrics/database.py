@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from datetime import timedelta
 from time import monotonic
 
+import sqlalchemy as sa
 from prometheus_client.core import Metric as Family
 from prometheus_client.registry import Collector
-from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from ..doctor import reading
@@ -50,14 +50,14 @@ class QueueCollector(Collector):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: sa.Engine,
         *,
         schema: str | None = None,
         keep: float = 5.0,
         findings: bool = True,
         store: Store = default_store,
     ) -> None:
-        if not isinstance(engine, Engine):
+        if not isinstance(engine, sa.Engine):
             raise ConfigurationError(
                 f"expected an Engine, not {engine!r}; for an application that has an AsyncEngine alone, make one by create_engine()"
             )
@@ -125,7 +125,7 @@ def _down() -> list[Family]:
     return list(families)
 
 
-def _values(connection: Connection, store: Store, part: Part) -> Families | None:
+def _values(connection: sa.Connection, store: Store, part: Part) -> Families | None:
     """The values of a part; None where the database refused, or took too long."""
     families, point = Families(), connection.begin_nested()
     try:

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Iterator
 from time import monotonic
 
+import sqlalchemy as sa
 from prometheus_client.core import Metric as Family
-from sqlalchemy import Engine
 
 from ..doctor import LEVELS, Finding, examine
 from ..log import get_logger
@@ -26,7 +26,7 @@ _EVERY = 60.0
 class Findings:
     """What the doctor found at its last look. Any thread may ask."""
 
-    def __init__(self, engine: Engine, store: Store) -> None:
+    def __init__(self, engine: sa.Engine, store: Store) -> None:
         self._engine, self._store = engine, store
         self._lock = threading.Lock()
         self._at = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..health import (
     read_behind_workflows,
@@ -38,10 +38,10 @@ OTHER = "other"
 _Of = TypeVar("_Of", str, tuple[str, str])
 
 #: Reads one part, and adds its values.
-Part = Callable[[Connection, Store, Families], None]
+Part = Callable[[sa.Connection, Store, Families], None]
 
 
-def add_jobs(connection: Connection, store: Store, families: Families) -> None:
+def add_jobs(connection: sa.Connection, store: Store, families: Families) -> None:
     """Jobs and workers by queue."""
     tables = store.tables
     depths = read_depths(connection, store)
@@ -80,7 +80,7 @@ def _together(
     return {name: together(found) for name, found in of_label.items()}
 
 
-def add_limits(connection: Connection, store: Store, families: Families) -> None:
+def add_limits(connection: sa.Connection, store: Store, families: Families) -> None:
     """Limits and pauses of queues and tasks, and how many keys take turns. Where there are none, it looks at empty tables."""
     uses, keys = read_limit_uses(connection, store), read_paused_keys(connection, store)
     said = {(one.owner, one.name): one for one in uses}
@@ -115,7 +115,7 @@ def _labels(owners: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[st
     return found
 
 
-def add_workflows(connection: Connection, store: Store, families: Families) -> None:
+def add_workflows(connection: sa.Connection, store: Store, families: Families) -> None:
     """Workflows, and those that do not move on. Where there are none, it looks at empty tables."""
     counts = read_workflows(connection, store)
     if counts is None:
@@ -131,7 +131,7 @@ def add_workflows(connection: Connection, store: Store, families: Families) -> N
     families.add(names.WORKFLOWS_OVERDUE, counts.overdue)
 
 
-def add_schedules(connection: Connection, store: Store, families: Families) -> None:
+def add_schedules(connection: sa.Connection, store: Store, families: Families) -> None:
     """How far schedules are behind."""
     row: Any = connection.execute(schedule_lag(schedule=store.tables.schedule)).one()
     families.add(names.SCHEDULES, row.number)
@@ -140,14 +140,14 @@ def add_schedules(connection: Connection, store: Store, families: Families) -> N
     families.add(names.SCHEDULE_BEHIND_SECONDS, row.seconds)
 
 
-def add_cleanup(connection: Connection, store: Store, families: Families) -> None:
+def add_cleanup(connection: sa.Connection, store: Store, families: Families) -> None:
     """Finished jobs that are still there."""
     overdue = read_overdue(connection, store)
     families.add(names.OVERDUE, overdue.rows)
     families.add(names.OVERDUE_SECONDS, overdue.seconds)
 
 
-def add_tables(connection: Connection, store: Store, families: Families) -> None:
+def add_tables(connection: sa.Connection, store: Store, families: Families) -> None:
     """Sizes, dead rows and vacuums."""
     for table in read_tables(connection, store):
         families.add(names.TABLE_BYTES, table.bytes + table.toast_bytes, table.name)
@@ -162,7 +162,7 @@ def add_tables(connection: Connection, store: Store, families: Families) -> None
         families.add(names.INDEX_ROWS_READ, index.rows_read, index.table, index.name)
 
 
-def add_pressure(connection: Connection, store: Store, families: Families) -> None:
+def add_pressure(connection: sa.Connection, store: Store, families: Families) -> None:
     """What presses on the database just now."""
     pressure = read_pressure(connection)
     families.add(names.SNAPSHOT_SECONDS, pressure.snapshot_seconds or 0.0)
@@ -173,7 +173,7 @@ def add_pressure(connection: Connection, store: Store, families: Families) -> No
     families.add(names.REPLICATION_BYTES, pressure.replication_bytes)
 
 
-def add_server(connection: Connection, store: Store, families: Families) -> None:
+def add_server(connection: sa.Connection, store: Store, families: Families) -> None:
     """The server's limits, and the counters of this database."""
     server = read_server(connection)
     families.add(names.CONNECTIONS, server.connections)

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import CheckConstraint, Column, Connection, Index, Table, UniqueConstraint, inspect
+import sqlalchemy as sa
 from sqlalchemy.types import SchemaType
 
 from ..errors import ConfigurationError
@@ -42,7 +42,7 @@ class OwnTable:
 
     def __init__(self, job: type[Any]) -> None:
         table: Any = getattr(job, "__table__", None)
-        if not isinstance(table, Table) or "sa_jobqueue" not in table.info or table.schema in {None, SCHEMA}:
+        if not isinstance(table, sa.Table) or "sa_jobqueue" not in table.info or table.schema in {None, SCHEMA}:
             raise ConfigurationError(
                 f"OwnTable() takes a class of yours that holds jobs, class Job(JobMixin, Base), not {job!r}"
             )
@@ -70,7 +70,7 @@ class OwnTable:
                 if container is not None:
                     container.ops[:] = [one for each in container.ops for one in self._in_place_of(each)]
 
-    def create(self, connection: Connection) -> None:
+    def create(self, connection: sa.Connection) -> None:
         """Make the table, its schema and all that belongs to it, and add the application's columns, keys and indexes that are missing.
 
         For tests, and for those who have no Alembic history. The tables that it refers to have to be there. It joins the caller's
@@ -87,7 +87,7 @@ class OwnTable:
             "include_object": self._is_of_it,
         }
         context = MigrationContext.configure(connection, opts=options)
-        there = {one["name"] for one in inspect(connection).get_columns(self.table.name, self.schema)}
+        there = {one["name"] for one in sa.inspect(connection).get_columns(self.table.name, self.schema)}
         # Autogenerate does not compare CHECKs: where none of the columns is there, all that belongs to them is made.
         if there <= self._ours:
             missing = [*self._additions(), *map(ops.CreateIndexOp.from_index, self._own_indexes())]
@@ -103,7 +103,7 @@ class OwnTable:
             if isinstance(one, (ops.AddColumnOp, ops.AddConstraintOp, ops.CreateIndexOp)):
                 operations.invoke(one)
 
-    def _own_indexes(self) -> list[Index]:
+    def _own_indexes(self) -> list[sa.Index]:
         found = [one for one in self.table.indexes if str(one.name) not in self._ours]
         return sorted(found, key=lambda one: str(one.name))
 
@@ -141,7 +141,7 @@ class OwnTable:
         for key in sorted(self.table.foreign_key_constraints, key=lambda one: str(one.name)):
             yield ops.CreateForeignKeyOp.from_constraint(key)
         for one in self.table.constraints:
-            if isinstance(one, (UniqueConstraint, CheckConstraint)) and str(one.name) not in self._ours:
+            if isinstance(one, (sa.UniqueConstraint, sa.CheckConstraint)) and str(one.name) not in self._ours:
                 yield ops.AddConstraintOp.from_constraint(one)
 
 
@@ -154,10 +154,10 @@ def _flat(operations: Sequence[Any]) -> Iterator[Any]:
             yield from _flat(inner)
 
 
-def _alone(column: Column[Any]) -> Column[Any]:
+def _alone(column: sa.Column[Any]) -> sa.Column[Any]:
     """The column without its keys and indexes, which are operations of their own."""
     made = [one._copy() for one in (column.computed, column.identity) if one is not None]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     default = None if made else getattr(column.server_default, "arg", None)
-    return Column(
+    return sa.Column(
         column.name, column.type, *made, nullable=column.nullable, server_default=default, comment=column.comment
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from sqlalchemy import URL, Connection, Engine, Executable, NullPool, create_engine, text
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
@@ -45,11 +45,11 @@ class MigrationOperations(Protocol):
         """Return what says where the revision runs: on a connection, or offline (`--sql`)."""
         ...
 
-    def get_bind(self) -> Connection:
+    def get_bind(self) -> sa.Connection:
         """Return the connection; there is none offline."""
         ...
 
-    def execute(self, sqltext: Executable | str, /) -> None:
+    def execute(self, sqltext: sa.Executable | str, /) -> None:
         """Execute a statement in the revision's transaction; offline, write it out."""
         ...
 
@@ -96,7 +96,7 @@ def create_schema(op: MigrationOperations, *, schema: str | None = None) -> None
 
 
 def upgrade_database(
-    target: Engine | Connection | URL | str, to: int | None = None, *, schema: str | None = None
+    target: sa.Engine | sa.Connection | sa.URL | str, to: int | None = None, *, schema: str | None = None
 ) -> int:
     """Bring the schema up to version `to` (default: this release's), without an Alembic history; return its version.
 
@@ -106,7 +106,9 @@ def upgrade_database(
     return _on_database(target, schema, lambda op, name: upgrade(op, to, schema=name))
 
 
-def downgrade_database(target: Engine | Connection | URL | str, to: int = 0, *, schema: str | None = None) -> int:
+def downgrade_database(
+    target: sa.Engine | sa.Connection | sa.URL | str, to: int = 0, *, schema: str | None = None
+) -> int:
     """Bring the schema down to version `to`, with all jobs at 0; return its version. See `upgrade_database`."""
     return _on_database(target, schema, lambda op, name: downgrade(op, to, schema=name))
 
@@ -123,7 +125,7 @@ def sql(to: int | None = None, *, schema: str = SCHEMA) -> str:
     return "\n\n".join(f"{statement};" for statement in (*statements, "COMMIT")) + "\n"
 
 
-def current_version(connection: Connection, schema: str | None = None) -> int | None:
+def current_version(connection: sa.Connection, schema: str | None = None) -> int | None:
     """Return the schema's version in the database, or None where it is missing.
 
     Raises `JobQueueError` if the role may not look.
@@ -131,13 +133,13 @@ def current_version(connection: Connection, schema: str | None = None) -> int | 
     name = _translated(connection, schema)
     table = f"{quote(name)}.schema_version"
     with _plain_errors(name, _MAY_NOT_LOOK):
-        if connection.scalar(text("SELECT to_regclass(:table)"), {"table": table}) is None:
+        if connection.scalar(sa.text("SELECT to_regclass(:table)"), {"table": table}) is None:
             return None
         version: int | None = connection.scalar(_verbatim(f"SELECT max(version) FROM {table}"))
         return version
 
 
-def check_schema(connection: Connection, schema: str | None = None) -> None:
+def check_schema(connection: sa.Connection, schema: str | None = None) -> None:
     """Raise `SchemaError` if the schema is missing, older than this release needs, or too new for it.
 
     A newer schema says whether this release can work with it. An upgrade first adds, so that the previous release goes on
@@ -159,7 +161,7 @@ def check_schema(connection: Connection, schema: str | None = None) -> None:
     )  # fmt: skip
 
 
-def _schemas(connection: Connection) -> Sequence[str]:
+def _schemas(connection: sa.Connection) -> Sequence[str]:
     """Some of the schemas that were migrated, as those of job tables of the application's own."""
     return connection.scalars(
         _verbatim(
@@ -177,7 +179,7 @@ def _run(op: MigrationOperations, steps: Sequence[Step], schema: str) -> None:
             f"the job queue lives in PostgreSQL, and this is a migration of {context.dialect.name}"
         )
     if not context.as_sql:
-        _refuse_others(op.get_bind().scalar(text("SELECT version()")) or "")
+        _refuse_others(op.get_bind().scalar(sa.text("SELECT version()")) or "")
     for step in steps:
         if not step.alone:
             _execute(op, step, schema)
@@ -236,7 +238,7 @@ def _no_transaction(context: MigrationContext) -> Generator[None]:
 
 
 def _on_database(
-    target: Engine | Connection | URL | str, schema: str | None, migrate: Callable[[Operations, str], None]
+    target: sa.Engine | sa.Connection | sa.URL | str, schema: str | None, migrate: Callable[[Operations, str], None]
 ) -> int:
     with _connection(target) as connection:
         name = _translated(connection, schema)
@@ -251,11 +253,11 @@ def _on_database(
 
 
 @contextmanager
-def _connection(target: Engine | Connection | URL | str) -> Generator[Connection]:
+def _connection(target: sa.Engine | sa.Connection | sa.URL | str) -> Generator[sa.Connection]:
     match target:
-        case Connection():
+        case sa.Connection():
             yield target
-        case Engine():
+        case sa.Engine():
             # READ COMMITTED, to see what another migration did while this one waited.
             with on_postgresql():
                 opened = target.connect()
@@ -268,7 +270,7 @@ def _connection(target: Engine | Connection | URL | str) -> Generator[Connection
                 "`async with engine.begin() as connection:`; or give the URL, engine.url"
             )
         case _:
-            engine = create_engine(database_url(target), poolclass=NullPool)
+            engine = sa.create_engine(database_url(target), poolclass=sa.NullPool)
             with _connection(engine) as connection:
                 yield connection
 
@@ -280,7 +282,7 @@ def _schema_of(op: MigrationOperations, schema: str | None) -> str:
     return _translated(context.connection, schema)
 
 
-def _translated(connection: Connection, schema: str | None) -> str:
+def _translated(connection: sa.Connection, schema: str | None) -> str:
     """The schema's name: `schema`, or what this connection makes of ours."""
     if schema is not None:
         return schema
@@ -289,9 +291,9 @@ def _translated(connection: Connection, schema: str | None) -> str:
     return name or str(connection.dialect.default_schema_name)
 
 
-def _verbatim(statement: str) -> Executable:
+def _verbatim(statement: str) -> sa.Executable:
     """`statement` as it stands: a colon starts no parameter."""
-    return text(statement.replace(":", r"\:"))
+    return sa.text(statement.replace(":", r"\:"))
 
 
 #: SQLSTATE -> what it means for the operator who migrates.

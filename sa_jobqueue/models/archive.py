@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Float, Index, Integer, SmallInteger, Text, func, text
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -28,11 +28,11 @@ class ArchivedJob(JobReadings, SubjectColumns, Base):
 
     __tablename__ = "archived_job"
 
-    id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
     """The number that it had as a `Job`."""
     finished_at: Mapped[datetime] = mapped_column(primary_key=True)
     """When it finished. Where plain SQL had written a time of the future, or none: when it was moved."""
-    archived_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    archived_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
     """When it was moved here."""
     run_at: Mapped[datetime]
     created_at: Mapped[datetime]
@@ -45,22 +45,22 @@ class ArchivedJob(JobReadings, SubjectColumns, Base):
     deadline_at: Mapped[datetime | None]
     ready_at: Mapped[datetime | None]
     tick_at: Mapped[datetime | None]
-    claim_token: Mapped[int | None] = mapped_column(BigInteger)
-    schedule_id: Mapped[int | None] = mapped_column(BigInteger)
-    workflow_id: Mapped[int | None] = mapped_column(BigInteger)
+    claim_token: Mapped[int | None] = mapped_column(sa.BigInteger)
+    schedule_id: Mapped[int | None] = mapped_column(sa.BigInteger)
+    workflow_id: Mapped[int | None] = mapped_column(sa.BigInteger)
     """The workflow that it was a member of, which is gone."""
-    blocked_by: Mapped[int | None] = mapped_column(BigInteger)
-    _duplicate_of: Mapped[int | None] = mapped_column("duplicate_of", BigInteger)
-    progress: Mapped[float | None] = mapped_column(Float(53))
+    blocked_by: Mapped[int | None] = mapped_column(sa.BigInteger)
+    _duplicate_of: Mapped[int | None] = mapped_column("duplicate_of", sa.BigInteger)
+    progress: Mapped[float | None] = mapped_column(sa.Float(53))
     """How far its handler had said that it is, 0 to 1."""
-    claims: Mapped[int] = mapped_column(Integer)
-    ticks: Mapped[int | None] = mapped_column(Integer)
-    priority: Mapped[int] = mapped_column(SmallInteger)
-    attempt: Mapped[int] = mapped_column(SmallInteger)
-    max_attempts: Mapped[int] = mapped_column(SmallInteger)
-    rescues: Mapped[int] = mapped_column(SmallInteger)
-    units: Mapped[int | None] = mapped_column(SmallInteger)
-    inputs: Mapped[int | None] = mapped_column(SmallInteger)
+    claims: Mapped[int] = mapped_column(sa.Integer)
+    ticks: Mapped[int | None] = mapped_column(sa.Integer)
+    priority: Mapped[int] = mapped_column(sa.SmallInteger)
+    attempt: Mapped[int] = mapped_column(sa.SmallInteger)
+    max_attempts: Mapped[int] = mapped_column(sa.SmallInteger)
+    rescues: Mapped[int] = mapped_column(sa.SmallInteger)
+    units: Mapped[int | None] = mapped_column(sa.SmallInteger)
+    inputs: Mapped[int | None] = mapped_column(sa.SmallInteger)
     status: Mapped[JobStatus] = mapped_column(StatusText())
     queue: Mapped[str]
     task: Mapped[str]
@@ -71,7 +71,7 @@ class ArchivedJob(JobReadings, SubjectColumns, Base):
     result: Mapped[Any | None] = mapped_column(JSONB)
     uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True))
     worker: Mapped[str | None]
-    concurrency_key: Mapped[str | None] = mapped_column(Text(collation="C"))
+    concurrency_key: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
     progress_message: Mapped[str | None]
     """What its handler had said with the progress."""
     logs: Mapped[list[Any] | None] = mapped_column(JSONB(none_as_null=True))
@@ -80,8 +80,11 @@ class ArchivedJob(JobReadings, SubjectColumns, Base):
     """What a job table of your own has besides, by column, as JSON; None for a `Job`."""
 
     __table_args__ = (
-        Index(
-            "archived_job_subject_idx", "subject_type", "subject_id", postgresql_where=text("subject_type IS NOT NULL")
+        sa.Index(
+            "archived_job_subject_idx",
+            "subject_type",
+            "subject_id",
+            postgresql_where=sa.text("subject_type IS NOT NULL"),
         ),
         {"postgresql_partition_by": "RANGE (finished_at)"},
     )
@@ -96,4 +99,4 @@ class ArchivedTask(Base):
 
     name: Mapped[str] = mapped_column(primary_key=True)
     """Of the task, or one of its aliases."""
-    declared_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    declared_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())

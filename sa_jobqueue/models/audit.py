@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Identity, Text, func
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -19,14 +19,14 @@ class AuditEntry(Base):
 
     __tablename__ = "audit"
 
-    id: Mapped[int] = mapped_column(BigInteger, Identity(), primary_key=True)
-    at: Mapped[datetime] = mapped_column(server_default=func.now())
+    id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(), primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
     """When that transaction began."""
-    count: Mapped[int] = mapped_column(BigInteger)
+    count: Mapped[int] = mapped_column(sa.BigInteger)
     """How many jobs, schedules or other things were changed by it."""
-    action: Mapped[str] = mapped_column(Text)
+    action: Mapped[str] = mapped_column(sa.Text)
     """"retry", "cancel", "pause" and so on."""
-    who: Mapped[str] = mapped_column(Text)
+    who: Mapped[str] = mapped_column(sa.Text)
     """As the application named the viewer."""
     target: Mapped[dict[str, Any]] = mapped_column(JSONB)
     """What it was done to, as it was asked for: `{"id": ["7"]}`, `{"status": ["failed"], "queue": ["mail"]}`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import ClassVar
 
-from sqlalchemy import DDL, DateTime, MetaData, Text, event
+import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase
 
 from ..schema import SCHEMA
@@ -17,14 +17,14 @@ __all__ = ["SCHEMA", "Base", "vacuum_by_traffic"]
 class Base(DeclarativeBase):
     """The registry of the queue's own tables, apart from the application's."""
 
-    metadata = MetaData(schema=SCHEMA)
+    metadata = sa.MetaData(schema=SCHEMA)
     type_annotation_map: ClassVar = {
-        datetime: DateTime(timezone=True),
-        str: Text(),
+        datetime: sa.DateTime(timezone=True),
+        str: sa.Text(),
     }
 
 
-event.listen(Base, "attribute_instrument", decode_on_read, propagate=True)
+sa.event.listen(Base, "attribute_instrument", decode_on_read, propagate=True)
 
 
 def vacuum_by_traffic(model: type[Base], *, also: str = "") -> None:
@@ -33,5 +33,5 @@ def vacuum_by_traffic(model: type[Base], *, also: str = "") -> None:
     """
     settings = f"{also}autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000"
     # `postgresql_with` on a Table is new in SQLAlchemy 2.1; this is the same on 2.0.
-    statement = DDL(f"ALTER TABLE %(fullname)s SET ({settings})")  # type: ignore[no-untyped-call]
-    event.listen(model.__table__, "after_create", statement)
+    statement = sa.DDL(f"ALTER TABLE %(fullname)s SET ({settings})")  # type: ignore[no-untyped-call]
+    sa.event.listen(model.__table__, "after_create", statement)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import MetaData, Table
+import sqlalchemy as sa
 from sqlalchemy.orm import Mapper, column_property
 
 from .archive import ArchivedJob, ArchivedTask
@@ -68,7 +68,7 @@ def in_schema(model: type[Any], schema: str) -> type[Any]:
     if schema == SCHEMA:
         return model
     mapper: Mapper[Any] = model.__mapper__
-    table = cast(Table, mapper.local_table).to_metadata(MetaData(schema=schema), schema=schema)
+    table = cast(sa.Table, mapper.local_table).to_metadata(sa.MetaData(schema=schema), schema=schema)
     place_in(table, schema)
     # A table has no other class than its own one: of these, only what Python inherits is shared.
     attributes: dict[str, Any] = {
@@ -83,7 +83,7 @@ def in_schema(model: type[Any], schema: str) -> type[Any]:
     )
 
 
-def place_in(table: Table, schema: str) -> None:
+def place_in(table: sa.Table, schema: str) -> None:
     """Let the columns of `table` find the functions of the queue in `schema`."""
     for column in table.columns:
         if isinstance(column.type, DueTime) and column.type.schema != schema:

@@ -5,14 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    DateTime,
-    Dialect,
-    Text,
-    TypeDecorator,
-    type_coerce,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.types import TypeEngine
 
@@ -42,13 +35,13 @@ def checked_due(value: object, what: str = "run_at") -> datetime | timedelta:
 AT_ONCE = timedelta(0)
 
 
-class _DueText(TypeDecorator[Any]):
+class _DueText(sa.TypeDecorator[Any]):
     """How a due time travels: "+90.000000 seconds" or an absolute time, as text."""
 
-    impl = Text
+    impl = sa.Text
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | timedelta | None, dialect: Dialect) -> str | None:
+    def process_bind_param(self, value: datetime | timedelta | None, dialect: sa.Dialect) -> str | None:
         return due_text(value)
 
 
@@ -65,7 +58,7 @@ def due_text(value: datetime | timedelta | None) -> str | None:
     return due.isoformat()
 
 
-class DueTime(TypeDecorator[datetime]):
+class DueTime(sa.TypeDecorator[datetime]):
     """A timestamptz that takes a `timedelta` too: that long after the database's now.
 
     So 1,000 jobs, delayed and not, are one INSERT: the value is always one parameter of one type (an expression on
@@ -75,15 +68,17 @@ class DueTime(TypeDecorator[datetime]):
     `schema`: where that function is, beside the table.
     """
 
-    impl = DateTime(timezone=True)
+    impl = sa.DateTime(timezone=True)
     cache_ok = True
 
     def __init__(self, schema: str) -> None:
         super().__init__()
         self.schema = schema
 
-    def bind_expression(self, bindparam: BindParameter[Any]) -> ColumnElement[Any]:
-        return schema_function("due_at", self.schema, type_coerce(bindparam, _DueText()), of=DateTime(timezone=True))
+    def bind_expression(self, bindparam: BindParameter[Any]) -> sa.ColumnElement[Any]:
+        return schema_function(
+            "due_at", self.schema, sa.type_coerce(bindparam, _DueText()), of=sa.DateTime(timezone=True)
+        )
 
     def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
-        return DateTime(timezone=True).coerce_compared_value(op, value)
+        return sa.DateTime(timezone=True).coerce_compared_value(op, value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, MetaData, Table
+import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import Function
@@ -22,12 +22,12 @@ class _SchemaFunction(Function[Any]):
 @compiles(_SchemaFunction)
 def _compile(element: _SchemaFunction, compiler: SQLCompiler, **options: Any) -> str:
     # As a table, because `schema_translate_map` translates the schema of tables only.
-    place = Table(element.name, MetaData(), schema=next(iter(element.packagenames), None))
+    place = sa.Table(element.name, sa.MetaData(), schema=next(iter(element.packagenames), None))
     return f"{compiler.preparer.format_table(place)}({compiler.process(element.clauses, **options)})"
 
 
 def schema_function(
-    name: str, schema: str | None, *arguments: ColumnElement[Any], of: TypeEngine[Any]
-) -> ColumnElement[Any]:
+    name: str, schema: str | None, *arguments: sa.ColumnElement[Any], of: TypeEngine[Any]
+) -> sa.ColumnElement[Any]:
     """`schema.name(arguments)`, of the type `of`. None: no schema is named."""
     return _SchemaFunction(name, *arguments, type_=of, packagenames=() if schema is None else (schema,))

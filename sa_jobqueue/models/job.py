@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from sqlalchemy import DDL, ClauseElement, Column, event, inspect
+import sqlalchemy as sa
 from sqlalchemy.orm import ColumnProperty, MapperProperty, validates
 
 from ..errors import OptionError, StatusError
@@ -43,7 +43,7 @@ class JobMixin(JobReadings, JobColumns):
 
     @validates("status", "claims", "claim_token")
     def _refuse(self, key: str, value: object) -> object:
-        state = inspect(self)
+        state = sa.inspect(self)
         current = self.__dict__.get(key, _AT_FIRST[key] if state.key is None else None)
         if value == current:
             return current
@@ -61,7 +61,7 @@ class JobMixin(JobReadings, JobColumns):
             value is not None
             and value is not AT_ONCE
             and not hasattr(value, "__clause_element__")
-            and not isinstance(value, ClauseElement)
+            and not isinstance(value, sa.ClauseElement)
         ):
             checked_due(value, key)  # here and not in the flush, which would fail with all that it holds
         return value
@@ -72,8 +72,8 @@ class JobMixin(JobReadings, JobColumns):
         if own is not None:
             own.check()
             place_in(own.table, own.schema)
-            event.listen(cls.status, "init_scalar", lambda *_: JobStatus.QUEUED, retval=True, propagate=True)
-            event.listen(cls.errors, "init_scalar", lambda *_: [], retval=True, propagate=True)
+            sa.event.listen(cls.status, "init_scalar", lambda *_: JobStatus.QUEUED, retval=True, propagate=True)
+            sa.event.listen(cls.errors, "init_scalar", lambda *_: [], retval=True, propagate=True)
 
     def __init__(self, **columns: Any) -> None:
         super().__init__(**columns)
@@ -81,7 +81,7 @@ class JobMixin(JobReadings, JobColumns):
         vars(self).pop("status", None)
 
 
-event.listen(JobMixin, "instrument_class", refuse_unbegun, propagate=True)  # before the first class is mapped
+sa.event.listen(JobMixin, "instrument_class", refuse_unbegun, propagate=True)  # before the first class is mapped
 
 
 class Job(JobMixin, Base):
@@ -104,10 +104,10 @@ def companions_of(job: type[JobMixin]) -> Companions:
     return companions_in(schema_of(job))
 
 
-def own_column(job: type[JobMixin], name: str) -> Column[Any]:
+def own_column(job: type[JobMixin], name: str) -> sa.Column[Any]:
     """The column behind an attribute that a user's class has besides. Raises OptionError for any other."""
     found: MapperProperty[Any] | None = job.__mapper__.attrs.get(name)
-    if isinstance(found, ColumnProperty) and name not in _OURS and isinstance(column := found.columns[0], Column):
+    if isinstance(found, ColumnProperty) and name not in _OURS and isinstance(column := found.columns[0], sa.Column):
         return column
     others = sorted(
         one.key for one in job.__mapper__.column_attrs if one.key not in {*_OURS, "progress", "progress_message"}
@@ -117,8 +117,8 @@ def own_column(job: type[JobMixin], name: str) -> Column[Any]:
 
 
 for _statement in AFTER_CREATE:
-    event.listen(Job.__table__, "after_create", DDL(_statement))  # type: ignore[no-untyped-call]
+    sa.event.listen(Job.__table__, "after_create", sa.DDL(_statement))  # type: ignore[no-untyped-call]
 
-event.listen(JobMixin, "after_insert", know_what_came_of_it, propagate=True)
-event.listen(JobMixin, "after_update", load_times, propagate=True)
-event.listen(JobMixin, "attribute_instrument", decode_on_read, propagate=True)
+sa.event.listen(JobMixin, "after_insert", know_what_came_of_it, propagate=True)
+sa.event.listen(JobMixin, "after_update", load_times, propagate=True)
+sa.event.listen(JobMixin, "attribute_instrument", decode_on_read, propagate=True)

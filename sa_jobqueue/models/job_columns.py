@@ -5,19 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sqlalchemy import (
-    BigInteger,
-    DateTime,
-    FetchedValue,
-    FromClause,
-    Identity,
-    Integer,
-    SmallInteger,
-    Text,
-    func,
-    select,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, MappedSQLExpression, Mapper, column_property, declared_attr, mapped_column
 
@@ -33,8 +21,8 @@ from .subject import SubjectColumns
 __all__ = ["JobColumns"]
 
 # Left out of the INSERT where `enqueue()` does not set them. Else each row would send a NULL for each, to be parsed.
-_UNSAID_TIME, _UNSAID_TEXT = DateTime(timezone=True).evaluates_none(), Text().evaluates_none()
-_UNSAID_NUMBER = BigInteger().evaluates_none()
+_UNSAID_TIME, _UNSAID_TEXT = sa.DateTime(timezone=True).evaluates_none(), sa.Text().evaluates_none()
+_UNSAID_NUMBER = sa.BigInteger().evaluates_none()
 _UNSAID_STATUS = StatusText().evaluates_none()
 _OBJECT = JsonObject().evaluates_none()
 _LIMIT = DueTime(SCHEMA).evaluates_none()
@@ -43,7 +31,7 @@ _LIMIT = DueTime(SCHEMA).evaluates_none()
 def _reported(job: Any, what: str, *, name: str) -> MappedSQLExpression[Any]:
     """What the handler has reported since the last claim. Deferred: it is in a table of its own, and few ask for it."""
     progress = companions_in(schema_of(job)).progress
-    found = select(getattr(progress, what)).where(progress.job_id == job.id, progress.claim_token == job.claim_token)
+    found = sa.select(getattr(progress, what)).where(progress.job_id == job.id, progress.claim_token == job.claim_token)
     return column_property(found.correlate_except(progress).scalar_subquery().label(name), deferred=True)
 
 
@@ -61,37 +49,37 @@ class JobColumns(SubjectColumns, _MappedBelow):
     """The columns of all job tables, and what is read of the tables beside them."""
 
     if TYPE_CHECKING:
-        __table__: ClassVar[FromClause]
+        __table__: ClassVar[sa.FromClause]
         __mapper__: ClassVar[Mapper[Any]]
 
-    id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
+    id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(always=False), primary_key=True)
     # These three come first, so that a merge is refused before it has copied a value.
     # The model does not say the table's defaults of `status` and `errors`. An INSERT would return them, and a role that only
     # enqueues would need the right to read them of all jobs: see `AFTER_CREATE`.
     status: Mapped[JobStatus] = mapped_column(_UNSAID_STATUS)
-    claims: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    claims: Mapped[int] = mapped_column(sa.Integer, server_default=sa.text("0"))
     """How often it was claimed."""
     claim_token: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
     """The fence: a random number that each claim stores, and that each write after it asks for."""
-    run_at: Mapped[datetime] = mapped_column(DueTime(SCHEMA), server_default=func.now(), default=AT_ONCE)
+    run_at: Mapped[datetime] = mapped_column(DueTime(SCHEMA), server_default=sa.func.now(), default=AT_ONCE)
     """When it is due. A retry or a snooze moves it."""
-    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), server_default=func.now())
+    created_at: Mapped[datetime] = mapped_column(sa.DateTime(timezone=True), server_default=sa.func.now())
     claimed_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     lease_expires_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     finished_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     purge_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """When the row may be deleted; None: never."""
     cancel_requested_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
-    priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("4"))
+    priority: Mapped[int] = mapped_column(sa.SmallInteger, server_default=sa.text("4"))
     """0 to 9, higher first."""
-    attempt: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
-    max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("10"))
-    rescues: Mapped[int] = mapped_column(SmallInteger, server_default=text("0"))
+    attempt: Mapped[int] = mapped_column(sa.SmallInteger, server_default=sa.text("0"))
+    max_attempts: Mapped[int] = mapped_column(sa.SmallInteger, server_default=sa.text("10"))
+    rescues: Mapped[int] = mapped_column(sa.SmallInteger, server_default=sa.text("0"))
     """How often its worker died, or left while the job ran."""
-    queue: Mapped[str] = mapped_column(Text, server_default=text("'default'"))
-    task: Mapped[str] = mapped_column(Text)
-    args: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
-    meta: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=text("'{}'::jsonb"))
+    queue: Mapped[str] = mapped_column(sa.Text, server_default=sa.text("'default'"))
+    task: Mapped[str] = mapped_column(sa.Text)
+    args: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=sa.text("'{}'::jsonb"))
+    meta: Mapped[dict[str, Any]] = mapped_column(_OBJECT, server_default=sa.text("'{}'::jsonb"))
     """Tags, trace context: what the producer sends along."""
     worker: Mapped[str | None] = mapped_column(_UNSAID_TEXT)
     """The worker process that holds it, or held it last."""
@@ -106,23 +94,23 @@ class JobColumns(SubjectColumns, _MappedBelow):
     deadline_at: Mapped[datetime | None] = mapped_column(_LIMIT)
     """After that time no attempt begins or goes on."""
     # The trigger's to say: the INSERT returns it. 0: of a job that could not be seen.
-    _duplicate_of: Mapped[int | None] = mapped_column("duplicate_of", _UNSAID_NUMBER, server_default=FetchedValue())
+    _duplicate_of: Mapped[int | None] = mapped_column("duplicate_of", _UNSAID_NUMBER, server_default=sa.FetchedValue())
 
     schedule_id: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
     """The schedule that made it."""
     tick_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """The time of the schedule that it was made for: the last one, if it stands for several."""
-    ticks: Mapped[int | None] = mapped_column(Integer().evaluates_none())
+    ticks: Mapped[int | None] = mapped_column(sa.Integer().evaluates_none())
     """For how many times of the schedule it stands."""
-    concurrency_key: Mapped[str | None] = mapped_column(Text(collation="C").evaluates_none())
+    concurrency_key: Mapped[str | None] = mapped_column(sa.Text(collation="C").evaluates_none())
     """By what it is ordered, limited and served in turn: its `key`, or a name that a claim gives to the jobs of a limited task."""
-    units: Mapped[int | None] = mapped_column(SmallInteger().evaluates_none())
+    units: Mapped[int | None] = mapped_column(sa.SmallInteger().evaluates_none())
     """How much of a rate it takes; None: 1."""
     workflow_id: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
     """The workflow that it is a member of."""
     blocked_by: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
     """While it is blocked: a job that it waits for; 0: for some of several; or minus its workflow's id, until that is found."""
-    inputs: Mapped[int | None] = mapped_column(SmallInteger().evaluates_none())
+    inputs: Mapped[int | None] = mapped_column(sa.SmallInteger().evaluates_none())
     """How many of its first parameters are results of others; 0: one is, a list of them all. None: none is."""
     ready_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """The due time at which a claim has let it take its turn among the jobs with keys; None: it was due when it was enqueued."""

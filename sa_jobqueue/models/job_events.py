@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, select
+import sqlalchemy as sa
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -15,7 +15,7 @@ from .job_readings import JobReadings
 __all__ = ["know_what_came_of_it", "load_times"]
 
 
-def know_what_came_of_it(mapper: Mapper[Any], connection: Connection, job: JobReadings) -> None:
+def know_what_came_of_it(mapper: Mapper[Any], connection: sa.Connection, job: JobReadings) -> None:
     """After the INSERT the job is queued, or is a duplicate. A delay has become a time; both are counted from the transaction's now()."""
     known = vars(job)
     # As `set_committed_value` would, which looks for an older value.
@@ -43,9 +43,9 @@ def _end_of_duplicate(job: JobReadings) -> dict[str, Any]:
     return {"status": JobStatus.CANCELLED, "finished_at": at, "purge_at": at + timedelta(days=1), "errors": [error]}
 
 
-def load_times(mapper: Mapper[Any], connection: Connection, job: JobReadings) -> None:
+def load_times(mapper: Mapper[Any], connection: sa.Connection, job: JobReadings) -> None:
     """Load the times after an UPDATE too, and at once: under AsyncSession a lazy load would fail."""
     of = mapper.class_
     for time in (of.run_at, of.expires_at, of.deadline_at):
         if isinstance(job.__dict__.get(time.key), timedelta):
-            set_committed_value(job, time.key, connection.scalar(select(time).where(of.id == job.id)))
+            set_committed_value(job, time.key, connection.scalar(sa.select(time).where(of.id == job.id)))

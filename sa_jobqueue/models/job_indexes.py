@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import CheckConstraint, Index, text
+import sqlalchemy as sa
 from sqlalchemy.schema import SchemaItem
 
 from .subject import subject_index
@@ -31,66 +31,66 @@ AFTER_CREATE = (
 def constraints_and_indexes() -> tuple[SchemaItem, ...]:
     """Those of a job table. Each table needs its own."""
     return (
-        CheckConstraint(
+        sa.CheckConstraint(
             "status = ANY ('{queued,blocked,running,completed,failed,cancelled}'::text[])", name="job_status_check"
         ),
-        CheckConstraint("priority BETWEEN 0 AND 9", name="job_priority_check"),
-        CheckConstraint("max_attempts >= 1", name="job_max_attempts_check"),
-        CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="job_queue_check"),
-        CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="job_task_check"),
-        CheckConstraint("char_length(concurrency_key) BETWEEN 1 AND 201", name="job_concurrency_key_check"),
-        CheckConstraint("units >= 1", name="job_units_check"),
-        Index(
+        sa.CheckConstraint("priority BETWEEN 0 AND 9", name="job_priority_check"),
+        sa.CheckConstraint("max_attempts >= 1", name="job_max_attempts_check"),
+        sa.CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="job_queue_check"),
+        sa.CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="job_task_check"),
+        sa.CheckConstraint("char_length(concurrency_key) BETWEEN 1 AND 201", name="job_concurrency_key_check"),
+        sa.CheckConstraint("units >= 1", name="job_units_check"),
+        sa.Index(
             "job_claim_idx",
             "queue",
             "priority",
             "run_at",
             "id",
-            postgresql_where=text("status = 'queued' AND concurrency_key IS NULL"),
+            postgresql_where=sa.text("status = 'queued' AND concurrency_key IS NULL"),
         ),
-        Index("job_running_idx", "id", postgresql_where=text("status = 'running'")),
-        Index("job_failed_idx", "id", postgresql_where=text("status = 'failed'")),
-        Index("job_workflow_idx", "workflow_id", "id", postgresql_where=text("workflow_id IS NOT NULL")),
-        Index(
+        sa.Index("job_running_idx", "id", postgresql_where=sa.text("status = 'running'")),
+        sa.Index("job_failed_idx", "id", postgresql_where=sa.text("status = 'failed'")),
+        sa.Index("job_workflow_idx", "workflow_id", "id", postgresql_where=sa.text("workflow_id IS NOT NULL")),
+        sa.Index(
             "job_blocked_idx",
             "blocked_by",
-            postgresql_where=text("blocked_by IS NOT NULL AND status = 'blocked'"),
+            postgresql_where=sa.text("blocked_by IS NOT NULL AND status = 'blocked'"),
         ),
-        Index("job_schedule_idx", "schedule_id", "finished_at", postgresql_where=text("schedule_id IS NOT NULL")),
-        Index(
+        sa.Index("job_schedule_idx", "schedule_id", "finished_at", postgresql_where=sa.text("schedule_id IS NOT NULL")),
+        sa.Index(
             "job_limit_idx",
-            text("LEAST(expires_at, deadline_at)"),
-            postgresql_where=text("LEAST(expires_at, deadline_at) IS NOT NULL AND status IN ('queued', 'blocked')"),
+            sa.text("LEAST(expires_at, deadline_at)"),
+            postgresql_where=sa.text("LEAST(expires_at, deadline_at) IS NOT NULL AND status IN ('queued', 'blocked')"),
         ),
-        Index(
+        sa.Index(
             "job_key_ready_idx",
             "queue",
             "concurrency_key",
-            text("(- priority)"),
+            sa.text("(- priority)"),
             "run_at",
             "id",
-            postgresql_where=text(
+            postgresql_where=sa.text(
                 "concurrency_key IS NOT NULL AND status = 'queued' AND run_at <= GREATEST(created_at, ready_at)"
             ),
         ),
-        Index(
+        sa.Index(
             "job_key_later_idx",
             "queue",
             "run_at",
             "id",
-            postgresql_where=text(
+            postgresql_where=sa.text(
                 "concurrency_key IS NOT NULL AND status = 'queued' AND run_at > GREATEST(created_at, ready_at)"
             ),
         ),
-        Index(
+        sa.Index(
             "job_key_begun_idx",
             "concurrency_key",
-            text("(status <> 'queued')"),
+            sa.text("(status <> 'queued')"),
             "id",
-            postgresql_where=text(
+            postgresql_where=sa.text(
                 "concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND claims > 0))"
             ),
         ),
         subject_index("job_subject_idx"),
-        Index("job_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
+        sa.Index("job_purge_idx", "purge_at", postgresql_where=sa.text("purge_at IS NOT NULL")),
     )

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import sqlalchemy as sa
 from pydantic_core import from_json
-from sqlalchemy import Dialect, TypeDecorator
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import InstrumentedAttribute
 from sqlalchemy.types import TypeEngine
@@ -39,13 +39,13 @@ class UnfinishedObject(dict[str, Any]):
 UNFINISHED = (UnfinishedJson, UnfinishedObject)
 
 
-class JsonObject(TypeDecorator[dict[str, Any]]):
+class JsonObject(sa.TypeDecorator[dict[str, Any]]):
     """A jsonb object. A `JsonText` goes to the driver as it is."""
 
     impl = JSONB
     cache_ok = True
 
-    def bind_processor(self, dialect: Dialect) -> Any:
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
         encode: Any = super().bind_processor(dialect)
         encoded = encode({})
         # Most drivers take text. Psycopg takes an object, which encodes what it holds when it is sent.

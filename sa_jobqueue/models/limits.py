@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, Integer, SmallInteger, Text, text
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -19,9 +19,9 @@ TASK_GROUP = "\x01"
 _OWNERS = "owner IN ('queue', 'task')"
 
 
-def _rate_check(table: str, prefix: str = "") -> CheckConstraint:
+def _rate_check(table: str, prefix: str = "") -> sa.CheckConstraint:
     count, seconds, burst = (f"{prefix}rate_{part}" for part in ("count", "seconds", "burst"))
-    return CheckConstraint(
+    return sa.CheckConstraint(
         f"num_nulls({count}, {seconds}, {burst}) IN (0, 3) AND {count} >= 1 AND {seconds} >= 0.000001 AND {seconds} <= 31557600 AND {burst} >= 1",
         name=f"{table}_{prefix}rate_check",
     )
@@ -32,53 +32,53 @@ class LimitRow(Base):
 
     __tablename__ = "job_limit"
 
-    owner: Mapped[str] = mapped_column(Text, primary_key=True)
+    owner: Mapped[str] = mapped_column(sa.Text, primary_key=True)
     """Whether of a "queue" or a "task"."""
-    name: Mapped[str] = mapped_column(Text, primary_key=True)
+    name: Mapped[str] = mapped_column(sa.Text, primary_key=True)
     """Of the queue, or of the task."""
-    running: Mapped[int | None] = mapped_column(Integer)
+    running: Mapped[int | None] = mapped_column(sa.Integer)
     """How many of its jobs may run at once, over all workers."""
-    rate_count: Mapped[int | None] = mapped_column(Integer)
+    rate_count: Mapped[int | None] = mapped_column(sa.Integer)
     """How many units may start in `rate_seconds`."""
     rate_seconds: Mapped[float | None]
-    rate_burst: Mapped[int | None] = mapped_column(Integer)
+    rate_burst: Mapped[int | None] = mapped_column(sa.Integer)
     """How many of them at once."""
-    key_running: Mapped[int | None] = mapped_column(Integer)
+    key_running: Mapped[int | None] = mapped_column(sa.Integer)
     """The same for the jobs of each key, unless its `KeyRow` says otherwise."""
-    key_rate_count: Mapped[int | None] = mapped_column(Integer)
+    key_rate_count: Mapped[int | None] = mapped_column(sa.Integer)
     key_rate_seconds: Mapped[float | None]
-    key_rate_burst: Mapped[int | None] = mapped_column(Integer)
-    strict: Mapped[bool] = mapped_column(server_default=text("false"))
+    key_rate_burst: Mapped[int | None] = mapped_column(sa.Integer)
+    strict: Mapped[bool] = mapped_column(server_default=sa.text("false"))
     """Whether a key whose job waits to be tried again waits with it."""
-    when_full: Mapped[str] = mapped_column(server_default=text("'wait'"))
+    when_full: Mapped[str] = mapped_column(server_default=sa.text("'wait'"))
     """What becomes of the jobs of a key beyond `max_waiting`."""
-    max_waiting: Mapped[int | None] = mapped_column(Integer)
+    max_waiting: Mapped[int | None] = mapped_column(sa.Integer)
     """How many jobs of a key may wait; None: any number."""
     paused_at: Mapped[datetime | None]
     """Since when nothing of it is started; None: it is not paused."""
     pause_reason: Mapped[str | None]
-    held: Mapped[bool] = mapped_column(server_default=text("false"))
+    held: Mapped[bool] = mapped_column(server_default=sa.text("false"))
     """Whether an operator has changed it, so that code does not."""
     declared: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
     """What code declared last."""
     declared_at: Mapped[datetime | None]
-    definitions: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
+    definitions: Mapped[list[str] | None] = mapped_column(ARRAY(sa.Text))
     """Digests of what code has declared so far."""
-    version: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    version: Mapped[int] = mapped_column(sa.BigInteger, server_default=sa.text("0"))
     """A random number, new with each change."""
 
     __table_args__ = (
-        CheckConstraint(_OWNERS, name="job_limit_owner_check"),
-        CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="job_limit_name_check"),
-        CheckConstraint("running >= 1", name="job_limit_running_check"),
+        sa.CheckConstraint(_OWNERS, name="job_limit_owner_check"),
+        sa.CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="job_limit_name_check"),
+        sa.CheckConstraint("running >= 1", name="job_limit_running_check"),
         _rate_check("job_limit"),
-        CheckConstraint("key_running >= 1", name="job_limit_key_running_check"),
+        sa.CheckConstraint("key_running >= 1", name="job_limit_key_running_check"),
         _rate_check("job_limit", "key_"),
-        CheckConstraint(
+        sa.CheckConstraint(
             "when_full IN ('wait', 'drop_newest', 'replace_oldest_waiting', 'cancel_running')",
             name="job_limit_when_full_check",
         ),
-        CheckConstraint("max_waiting BETWEEN 0 AND 1000000", name="job_limit_max_waiting_check"),
+        sa.CheckConstraint("max_waiting BETWEEN 0 AND 1000000", name="job_limit_max_waiting_check"),
     )
 
 
@@ -87,26 +87,26 @@ class KeyRow(Base):
 
     __tablename__ = "job_key"
 
-    owner: Mapped[str] = mapped_column(Text, primary_key=True)
-    name: Mapped[str] = mapped_column(Text, primary_key=True)
-    key: Mapped[str] = mapped_column(Text(collation="C"), primary_key=True)
-    running: Mapped[int | None] = mapped_column(Integer)
+    owner: Mapped[str] = mapped_column(sa.Text, primary_key=True)
+    name: Mapped[str] = mapped_column(sa.Text, primary_key=True)
+    key: Mapped[str] = mapped_column(sa.Text(collation="C"), primary_key=True)
+    running: Mapped[int | None] = mapped_column(sa.Integer)
     """In place of the owner's `key_running`; None: that holds."""
-    rate_count: Mapped[int | None] = mapped_column(Integer)
+    rate_count: Mapped[int | None] = mapped_column(sa.Integer)
     rate_seconds: Mapped[float | None]
-    rate_burst: Mapped[int | None] = mapped_column(Integer)
-    weight: Mapped[int] = mapped_column(SmallInteger, server_default=text("1"))
+    rate_burst: Mapped[int | None] = mapped_column(sa.Integer)
+    weight: Mapped[int] = mapped_column(sa.SmallInteger, server_default=sa.text("1"))
     """How many jobs it gets in its turn, beside the others."""
     paused_at: Mapped[datetime | None]
     pause_reason: Mapped[str | None]
 
     __table_args__ = (
-        CheckConstraint(_OWNERS, name="job_key_owner_check"),
-        CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="job_key_name_check"),
-        CheckConstraint("char_length(key) BETWEEN 1 AND 200", name="job_key_key_check"),
-        CheckConstraint("running >= 1", name="job_key_running_check"),
+        sa.CheckConstraint(_OWNERS, name="job_key_owner_check"),
+        sa.CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="job_key_name_check"),
+        sa.CheckConstraint("char_length(key) BETWEEN 1 AND 200", name="job_key_key_check"),
+        sa.CheckConstraint("running >= 1", name="job_key_running_check"),
         _rate_check("job_key"),
-        CheckConstraint("weight BETWEEN 1 AND 1000", name="job_key_weight_check"),
+        sa.CheckConstraint("weight BETWEEN 1 AND 1000", name="job_key_weight_check"),
     )
 
 
@@ -123,12 +123,12 @@ class LimitState(Base):
     """When its rate last let something start."""
     owed: Mapped[float | None]
     """How many units of the rate's burst were used up then. So a state says something to another rate, too."""
-    lowest_id: Mapped[int | None] = mapped_column(BigInteger)
+    lowest_id: Mapped[int | None] = mapped_column(sa.BigInteger)
     """No job of it with a lower id runs, as long as its limit has this `version`."""
-    version: Mapped[int | None] = mapped_column(BigInteger)
-    owner: Mapped[str] = mapped_column(Text, primary_key=True)
-    name: Mapped[str] = mapped_column(Text, primary_key=True)
-    key: Mapped[str] = mapped_column(Text(collation="C"), primary_key=True)
+    version: Mapped[int | None] = mapped_column(sa.BigInteger)
+    owner: Mapped[str] = mapped_column(sa.Text, primary_key=True)
+    name: Mapped[str] = mapped_column(sa.Text, primary_key=True)
+    key: Mapped[str] = mapped_column(sa.Text(collation="C"), primary_key=True)
     """Empty: all of its jobs."""
 
 

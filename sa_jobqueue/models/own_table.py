@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import CheckConstraint, Column, MetaData, PrimaryKeyConstraint, Table, event
+import sqlalchemy as sa
 from sqlalchemy.orm import MappedAsDataclass, Mapper
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.elements import conv
@@ -38,8 +38,8 @@ class OwnTable:
     """The names of our constraints and indexes."""
 
     @property
-    def table(self) -> Table:
-        return cast(Table, self.job.__table__)
+    def table(self) -> sa.Table:
+        return cast(sa.Table, self.job.__table__)
 
     def check(self) -> None:
         """Refuse what was mapped if it cannot work, and remember it otherwise."""
@@ -51,7 +51,7 @@ class OwnTable:
         names = self.job.__mapper__.columns
         _classes[self.schema] = self.job
         if self.schema != SCHEMA:
-            event.listen(self.table, "before_create", _refusing_create(self.job.__name__))
+            sa.event.listen(self.table, "before_create", _refusing_create(self.job.__name__))
         # For `sa_jobqueue.migrations`, which knows no models.
         self.table.info["sa_jobqueue"] = frozenset({*(names[name].name for name in self.columns), *self.items})
 
@@ -59,7 +59,7 @@ class OwnTable:
 def _refusing_create(name: str) -> Callable[..., None]:
     """What keeps `create_all` from making the bare table."""
 
-    def refuse(table: Table, *_: object, **__: object) -> None:
+    def refuse(table: sa.Table, *_: object, **__: object) -> None:
         raise ConfigurationError(
             f"create_all() cannot make the table {table.fullname} of {name}, which has functions, triggers and tables beside it. Make it "
             f"before: sa_jobqueue.migrations.OwnTable({name}).create(connection), or a revision of Alembic"
@@ -93,7 +93,7 @@ def begin_own_table(job: type[Any], mixin: type[Any], items: Callable[[], Sequen
     above = job.__mro__[1 : job.__mro__.index(mixin)]
     if job.__dict__.get("__abstract__") or any("__mapper__" in vars(one) for one in above):
         return None
-    metadata: MetaData | None = getattr(job, "metadata", None)
+    metadata: sa.MetaData | None = getattr(job, "metadata", None)
     if metadata is None:
         return None  # another mixin
     columns = frozenset(column_names(mixin))
@@ -146,8 +146,8 @@ def _check_class(job: type[Any], mixin: type[Any], columns: frozenset[str]) -> N
 
 def _name_of(value: object) -> str | None:
     """The name of a column, if it was given one."""
-    column = value if isinstance(value, Column) else getattr(value, "column", None)
-    return str(column.name) if isinstance(column, Column) and column.name else None
+    column = value if isinstance(value, sa.Column) else getattr(value, "column", None)
+    return str(column.name) if isinstance(column, sa.Column) and column.name else None
 
 
 def _check_alone(job: type[Any], schema: str) -> None:
@@ -179,13 +179,13 @@ def _arguments(job: type[Any]) -> tuple[Any, ...]:
     return given[:-1] if given and isinstance(given[-1], dict) else given
 
 
-def _named(items: Sequence[SchemaItem], metadata: MetaData) -> list[SchemaItem]:
+def _named(items: Sequence[SchemaItem], metadata: sa.MetaData) -> list[SchemaItem]:
     """Our constraints keep their names, whatever convention names the user's."""
     for one in items:
-        if isinstance(one, CheckConstraint):
+        if isinstance(one, sa.CheckConstraint):
             one.name = conv(str(one.name))
-    named = "pk" in metadata.naming_convention or PrimaryKeyConstraint in metadata.naming_convention
-    return [*items, PrimaryKeyConstraint("id", name=conv("job_pkey"))] if named else list(items)
+    named = "pk" in metadata.naming_convention or sa.PrimaryKeyConstraint in metadata.naming_convention
+    return [*items, sa.PrimaryKeyConstraint("id", name=conv("job_pkey"))] if named else list(items)
 
 
 def _refusal(job: type[Any], reason: str) -> ConfigurationError:

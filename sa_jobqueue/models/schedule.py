@@ -5,18 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
-from sqlalchemy import (
-    BigInteger,
-    CheckConstraint,
-    Identity,
-    Index,
-    Integer,
-    SmallInteger,
-    Text,
-    UniqueConstraint,
-    func,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column, validates
 
@@ -93,46 +82,46 @@ class Schedule(Base):
 
     __tablename__ = "schedule"
 
-    id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
+    id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(always=False), primary_key=True)
     name: Mapped[str]
     expression: Mapped[str]
     """The rule as text: a cron expression, or "every" and an interval."""
-    timezone: Mapped[str] = mapped_column(server_default=text("'UTC'"))
+    timezone: Mapped[str] = mapped_column(server_default=sa.text("'UTC'"))
     """The name of the zone in which a cron expression is read."""
-    missed: Mapped[str] = mapped_column(server_default=text("'once'"))
+    missed: Mapped[str] = mapped_column(server_default=sa.text("'once'"))
     catch_up: Mapped[float | None]
     """Seconds; None: however late."""
-    overlap: Mapped[str] = mapped_column(server_default=text("'allow'"))
-    jitter: Mapped[float] = mapped_column(server_default=text("0"))
+    overlap: Mapped[str] = mapped_column(server_default=sa.text("'allow'"))
+    jitter: Mapped[float] = mapped_column(server_default=sa.text("0"))
     """Seconds."""
-    pause_after: Mapped[int | None] = mapped_column(Integer)
+    pause_after: Mapped[int | None] = mapped_column(sa.Integer)
     task: Mapped[str]
-    args: Mapped[dict[str, Any]] = mapped_column(JsonObject(), server_default=text("'{}'::jsonb"))
-    queue: Mapped[str] = mapped_column(server_default=text("'default'"))
-    priority: Mapped[int] = mapped_column(SmallInteger, server_default=text("4"))
-    max_attempts: Mapped[int] = mapped_column(SmallInteger, server_default=text("10"))
-    meta: Mapped[dict[str, Any]] = mapped_column(JsonObject(), server_default=text("'{}'::jsonb"))
+    args: Mapped[dict[str, Any]] = mapped_column(JsonObject(), server_default=sa.text("'{}'::jsonb"))
+    queue: Mapped[str] = mapped_column(server_default=sa.text("'default'"))
+    priority: Mapped[int] = mapped_column(sa.SmallInteger, server_default=sa.text("4"))
+    max_attempts: Mapped[int] = mapped_column(sa.SmallInteger, server_default=sa.text("10"))
+    meta: Mapped[dict[str, Any]] = mapped_column(JsonObject(), server_default=sa.text("'{}'::jsonb"))
     uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True))
     expires_in: Mapped[float | None]
     """Seconds after a job was enqueued by which it must have been started; None: however late."""
     deadline: Mapped[float | None]
     """Seconds after a job was enqueued in which all its attempts must be made; None: however long."""
-    concurrency_key: Mapped[str | None] = mapped_column(Text(collation="C"))
+    concurrency_key: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
     """The key of its jobs: see `Task.options`."""
-    units: Mapped[int | None] = mapped_column(SmallInteger)
+    units: Mapped[int | None] = mapped_column(sa.SmallInteger)
     """The units of its jobs; None: 1."""
-    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    counts_from: Mapped[datetime] = mapped_column(server_default=func.now())
+    created_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
+    counts_from: Mapped[datetime] = mapped_column(server_default=sa.func.now())
     """From when the first tick is counted: since the schedule was made, or its rule changed, or its pause ended."""
     next_at: Mapped[datetime | None]
     """The next tick; None until a worker has worked it out."""
-    due_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    due_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
     """When a worker looks at it next."""
     last_tick_at: Mapped[datetime | None]
     """The last tick for which a job was enqueued."""
     waiting_since: Mapped[datetime | None]
     """The tick that waits for the end of the job before it: with `overlap="queue_one"`."""
-    left_out: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    left_out: Mapped[int] = mapped_column(sa.BigInteger, server_default=sa.text("0"))
     """Ticks for which no job was enqueued: missed, or because of `overlap`."""
     paused_at: Mapped[datetime | None]
     """Since when it is paused; None: it is not. It may be set."""
@@ -145,7 +134,7 @@ class Schedule(Base):
     """When a worker's code declared it last as it is; None: it was not made by code."""
     declared: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     """What code has declared. A column that differs from it was edited by hand, and is left alone."""
-    definitions: Mapped[list[str] | None] = mapped_column(ARRAY(Text))
+    definitions: Mapped[list[str] | None] = mapped_column(ARRAY(sa.Text))
     """Digests of what code has declared so far; the last is the current one."""
 
     def __init__(
@@ -283,25 +272,27 @@ class Schedule(Base):
         return f"<Schedule {state.get('name')!r}: {state.get('expression')!r}{paused}>"
 
     __table_args__ = (
-        UniqueConstraint("name", name="schedule_name_key"),
-        CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="schedule_name_check"),
-        CheckConstraint("char_length(expression) BETWEEN 1 AND 500", name="schedule_expression_check"),
-        CheckConstraint("char_length(timezone) BETWEEN 1 AND 100", name="schedule_timezone_check"),
-        CheckConstraint("missed IN ('once', 'skip', 'all')", name="schedule_missed_check"),
-        CheckConstraint("catch_up BETWEEN 1 AND 3155760000", name="schedule_catch_up_check"),
-        CheckConstraint("overlap IN ('allow', 'skip', 'queue_one', 'cancel_running')", name="schedule_overlap_check"),
-        CheckConstraint("jitter BETWEEN 0 AND 3155760000", name="schedule_jitter_check"),
-        CheckConstraint("pause_after BETWEEN 1 AND 1000", name="schedule_pause_after_check"),
-        CheckConstraint("expires_in > 0 AND expires_in <= 3155760000", name="schedule_expires_in_check"),
-        CheckConstraint("deadline > 0 AND deadline <= 3155760000", name="schedule_deadline_check"),
-        CheckConstraint("paused_by IN ('operator', 'failures', 'undeclared')", name="schedule_paused_by_check"),
-        CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="schedule_task_check"),
-        CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="schedule_queue_check"),
-        CheckConstraint("priority BETWEEN 0 AND 9", name="schedule_priority_check"),
-        CheckConstraint("max_attempts >= 1", name="schedule_max_attempts_check"),
-        CheckConstraint("char_length(concurrency_key) BETWEEN 1 AND 200", name="schedule_concurrency_key_check"),
-        CheckConstraint("units >= 1", name="schedule_units_check"),
-        Index("schedule_due_idx", "due_at", postgresql_where=text("paused_at IS NULL")),
+        sa.UniqueConstraint("name", name="schedule_name_key"),
+        sa.CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="schedule_name_check"),
+        sa.CheckConstraint("char_length(expression) BETWEEN 1 AND 500", name="schedule_expression_check"),
+        sa.CheckConstraint("char_length(timezone) BETWEEN 1 AND 100", name="schedule_timezone_check"),
+        sa.CheckConstraint("missed IN ('once', 'skip', 'all')", name="schedule_missed_check"),
+        sa.CheckConstraint("catch_up BETWEEN 1 AND 3155760000", name="schedule_catch_up_check"),
+        sa.CheckConstraint(
+            "overlap IN ('allow', 'skip', 'queue_one', 'cancel_running')", name="schedule_overlap_check"
+        ),
+        sa.CheckConstraint("jitter BETWEEN 0 AND 3155760000", name="schedule_jitter_check"),
+        sa.CheckConstraint("pause_after BETWEEN 1 AND 1000", name="schedule_pause_after_check"),
+        sa.CheckConstraint("expires_in > 0 AND expires_in <= 3155760000", name="schedule_expires_in_check"),
+        sa.CheckConstraint("deadline > 0 AND deadline <= 3155760000", name="schedule_deadline_check"),
+        sa.CheckConstraint("paused_by IN ('operator', 'failures', 'undeclared')", name="schedule_paused_by_check"),
+        sa.CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="schedule_task_check"),
+        sa.CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="schedule_queue_check"),
+        sa.CheckConstraint("priority BETWEEN 0 AND 9", name="schedule_priority_check"),
+        sa.CheckConstraint("max_attempts >= 1", name="schedule_max_attempts_check"),
+        sa.CheckConstraint("char_length(concurrency_key) BETWEEN 1 AND 200", name="schedule_concurrency_key_check"),
+        sa.CheckConstraint("units >= 1", name="schedule_units_check"),
+        sa.Index("schedule_due_idx", "due_at", postgresql_where=sa.text("paused_at IS NULL")),
     )
 
 

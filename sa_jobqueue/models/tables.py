@@ -6,7 +6,7 @@ import uuid
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, Index, Integer, Text, func, text
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -23,24 +23,24 @@ class WorkerRow(Base):
     id: Mapped[uuid.UUID] = mapped_column(UUID(as_uuid=True), primary_key=True)
     """New at each start; never a reusable host name."""
     host: Mapped[str]
-    pid: Mapped[int] = mapped_column(Integer)
-    queues: Mapped[list[str]] = mapped_column(ARRAY(Text))
-    concurrency: Mapped[int] = mapped_column(Integer)
+    pid: Mapped[int] = mapped_column(sa.Integer)
+    queues: Mapped[list[str]] = mapped_column(ARRAY(sa.Text))
+    concurrency: Mapped[int] = mapped_column(sa.Integer)
     version: Mapped[str]
     """The release of sa_jobqueue it runs."""
-    started_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    seen_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    stats_written: Mapped[int] = mapped_column(BigInteger, server_default=text("0"))
+    started_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
+    seen_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
+    stats_written: Mapped[int] = mapped_column(sa.BigInteger, server_default=sa.text("0"))
     """How often it has added what it counted to the table `stat`: so that nothing is added twice if the answer to a COMMIT is lost."""
     lease: Mapped[float | None]
     """Seconds for which its claims hold."""
-    schema_version: Mapped[int | None] = mapped_column(Integer)
+    schema_version: Mapped[int | None] = mapped_column(sa.Integer)
     """The version of the schema that its release is made for."""
-    memory: Mapped[int | None] = mapped_column(BigInteger)
+    memory: Mapped[int | None] = mapped_column(sa.BigInteger)
     """Bytes resident when it was last seen."""
     loop_lag: Mapped[float | None]
     """Seconds that its event loop lately took to answer."""
-    tasks: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=text("'{}'::jsonb"))
+    tasks: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=sa.text("'{}'::jsonb"))
     """The tasks it knows: `{name: {"queue": ..., "timeout": seconds or null, "aliases": [...]}}`."""
     pressure: Mapped[str | None]
     """Why it claims less than it could, or "claims fail: ..." with what the database said lately; NULL: neither."""
@@ -59,7 +59,7 @@ class Uptime(Base):
 
     __tablename__ = "uptime"
 
-    lease: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    lease: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
     """The lease, in milliseconds, that this row speaks for: how long a break may be depends on it."""
     since: Mapped[datetime]
     until: Mapped[datetime]
@@ -70,9 +70,9 @@ class SchemaVersion(Base):
 
     __tablename__ = "schema_version"
 
-    version: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
-    applied_at: Mapped[datetime] = mapped_column(server_default=func.now())
-    compatible_with: Mapped[int] = mapped_column(Integer, server_default=text("1"))
+    version: Mapped[int] = mapped_column(sa.Integer, primary_key=True, autoincrement=False)
+    applied_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
+    compatible_with: Mapped[int] = mapped_column(sa.Integer, server_default=sa.text("1"))
     """Releases made for this version of the schema, or a later one, can work with it."""
 
 
@@ -81,16 +81,18 @@ class UniqueKey(Base):
 
     __tablename__ = "unique_key"
 
-    key: Mapped[str] = mapped_column(Text, primary_key=True)
+    key: Mapped[str] = mapped_column(sa.Text, primary_key=True)
     """1 to 500 characters."""
-    job_id: Mapped[int] = mapped_column(BigInteger)
+    job_id: Mapped[int] = mapped_column(sa.BigInteger)
     """The job that has it, or had it last."""
     keep: Mapped[float | None]
     """Seconds for which the key stays taken after the job has ended."""
     expires_at: Mapped[datetime | None]
     """Until when it is taken; None: until the job gives it back."""
 
-    __table_args__ = (Index("unique_key_expires_idx", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),)
+    __table_args__ = (
+        sa.Index("unique_key_expires_idx", "expires_at", postgresql_where=sa.text("expires_at IS NOT NULL")),
+    )
 
 
 vacuum_by_traffic(UniqueKey)
@@ -101,7 +103,7 @@ class Awaited(Base):
 
     __tablename__ = "awaited"
 
-    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    job_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
     waiter: Mapped[uuid.UUID] = mapped_column(UUID(as_uuid=True), primary_key=True)
     """The listener of a process."""
     expires_at: Mapped[datetime]

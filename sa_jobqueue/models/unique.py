@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import event, inspect
+import sqlalchemy as sa
 from sqlalchemy.orm import Mapper, Session
 
 __all__ = ["insert_in_order", "listen_to_sessions", "put_in_order", "say_all"]
@@ -26,9 +26,9 @@ def listen_to_sessions(listeners: Mapping[str, Callable[..., None]]) -> None:
 
     def listen() -> None:
         for name, listener in listeners.items():
-            event.listen(Session, name, listener)
+            sa.event.listen(Session, name, listener)
 
-    event.listen(Mapper, "after_configured", listen, once=True)
+    sa.event.listen(Mapper, "after_configured", listen, once=True)
 
 
 def insert_in_order(job: type[Any]) -> None:
@@ -56,10 +56,10 @@ def put_in_order(session: Session, job: type[Any]) -> None:
     if len(jobs) == 1 or not say_all(jobs):
         return
     unique = [one for one in jobs if vars(one).get("uniqueness") is not None]
-    states: list[Any] = [inspect(one) for one in unique]
+    states: list[Any] = [sa.inspect(one) for one in unique]
     places = sorted(state.insert_order for state in states)
     for place, one in zip(places, sorted(unique, key=lambda one: str(one.unique_key)), strict=True):
-        inspect(one).insert_order = place
+        sa.inspect(one).insert_order = place
 
 
 def _order(session: Session, *_: Any) -> None:

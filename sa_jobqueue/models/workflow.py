@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, CheckConstraint, DateTime, Float, Identity, Index, Integer, SmallInteger, Text, text
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -16,7 +16,7 @@ from .json_text import JsonObject
 __all__ = ["GATE", "WorkflowCallback", "WorkflowDependency", "WorkflowEvent", "WorkflowJoin", "WorkflowRow"]
 
 # Left out of the INSERT where they are not set, as of `Job`.
-_UNSAID_TIME = DateTime(timezone=True).evaluates_none()
+_UNSAID_TIME = sa.DateTime(timezone=True).evaluates_none()
 
 #: The task of a member that completes by itself, once its parents have.
 GATE = "(gate)"
@@ -27,15 +27,15 @@ class WorkflowRow(Base):
 
     __tablename__ = "workflow"
 
-    id: Mapped[int] = mapped_column(BigInteger, Identity(always=False), primary_key=True)
-    created_at: Mapped[datetime] = mapped_column(server_default=text("now()"))
-    watched_id: Mapped[int] = mapped_column(BigInteger, server_default=text("9223372036854775807"), deferred=True)
+    id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(always=False), primary_key=True)
+    created_at: Mapped[datetime] = mapped_column(server_default=sa.text("now()"))
+    watched_id: Mapped[int] = mapped_column(sa.BigInteger, server_default=sa.text("9223372036854775807"), deferred=True)
     """A job of it that has not ended: while it has not, neither has the workflow."""
-    fail_fast: Mapped[bool] = mapped_column(server_default=text("false"))
+    fail_fast: Mapped[bool] = mapped_column(server_default=sa.text("false"))
     """Whether all its jobs are cancelled when one has failed."""
-    is_broken: Mapped[bool] = mapped_column(server_default=text("false"), deferred=True)
+    is_broken: Mapped[bool] = mapped_column(server_default=sa.text("false"), deferred=True)
     """Whether a job of it did not complete, as far as events have said."""
-    status: Mapped[str] = mapped_column(Text, server_default=text("'running'"))
+    status: Mapped[str] = mapped_column(sa.Text, server_default=sa.text("'running'"))
     """running, completed, failed (a job has failed), or cancelled (none has, and one was cancelled)."""
     deadline_at: Mapped[datetime | None] = mapped_column(DueTime(SCHEMA).evaluates_none())
     """After that time its jobs are cancelled."""
@@ -46,34 +46,36 @@ class WorkflowRow(Base):
     paused_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """Since when none of its jobs is started."""
     cancelled_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
-    retain: Mapped[float | None] = mapped_column(Float(53).evaluates_none())
+    retain: Mapped[float | None] = mapped_column(sa.Float(53).evaluates_none())
     """Seconds for which it stays after its end; None: for ever. One that failed stays for 30 days at least."""
-    name: Mapped[str] = mapped_column(server_default=text("'workflow'"))
-    meta: Mapped[dict[str, Any]] = mapped_column(JsonObject().evaluates_none(), server_default=text("'{}'::jsonb"))
-    reason: Mapped[str | None] = mapped_column(Text().evaluates_none())
+    name: Mapped[str] = mapped_column(server_default=sa.text("'workflow'"))
+    meta: Mapped[dict[str, Any]] = mapped_column(JsonObject().evaluates_none(), server_default=sa.text("'{}'::jsonb"))
+    reason: Mapped[str | None] = mapped_column(sa.Text().evaluates_none())
     """Why it was cancelled."""
 
     __table_args__ = (
-        CheckConstraint("status = ANY ('{running,completed,failed,cancelled}'::text[])", name="workflow_status_check"),
-        CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="workflow_name_check"),
-        CheckConstraint("retain >= 0", name="workflow_retain_check"),
-        Index(
+        sa.CheckConstraint(
+            "status = ANY ('{running,completed,failed,cancelled}'::text[])", name="workflow_status_check"
+        ),
+        sa.CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="workflow_name_check"),
+        sa.CheckConstraint("retain >= 0", name="workflow_retain_check"),
+        sa.Index(
             "workflow_deadline_idx",
             "deadline_at",
-            postgresql_where=text("deadline_at IS NOT NULL AND finished_at IS NULL"),
+            postgresql_where=sa.text("deadline_at IS NOT NULL AND finished_at IS NULL"),
         ),
-        Index("workflow_purge_idx", "purge_at", postgresql_where=text("purge_at IS NOT NULL")),
-        Index(
+        sa.Index("workflow_purge_idx", "purge_at", postgresql_where=sa.text("purge_at IS NOT NULL")),
+        sa.Index(
             "workflow_running_idx",
             "created_at",
-            postgresql_where=text("finished_at IS NULL AND paused_at IS NULL"),
+            postgresql_where=sa.text("finished_at IS NULL AND paused_at IS NULL"),
         ),
-        Index(
+        sa.Index(
             "workflow_paused_idx",
             "paused_at",
-            postgresql_where=text("finished_at IS NULL AND paused_at IS NOT NULL"),
+            postgresql_where=sa.text("finished_at IS NULL AND paused_at IS NOT NULL"),
         ),
-        Index("workflow_failed_idx", "finished_at", postgresql_where=text("status = 'failed'")),
+        sa.Index("workflow_failed_idx", "finished_at", postgresql_where=sa.text("status = 'failed'")),
     )
 
 
@@ -82,17 +84,17 @@ class WorkflowDependency(Base):
 
     __tablename__ = "workflow_dependency"
 
-    child_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    parent_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    position: Mapped[int | None] = mapped_column(Integer)
+    child_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
+    parent_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
+    position: Mapped[int | None] = mapped_column(sa.Integer)
     """Where among the child's inputs the parent's result goes; None: the child does not take it."""
-    policy: Mapped[str] = mapped_column(Text, server_default=text("'cancel'"))
+    policy: Mapped[str] = mapped_column(sa.Text, server_default=sa.text("'cancel'"))
     """What becomes of the child if the parent does not complete: "cancel"; "run", with a `Failed` in place of the result; "skip": run,
     without it; "count": it needs some of these parents, see `WorkflowJoin`."""
 
     __table_args__ = (
-        CheckConstraint("policy = ANY ('{cancel,run,skip,count}'::text[])", name="workflow_dependency_policy_check"),
-        Index("workflow_dependency_parent_idx", "parent_id"),
+        sa.CheckConstraint("policy = ANY ('{cancel,run,skip,count}'::text[])", name="workflow_dependency_policy_check"),
+        sa.Index("workflow_dependency_parent_idx", "parent_id"),
     )
 
 
@@ -101,17 +103,17 @@ class WorkflowJoin(Base):
 
     __tablename__ = "workflow_join"
 
-    job_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    workflow_id: Mapped[int] = mapped_column(BigInteger)
-    needed: Mapped[int] = mapped_column(Integer)
-    missing: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    job_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
+    workflow_id: Mapped[int] = mapped_column(sa.BigInteger)
+    needed: Mapped[int] = mapped_column(sa.Integer)
+    missing: Mapped[int] = mapped_column(sa.Integer, server_default=sa.text("0"))
     """At least this many more have to complete before counting again is worth while."""
-    spare: Mapped[int] = mapped_column(Integer, server_default=text("0"))
+    spare: Mapped[int] = mapped_column(sa.Integer, server_default=sa.text("0"))
     """This many may fail before it is."""
 
     __table_args__ = (
-        CheckConstraint("needed >= 1", name="workflow_join_needed_check"),
-        Index("workflow_join_workflow_idx", "workflow_id"),
+        sa.CheckConstraint("needed >= 1", name="workflow_join_needed_check"),
+        sa.Index("workflow_join_workflow_idx", "workflow_id"),
     )
 
 
@@ -120,34 +122,34 @@ class WorkflowCallback(Base):
 
     __tablename__ = "workflow_callback"
 
-    workflow_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    number: Mapped[int] = mapped_column(Integer, primary_key=True, autoincrement=False)
+    workflow_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
+    number: Mapped[int] = mapped_column(sa.Integer, primary_key=True, autoincrement=False)
     fired_at: Mapped[datetime | None]
-    priority: Mapped[int] = mapped_column(SmallInteger)
-    max_attempts: Mapped[int] = mapped_column(SmallInteger)
-    units: Mapped[int | None] = mapped_column(SmallInteger)
+    priority: Mapped[int] = mapped_column(sa.SmallInteger)
+    max_attempts: Mapped[int] = mapped_column(sa.SmallInteger)
+    units: Mapped[int | None] = mapped_column(sa.SmallInteger)
     delay: Mapped[float | None]
     """Seconds until it is due."""
-    event: Mapped[str] = mapped_column(Text)
+    event: Mapped[str] = mapped_column(sa.Text)
     """success, failure or end."""
     task: Mapped[str]
     queue: Mapped[str]
     args: Mapped[dict[str, Any]] = mapped_column(JSONB)
     meta: Mapped[dict[str, Any]] = mapped_column(JSONB)
-    concurrency_key: Mapped[str | None] = mapped_column(Text(collation="C"))
-    subject_type: Mapped[str | None] = mapped_column(Text(collation="C"))
-    subject_id: Mapped[str | None] = mapped_column(Text(collation="C"))
+    concurrency_key: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
+    subject_type: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
+    subject_id: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
 
     __table_args__ = (
-        CheckConstraint("event = ANY ('{success,failure,end}'::text[])", name="workflow_callback_event_check"),
-        CheckConstraint("priority BETWEEN 0 AND 9", name="workflow_callback_priority_check"),
-        CheckConstraint("max_attempts >= 1", name="workflow_callback_max_attempts_check"),
-        CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="workflow_callback_queue_check"),
-        CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="workflow_callback_task_check"),
-        CheckConstraint(
+        sa.CheckConstraint("event = ANY ('{success,failure,end}'::text[])", name="workflow_callback_event_check"),
+        sa.CheckConstraint("priority BETWEEN 0 AND 9", name="workflow_callback_priority_check"),
+        sa.CheckConstraint("max_attempts >= 1", name="workflow_callback_max_attempts_check"),
+        sa.CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="workflow_callback_queue_check"),
+        sa.CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="workflow_callback_task_check"),
+        sa.CheckConstraint(
             "char_length(concurrency_key) BETWEEN 1 AND 201", name="workflow_callback_concurrency_key_check"
         ),
-        CheckConstraint("units >= 1", name="workflow_callback_units_check"),
+        sa.CheckConstraint("units >= 1", name="workflow_callback_units_check"),
     )
 
 
@@ -156,9 +158,9 @@ class WorkflowEvent(Base):
 
     __tablename__ = "workflow_event"
 
-    workflow_id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
-    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
-    job_id: Mapped[int] = mapped_column(BigInteger)
+    workflow_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
+    id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(always=True), primary_key=True)
+    job_id: Mapped[int] = mapped_column(sa.BigInteger)
     """The job; or minus the workflow's id: those that wait to be looked at."""
     completed: Mapped[bool | None]
     """Whether the job completed; None: it is to be looked at."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
-from sqlalchemy import inspect
+import sqlalchemy as sa
 
 from ..errors import PayloadError
 from .references import Reference, SubjectOption
@@ -39,7 +39,7 @@ def about(
     if said is None and isinstance(args, ObjectText):
         said = args.first
     if isinstance(said, Reference):
-        if said.object is None or inspect(said.object).key is not None:
+        if said.object is None or sa.inspect(said.object).key is not None:
             said = _known(task, said)
         elif all(one is not said for one in unflushed):
             unflushed.append(said)

@@ -14,9 +14,9 @@ from functools import partial
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin
 
+import sqlalchemy as sa
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import core_schema
-from sqlalchemy import inspect
 from sqlalchemy.orm import Mapper, registry
 from sqlalchemy.orm.interfaces import ORMOption
 from typing_extensions import TypeAliasType
@@ -91,7 +91,7 @@ class Said:
 
 def is_mapped(hint: object) -> bool:
     """Whether `hint` is a mapped class."""
-    return isinstance(hint, type) and isinstance(inspect(hint, raiseerr=False), Mapper)
+    return isinstance(hint, type) and isinstance(sa.inspect(hint, raiseerr=False), Mapper)
 
 
 def replaced(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import sqlalchemy as sa
 from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import to_json
-from sqlalchemy import ColumnElement, inspect
 from sqlalchemy.orm import Mapper
 
 __all__ = ["Keys"]
@@ -18,7 +18,7 @@ class Keys:
     """The primary keys of one mapped class. Raises TypeError for a class whose keys have no type that JSON could be read as."""
 
     def __init__(self, cls: type[Any]) -> None:
-        mapper: Mapper[Any] = inspect(cls)
+        mapper: Mapper[Any] = sa.inspect(cls)
         self.columns = mapper.primary_key
         types = tuple(_type_of(column, cls) for column in self.columns)
         self._as_it_is = types if set(types) <= {int, str} else None
@@ -52,7 +52,7 @@ class Keys:
         return key
 
 
-def _type_of(column: ColumnElement[Any], cls: type[Any]) -> type[Any]:
+def _type_of(column: sa.ColumnElement[Any], cls: type[Any]) -> type[Any]:
     try:
         found: type[Any] = column.type.python_type
         if found is object:  # SQLAlchemy 2.1 says so where 2.0 raises NotImplementedError

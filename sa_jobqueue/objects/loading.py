@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import sqlalchemy as sa
 from pydantic import BaseModel, ValidationError
-from sqlalchemy import Select, inspect, select, tuple_
 from sqlalchemy.orm import Session
 
 from ..errors import ObjectMissing, PayloadError
@@ -48,16 +48,16 @@ def _found(session: Session, of: ObjectArgument, keys: list[tuple[Any, ...]]) ->
     found: dict[tuple[Any, ...] | None, Any] = {}
     for first in range(0, len(keys), _PAGE):
         page = session.scalars(_query(of, keys[first : first + _PAGE])).unique()
-        found |= {tuple(inspect(one).identity): one for one in page}
+        found |= {tuple(sa.inspect(one).identity): one for one in page}
     # The database may take another key for equal, as CHAR does with blanks behind it.
     return {key: found[key] if key in found else session.get(of.cls, key) for key in keys}
 
 
-def _query(of: ObjectArgument, keys: list[tuple[Any, ...]]) -> Select[Any]:
+def _query(of: ObjectArgument, keys: list[tuple[Any, ...]]) -> sa.Select[Any]:
     said = of.said.load
     columns = [of.mapper.get_property_by_column(column).class_attribute for column in of.keys.columns]
-    where = tuple_(*columns).in_(keys) if len(columns) > 1 else columns[0].in_([key[0] for key in keys])
-    query = select(of.cls).where(where).options(*said.options)
+    where = sa.tuple_(*columns).in_(keys) if len(columns) > 1 else columns[0].in_([key[0] for key in keys])
+    query = sa.select(of.cls).where(where).options(*said.options)
     if said.for_update is None:
         return query
     # In the order of their keys, so that two jobs with the same objects cannot deadlock.

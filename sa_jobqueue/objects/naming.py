@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import inspect
+import sqlalchemy as sa
 from sqlalchemy.orm import InstanceState
 
 __all__ = ["deleted", "named", "named_anything", "named_object"]
@@ -22,7 +22,7 @@ def named_object(state: InstanceState[Any]) -> str:
 
 def named_anything(value: object) -> str:
     """An object, or any other value by its repr, cut."""
-    state: object = inspect(value, raiseerr=False)
+    state: object = sa.inspect(value, raiseerr=False)
     if isinstance(state, InstanceState):
         return named_object(state)
     try:

@@ -10,9 +10,9 @@ from operator import attrgetter
 from types import UnionType
 from typing import Annotated, Any, ClassVar, Union, cast, get_args, get_origin
 
+import sqlalchemy as sa
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, SchemaSerializer, core_schema, to_json, to_jsonable_python
-from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState, Mapper
 
 from ..errors import PayloadError, SubjectError
@@ -44,7 +44,7 @@ class ObjectArgument:
         self.title = f"argument {name}"
         """What it is called in messages."""
         self.keys = Keys(cls)
-        self.mapper: Mapper[Any] = inspect(cls)
+        self.mapper: Mapper[Any] = sa.inspect(cls)
         self.identity = identity_class(self.mapper)
         """The class in the identities of its objects."""
         version = self.mapper.version_id_col
@@ -85,7 +85,7 @@ class ObjectArgument:
             return Reference(self, given.key, given.version, given.object, given.token)
         if not isinstance(given, self.cls):
             raise refused(f"an object of {self.cls.__name__} is expected, not {named_anything(given)}")
-        state: InstanceState[Any] = inspect(given)
+        state: InstanceState[Any] = sa.inspect(given)
         if said := deleted(state):
             raise refused(said)
         if type(given) is not self.cls and identity_class(state.mapper) is not self.identity:
@@ -111,11 +111,11 @@ class ObjectArgument:
         assert self.version is not None
         if not load and self.version not in vars(one):
             raise PayloadError(
-                f"the version of {named_object(inspect(one))} is not loaded, and it is in no session that could: refresh it first"
+                f"the version of {named_object(sa.inspect(one))} is not loaded, and it is in no session that could: refresh it first"
             )
         if (version := getattr(one, self.version)) is None:
             raise PayloadError(
-                f"the version of {named_object(inspect(one))} is not known: its mapper needs eager_defaults=True"
+                f"the version of {named_object(sa.inspect(one))} is not known: its mapper needs eager_defaults=True"
             )
         return to_jsonable_python(version)
 
@@ -130,7 +130,7 @@ class SubjectOption(ObjectArgument):
     @staticmethod
     def refer(given: object) -> Reference:
         """A reference to an object. Raises SubjectError if it cannot be a subject."""
-        state = inspect(given, raiseerr=False)
+        state = sa.inspect(given, raiseerr=False)
         if not isinstance(state, InstanceState):
             raise SubjectError(
                 f"subject must be an object of a mapped class, a Subject or False, not {named_anything(given)}"
@@ -183,7 +183,7 @@ class Reference:
 
     def now(self, *, versioned: bool = True) -> Reference:
         """The reference with the key, and the version, that the object has by now. Raises PayloadError if it has no key."""
-        state: InstanceState[Any] = inspect(self.object)
+        state: InstanceState[Any] = sa.inspect(self.object)
         if said := deleted(state):
             raise self.error(said)
         key = tuple(state.mapper.primary_key_from_instance(self.object)) if state.key is None else tuple(state.key[1])
@@ -194,7 +194,7 @@ class Reference:
 
     def is_to(self, one: object) -> bool:
         """Whether `one` is the object, or its key as plain JSON."""
-        state: object = inspect(one, raiseerr=False)
+        state: object = sa.inspect(one, raiseerr=False)
         if not isinstance(state, InstanceState):
             return self.key is not None and bool(self.of.keys.write(self.key) == one)
         return state.key is not None and state.key[0] is self.of.identity and tuple(state.key[1]) == self.key
@@ -215,7 +215,7 @@ class Reference:
     def __str__(self) -> str:
         """Order 7; or the class alone."""
         if self.key is None:
-            return named_object(inspect(self.object)) if self.object is not None else f"the {self.of.cls.__name__}"
+            return named_object(sa.inspect(self.object)) if self.object is not None else f"the {self.of.cls.__name__}"
         return named(self.of.cls, self.key)
 
     __repr__ = __str__

@@ -16,8 +16,8 @@ import json
 from functools import lru_cache
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
+import sqlalchemy as sa
 from pydantic_core import from_json
-from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState, Mapper, registry
 
 from ..errors import SubjectError
@@ -53,7 +53,7 @@ class Subject(NamedTuple):
 
         Raises SubjectError for any other.
         """
-        state = inspect(one, raiseerr=False)
+        state = sa.inspect(one, raiseerr=False)
         if not isinstance(state, InstanceState):
             raise SubjectError(f"a subject is an object of a mapped class, not {named_anything(one)}")
         if said := deleted(state):
@@ -137,7 +137,7 @@ def _text(plain: Any) -> str:
 
 def _key(cls: type[Any], text: str) -> Any:
     """The key that `text` is, as `session.get` takes it."""
-    keys = _keys(inspect(cls))
+    keys = _keys(sa.inspect(cls))
     for plain in (lambda: text, lambda: from_json(text)):
         try:
             key = keys.read(plain())
@@ -149,7 +149,7 @@ def _key(cls: type[Any], text: str) -> Any:
 
 def _classes(of: type[Any]) -> dict[str, list[type[Any]]]:
     """The mapped classes by their types: those that a base knows; or a class, which is mapped itself."""
-    mapper = inspect(of, raiseerr=False)
+    mapper = sa.inspect(of, raiseerr=False)
     if isinstance(mapper, Mapper):
         return {subject_type(mapper): [of]}
     known = getattr(of, "registry", None)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sqlalchemy as sa
 from pydantic_core import to_json
-from sqlalchemy import inspect
 from sqlalchemy.orm import InstanceState
 
 from ..errors import PayloadError
@@ -68,7 +68,7 @@ class Waiting:
     def refuse_changes(self) -> None:
         """Raise PayloadError if the next flush would change a version."""
         for one in self.references:
-            state: InstanceState[Any] = inspect(one.object)
+            state: InstanceState[Any] = sa.inspect(one.object)
             if one.of.said.fresh and state.session is not None and state.session.is_modified(one.object):
                 raise self.error(
                     str(one.error(f"{one} has changes that are not flushed yet: flush first (session.flush())"))

@@ -24,34 +24,9 @@ from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias
 
+import sqlalchemy as sa
 from pydantic import ValidationError
 from pydantic_core import to_json
-from sqlalchemy import (
-    ARRAY,
-    JSON,
-    Boolean,
-    ColumnElement,
-    Date,
-    DateTime,
-    Float,
-    Integer,
-    Interval,
-    LargeBinary,
-    Numeric,
-    String,
-    Text,
-    Time,
-    TypeDecorator,
-    Uuid,
-    case,
-    cast,
-    extract,
-    func,
-    literal,
-    literal_column,
-    not_,
-)
-from sqlalchemy import Enum as EnumType
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
@@ -61,7 +36,7 @@ from ..results import NOT_CHECKABLE, strict_adapter
 
 __all__ = ["Kind", "kind_of", "takes_none"]
 
-_Value: TypeAlias = ColumnElement[Any]
+_Value: TypeAlias = sa.ColumnElement[Any]
 
 _DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call]
 #: What JSON columns do not fit: the JSON of such a parameter is no object and no array.
@@ -83,7 +58,7 @@ class Kind:
     """What `jsonb_build_object` makes the JSON of that `enqueue` would store."""
     is_plain: bool = False
     """Whether JSON has such values, so that they come back as they were without an annotation."""
-    is_spoiled: Callable[[_Value], ColumnElement[bool]] | None = None
+    is_spoiled: Callable[[_Value], sa.ColumnElement[bool]] | None = None
     """Which values cannot be arguments, as NaN; None: there are none."""
     in_keys: bool = False
     """Whether its JSON is the same text in the database as in Python, to the letter."""
@@ -109,14 +84,14 @@ class Kind:
 
 def kind_of(of: TypeEngine[Any]) -> Kind:
     """The kind of a column's type. Raises TypeError, with the reason, for a type whose values are not known here."""
-    if isinstance(of, TypeDecorator) and not isinstance(of, Interval):
+    if isinstance(of, sa.TypeDecorator) and not isinstance(of, sa.Interval):
         if _changes_values(of):
             raise TypeError(
                 f"{type(of).__name__} changes values in Python: cast() it to the type that the database has for it, if the stored "
                 "value is meant"
             )
         return kind_of(of.impl_instance)
-    if isinstance(of, ARRAY):
+    if isinstance(of, sa.ARRAY):
         return _array(of)
     for known, kind in _KINDS:
         if isinstance(of, known):
@@ -131,9 +106,9 @@ def takes_none(hint: Any) -> bool:
     return _accepts(hint, None)
 
 
-def _changes_values(of: TypeDecorator[Any]) -> bool:
+def _changes_values(of: sa.TypeDecorator[Any]) -> bool:
     methods = ("process_result_value", "result_processor")
-    return any(getattr(type(of), name) is not getattr(TypeDecorator, name) for name in methods)
+    return any(getattr(type(of), name) is not getattr(sa.TypeDecorator, name) for name in methods)
 
 
 # ---- annotations
@@ -187,42 +162,42 @@ def _as_it_is(value: _Value) -> _Value:
 
 
 def _as_text(value: _Value) -> _Value:
-    return cast(value, Text)
+    return sa.cast(value, sa.Text)
 
 
 def _as_json(value: _Value) -> _Value:
-    return func.to_jsonb(value, type_=JSONB)
+    return sa.func.to_jsonb(value, type_=JSONB)
 
 
-def _not_finite(value: _Value) -> ColumnElement[bool]:
-    return value.in_([literal_column(f"'{one}'") for one in ("NaN", "Infinity", "-Infinity")])
+def _not_finite(value: _Value) -> sa.ColumnElement[bool]:
+    return value.in_([sa.literal_column(f"'{one}'") for one in ("NaN", "Infinity", "-Infinity")])
 
 
-def _not_in_calendar(value: _Value) -> ColumnElement[bool]:
-    return not_(value.between(literal_column(_FIRST), literal_column(_LAST)))
+def _not_in_calendar(value: _Value) -> sa.ColumnElement[bool]:
+    return sa.not_(value.between(sa.literal_column(_FIRST), sa.literal_column(_LAST)))
 
 
 def _moment(value: _Value) -> _Value:
     """A timestamp as Python writes it: with six digits of a second's fraction, or none."""
-    whole = func.to_char(value, literal_column("'YYYY-MM-DD\"T\"HH24:MI:SS'"), type_=Text())
-    fraction = func.to_char(value, literal_column("'.US'"), type_=Text())
-    has_none = func.date_trunc(literal_column("'second'"), value) == value
-    return whole + case((has_none, literal_column("''", Text)), else_=fraction)
+    whole = sa.func.to_char(value, sa.literal_column("'YYYY-MM-DD\"T\"HH24:MI:SS'"), type_=sa.Text())
+    fraction = sa.func.to_char(value, sa.literal_column("'.US'"), type_=sa.Text())
+    has_none = sa.func.date_trunc(sa.literal_column("'second'"), value) == value
+    return whole + sa.case((has_none, sa.literal_column("''", sa.Text)), else_=fraction)
 
 
 def _moment_in_utc(value: _Value) -> _Value:
-    return _moment(func.timezone(literal_column("'UTC'"), value)) + literal_column("'Z'", Text)
+    return _moment(sa.func.timezone(sa.literal_column("'UTC'"), value)) + sa.literal_column("'Z'", sa.Text)
 
 
 def _duration(value: _Value) -> _Value:
     """As ISO 8601 writes it. A month is 30 days, as psycopg reads it."""
-    seconds = cast(extract("epoch", value), Text)
-    return literal_column("'PT'", Text) + seconds + literal_column("'S'", Text)
+    seconds = sa.cast(sa.extract("epoch", value), sa.Text)
+    return sa.literal_column("'PT'", sa.Text) + seconds + sa.literal_column("'S'", sa.Text)
 
 
 def _base64(value: _Value) -> _Value:
-    text = func.encode(value, literal_column("'base64'"), type_=Text())
-    return func.translate(text, literal_column("E'+/\\n'"), literal_column("'-_'"), type_=Text())
+    text = sa.func.encode(value, sa.literal_column("'base64'"), type_=sa.Text())
+    return sa.func.translate(text, sa.literal_column("E'+/\\n'"), sa.literal_column("'-_'"), type_=sa.Text())
 
 
 _BOOL = Kind("a bool", (True,), _as_it_is, is_plain=True, in_keys=True)
@@ -230,7 +205,7 @@ _INT = Kind("an int", (1,), _as_it_is, is_plain=True, in_keys=True)
 _FLOAT = Kind("a float", (1.5,), _as_it_is, is_plain=True, is_spoiled=_not_finite)
 _DECIMAL = Kind("a Decimal", (Decimal("1.5"),), _as_text, is_spoiled=_not_finite)
 _STR = Kind("a str", ("a",), _as_text, is_plain=True, in_keys=True)
-_UUID = Kind("a UUID", (uuid.UUID(int=1),), lambda value: cast(value, postgresql.UUID(as_uuid=True)), in_keys=True)
+_UUID = Kind("a UUID", (uuid.UUID(int=1),), lambda value: sa.cast(value, postgresql.UUID(as_uuid=True)), in_keys=True)
 _BYTES = Kind("bytes", (b"a",), _base64)
 _DATE = Kind("a date", (date(2026, 1, 2),), _as_it_is, is_spoiled=_not_in_calendar, in_keys=True)
 _TIME = Kind("a time", (time(1, 2, 3),), _as_it_is)
@@ -262,7 +237,7 @@ def _time(of: Any) -> Kind:
     return _TIME
 
 
-def _enum(of: EnumType) -> Kind:
+def _enum(of: sa.Enum) -> Kind:
     """An `Enum` type: of a class, whose members are stored by name and sent by value; or of texts."""
     labels = [str(label) for label in of.enums]
     if of.enum_class is None:
@@ -272,14 +247,14 @@ def _enum(of: EnumType) -> Kind:
     members = {label: member_of(label) for label in labels}
 
     def as_json(value: _Value) -> _Value:
-        stored = cast(value, Text)
+        stored = sa.cast(value, sa.Text)
         sent = {label: to_json(one.value).decode() for label, one in members.items()}
-        return case(*((stored == label, cast(literal(text, Text), JSONB)) for label, text in sent.items()))
+        return sa.case(*((stored == label, sa.cast(sa.literal(text, sa.Text), JSONB)) for label, text in sent.items()))
 
     return Kind(f"a member of {of.enum_class.__name__}", tuple(members.values()), as_json)
 
 
-def _array(of: ARRAY[Any]) -> Kind:
+def _array(of: sa.ARRAY[Any]) -> Kind:
     items = kind_of(of.item_type)
     if of.dimensions not in (None, 1) or items.items is not None or items.as_json not in (_as_it_is, _as_text):
         raise TypeError(f"an array of {items.said} has no known form in JSON: make JSON of it, as with func.to_jsonb()")
@@ -292,17 +267,17 @@ def _uuid(of: Any) -> Kind:
 
 #: In this order: an `Enum` is a `String`, too.
 _KINDS: tuple[tuple[Any, Callable[[Any], Kind]], ...] = (
-    (Boolean, lambda _: _BOOL),
-    (Integer, lambda _: _INT),
-    ((Numeric, Float), _number),  # the one is a base of the other in SQLAlchemy 2.0 only
-    (EnumType, _enum),
-    (String, lambda _: _STR),
-    (Uuid, _uuid),
-    (Date, lambda _: _DATE),
-    (DateTime, lambda of: _AWARE if of.timezone else _NAIVE),
-    (Time, _time),
-    ((Interval, postgresql.INTERVAL), lambda _: _INTERVAL),
-    (LargeBinary, lambda _: _BYTES),
+    (sa.Boolean, lambda _: _BOOL),
+    (sa.Integer, lambda _: _INT),
+    ((sa.Numeric, sa.Float), _number),  # the one is a base of the other in SQLAlchemy 2.0 only
+    (sa.Enum, _enum),
+    (sa.String, lambda _: _STR),
+    (sa.Uuid, _uuid),
+    (sa.Date, lambda _: _DATE),
+    (sa.DateTime, lambda of: _AWARE if of.timezone else _NAIVE),
+    (sa.Time, _time),
+    ((sa.Interval, postgresql.INTERVAL), lambda _: _INTERVAL),
+    (sa.LargeBinary, lambda _: _BYTES),
     (postgresql.BYTEA, lambda _: _BYTES),
-    (JSON, lambda _: _JSON),
+    (sa.JSON, lambda _: _JSON),
 )

@@ -18,30 +18,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    ColumnElement,
-    ColumnExpressionArgument,
-    DateTime,
-    Executable,
-    Float,
-    Table,
-    Text,
-    and_,
-    bindparam,
-    case,
-    cast,
-    func,
-    literal_column,
-    not_,
-    null,
-    or_,
-    select,
-    true,
-    type_coerce,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import OID
 from sqlalchemy.exc import ArgumentError
 
@@ -70,13 +47,13 @@ from .workflows.events import LOOK, NOT_COMPLETED, member_events
 
 __all__ = ["Locked", "cancel_jobs", "discard_jobs", "held_by", "release_jobs", "retry_jobs"]
 
-Criterion = ColumnExpressionArgument[bool]
+Criterion = sa.ColumnExpressionArgument[bool]
 
 #: What an operator's statement does about a row that another transaction has locked.
 Locked: TypeAlias = Literal["wait", "nowait", "skip"]
 
 #: Of the table whose row is updated.
-_TABLE_OID = literal_column("tableoid", OID)
+_TABLE_OID = sa.literal_column("tableoid", OID)
 
 UNSYNCHRONIZED = {"synchronize_session": False}
 
@@ -88,7 +65,7 @@ def cancel_jobs(
     job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
-) -> Executable:
+) -> sa.Executable:
     """Cancel jobs: one that waits is cancelled, one that runs is asked to stop and not retried.
 
     The one that runs is `completed` if it completes all the same, `failed` if its last attempt fails, and else
@@ -98,17 +75,25 @@ def cancel_jobs(
     held = is_held(table_of(job))
     cancelled = status_literal(TRANSITIONS[JobStatus.QUEUED, Event.CANCEL])
     end = ended(
-        type_coerce(case((not_(held), cancelled), else_=columns.status), StatusText()),
+        sa.type_coerce(sa.case((sa.not_(held), cancelled), else_=columns.status), StatusText()),
         retain=Rules().retain,
-        only=not_(held),
+        only=sa.not_(held),
         of=table_of(job),
     )
-    end["lease_expires_at"] = case((held, columns.lease_expires_at))  # its worker goes on until it hears of it
-    telling = schema_function("tell_workers", table_of(job).schema, _TABLE_OID, of=DateTime(timezone=True))
-    requested = func.coalesce(columns.cancel_requested_at, case((held, telling), else_=at_end()))
+    end["lease_expires_at"] = sa.case((held, columns.lease_expires_at))  # its worker goes on until it hears of it
+    telling = schema_function("tell_workers", table_of(job).schema, _TABLE_OID, of=sa.DateTime(timezone=True))
+    requested = sa.func.coalesce(columns.cancel_requested_at, sa.case((held, telling), else_=at_end()))
     values = {**end, "cancel_requested_at": requested}
     return _act(
-        "cancel_jobs", job, Event.CANCEL, where, values=values, locked=locked, ends=not_(held), keys=keys, events=events
+        "cancel_jobs",
+        job,
+        Event.CANCEL,
+        where,
+        values=values,
+        locked=locked,
+        ends=sa.not_(held),
+        keys=keys,
+        events=events,
     )
 
 
@@ -120,7 +105,7 @@ def retry_jobs(
     job: type[JobMixin] = Job,
     events: type[WorkflowEvent] = WorkflowEvent,
     edges: type[WorkflowDependency] = WorkflowDependency,
-) -> Executable:
+) -> sa.Executable:
     """Run jobs again, now, however they ended, with all their attempts before them; `errors` is kept.
 
     A job that waits for a later time (scheduled, or retrying) becomes due now and keeps its count of attempts. A unique job
@@ -131,24 +116,24 @@ def retry_jobs(
     """
     columns = table_of(job).c
     finished = status_in(columns.status, FINISHED)
-    waits = and_(finished, columns.workflow_id.is_not(None))
+    waits = sa.and_(finished, columns.workflow_id.is_not(None))
     reopened = status_literal(TRANSITIONS[JobStatus.FAILED, Event.REOPEN])
     queued = status_literal(TRANSITIONS[JobStatus.FAILED, Event.REQUEUE])
     values = {
-        "status": type_coerce(case((waits, reopened), else_=queued), StatusText()),
-        "blocked_by": case((waits, -columns.workflow_id), else_=columns.blocked_by),
-        "run_at": func.least(columns.run_at, func.now()),
-        "attempt": case((finished, literal_column("0")), else_=columns.attempt),
-        "rescues": literal_column("0"),
-        "finished_at": null(),
-        "purge_at": null(),
-        "cancel_requested_at": null(),
-        "lease_expires_at": null(),
-        "result": null(),
-        "_duplicate_of": null(),
+        "status": sa.type_coerce(sa.case((waits, reopened), else_=queued), StatusText()),
+        "blocked_by": sa.case((waits, -columns.workflow_id), else_=columns.blocked_by),
+        "run_at": sa.func.least(columns.run_at, sa.func.now()),
+        "attempt": sa.case((finished, sa.literal_column("0")), else_=columns.attempt),
+        "rescues": sa.literal_column("0"),
+        "finished_at": sa.null(),
+        "purge_at": sa.null(),
+        "cancel_requested_at": sa.null(),
+        "lease_expires_at": sa.null(),
+        "result": sa.null(),
+        "_duplicate_of": sa.null(),
         # A limit that is over would end it again at once.
-        "expires_at": case((columns.expires_at > func.now(), columns.expires_at)),
-        "deadline_at": case((columns.deadline_at > func.now(), columns.deadline_at)),
+        "expires_at": sa.case((columns.expires_at > sa.func.now(), columns.expires_at)),
+        "deadline_at": sa.case((columns.deadline_at > sa.func.now(), columns.deadline_at)),
     }
     seconds = seconds_of(spread, what="retry_jobs(spread=...)")
     return _act(
@@ -172,7 +157,7 @@ def discard_jobs(
     job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
-) -> Executable:
+) -> sa.Executable:
     """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
     if not isinstance(reason, str):
         raise TypeError(f"the reason must be a string, not {reason!r}")
@@ -181,7 +166,15 @@ def discard_jobs(
     end = ended(failed, retain=Rules().retain_failed, of=table)
     values = {**end, "errors": append_error(table, as_entry(entry("Discard", reason)))}
     return _act(
-        "discard_jobs", job, Event.DISCARD, where, values=values, locked=locked, ends=true(), keys=keys, events=events
+        "discard_jobs",
+        job,
+        Event.DISCARD,
+        where,
+        values=values,
+        locked=locked,
+        ends=sa.true(),
+        keys=keys,
+        events=events,
     )
 
 
@@ -193,7 +186,7 @@ def release_jobs(
     job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
-) -> Executable:
+) -> sa.Executable:
     """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent. Without a delay they keep their place.
 
     Their workers, if they still work on them, lose them at once. One that was asked to cancel ends as cancelled. Workers that
@@ -203,17 +196,17 @@ def release_jobs(
     asked = columns.cancel_requested_at.is_not(None)
     back, cancelled = TRANSITIONS[JobStatus.RUNNING, Event.RELEASE], TRANSITIONS[JobStatus.RUNNING, Event.CANCEL]
     seconds = seconds_of(delay, what="release_jobs(delay=...)")
-    later = in_seconds(seconds, name="delay_seconds") if seconds else func.least(columns.run_at, func.now())
+    later = in_seconds(seconds, name="delay_seconds") if seconds else sa.func.least(columns.run_at, sa.func.now())
     end = ended(
-        type_coerce(case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
+        sa.type_coerce(sa.case((asked, status_literal(cancelled)), else_=status_literal(back)), StatusText()),
         retain=Rules().retain,
         only=asked,
         of=table_of(job),
     )
     values = {
         **end,
-        "run_at": case((asked, columns.run_at), else_=later),
-        "attempt": func.greatest(columns.attempt - literal_column("1"), literal_column("0")),
+        "run_at": sa.case((asked, columns.run_at), else_=later),
+        "attempt": sa.func.greatest(columns.attempt - sa.literal_column("1"), sa.literal_column("0")),
     }
     return _act(
         "release_jobs",
@@ -234,13 +227,15 @@ def held_by(worker: str, *, but: Collection[tuple[int, int | None]], job: type[J
     columns = table_of(job).c
     kept = rows(
         "kept",
-        id=array("kept_ids", [job_id for job_id, _ in but], BigInteger()),
-        token=array("kept_tokens", [token for _, token in but], BigInteger()),
+        id=array("kept_ids", [job_id for job_id, _ in but], sa.BigInteger()),
+        token=array("kept_tokens", [token for _, token in but], sa.BigInteger()),
     )
     known = (
-        select(kept.c.id).where(kept.c.id == columns.id, kept.c.token == columns.claim_token).correlate(table_of(job))
+        sa.select(kept.c.id)
+        .where(kept.c.id == columns.id, kept.c.token == columns.claim_token)
+        .correlate(table_of(job))
     )
-    return and_(columns.worker == bindparam("of_worker", worker, Text), not_(known.exists()))
+    return sa.and_(columns.worker == sa.bindparam("of_worker", worker, sa.Text), sa.not_(known.exists()))
 
 
 def _act(
@@ -251,13 +246,13 @@ def _act(
     *,
     values: Mapping[str, Any],
     locked: Locked,
-    ends: ColumnElement[bool] | None = None,
+    ends: sa.ColumnElement[bool] | None = None,
     frees: bool = False,
     spread: float = 0,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
     edges: type[WorkflowDependency] = WorkflowDependency,
-) -> Executable:
+) -> sa.Executable:
     """The statement of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
 
     `ends`: which of them end by it, give their unique keys back, and are told to those who wait, and to their workflows. `frees`: they
@@ -267,19 +262,19 @@ def _act(
     check_locked(name, locked)
     table = table_of(job)
     allowed = status_in(table.c.status, sources(event))
-    ends_of_it = true() if ends is None else ends
-    workflow = case((ends_of_it, table.c.workflow_id)).label("workflow_id")
-    also: list[ColumnElement[Any]] = [case((ends_of_it, key_of(table))).label("key"), workflow]
+    ends_of_it = sa.true() if ends is None else ends
+    workflow = sa.case((ends_of_it, table.c.workflow_id)).label("workflow_id")
+    also: list[sa.ColumnElement[Any]] = [sa.case((ends_of_it, key_of(table))).label("key"), workflow]
     if event is Event.REQUEUE:
         # One that waits and whose time is over may have lost its key, too.
-        keyless = or_(status_in(table.c.status, FINISHED), is_late(table))
-        back = case((status_in(table.c.status, FINISHED), table.c.workflow_id)).label("workflow_id")
+        keyless = sa.or_(status_in(table.c.status, FINISHED), is_late(table))
+        back = sa.case((status_in(table.c.status, FINISHED), table.c.workflow_id)).label("workflow_id")
         also = [table.c.uniqueness, keyless.label("keyless"), back]
     mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait", also=also)
-    chosen: Any = select(mine.c.id)
+    chosen: Any = sa.select(mine.c.id)
     if event is Event.REQUEUE:
         may = (
-            select(
+            sa.select(
                 mine.c.id,
                 takes_key(table, mine.c.id, mine.c.uniqueness, mine.c.keyless).label("may"),
                 mine.c.workflow_id,
@@ -287,67 +282,67 @@ def _act(
             .cte("may_be_queued")
             .prefix_with("MATERIALIZED")
         )
-        chosen = select(may.c.id).where(may.c.may)
-        back_in = select(may.c.id, may.c.workflow_id).where(may.c.may).cte("back_in")
+        chosen = sa.select(may.c.id).where(may.c.may)
+        back_in = sa.select(may.c.id, may.c.workflow_id).where(may.c.may).cte("back_in")
         also_done = [
             member_events([back_in], LOOK, told=True, event=events),
             _children_taken_back(table, table_of(edges), back_in, mine),
         ]
     else:
         also_done = [*given_back([mine], keys), member_events([mine], NOT_COMPLETED, told=True, event=events)]
-    changed_id: ColumnElement[int] = table.c.id if ends is None else told_one(table)
+    changed_id: sa.ColumnElement[int] = table.c.id if ends is None else told_one(table)
     if frees:
         # Called once for all rows, if there is one. It returns void, which is not NULL.
         telling = permits_freed(job=job).scalar_subquery()
-        changed_id = case((telling.is_not(None), changed_id)).label("id")
+        changed_id = sa.case((telling.is_not(None), changed_id)).label("id")
     of = members(table.c.id, chosen)
     if spread:
         place = _places(chosen)
         of = table.c.id == place.c.id  # alone: with the array besides, each row would be looked for in all places
-        values = {**values, "run_at": in_seconds(place.c.share * bindparam("spread_seconds", spread, Float))}
-    statement: Any = update(job).where(of, allowed).values(**values).returning(changed_id)
-    done: Executable = with_those_left(statement, table, [allowed, *where], locked).add_cte(*also_done)
+        values = {**values, "run_at": in_seconds(place.c.share * sa.bindparam("spread_seconds", spread, sa.Float))}
+    statement: Any = sa.update(job).where(of, allowed).values(**values).returning(changed_id)
+    done: sa.Executable = with_those_left(statement, table, [allowed, *where], locked).add_cte(*also_done)
     return done
 
 
-def _places(chosen: Any) -> CTE:
+def _places(chosen: Any) -> sa.CTE:
     """The `share` of all that come before each, from 0 on, by id."""
     ids = chosen.subquery("again")
-    before = func.row_number().over(order_by=ids.c.id) - literal_column("1")
-    share = cast(before, Float) / func.count().over()
-    return select(ids.c.id, share.label("share")).cte("place")
+    before = sa.func.row_number().over(order_by=ids.c.id) - sa.literal_column("1")
+    share = sa.cast(before, sa.Float) / sa.func.count().over()
+    return sa.select(ids.c.id, share.label("share")).cte("place")
 
 
-def _children_taken_back(table: Table, edge: Table, parents: CTE, mine: CTE) -> CTE:
+def _children_taken_back(table: sa.Table, edge: sa.Table, parents: sa.CTE, mine: sa.CTE) -> sa.CTE:
     """Members that are past these parents wait for them again, as by the function `take_back_children`. Those that are locked, or `mine`,
     are left to `advance`, which looks at the parents.
     """
     came = (
-        select(edge.c.child_id, func.min(edge.c.parent_id).label("parent_id"))
+        sa.select(edge.c.child_id, sa.func.min(edge.c.parent_id).label("parent_id"))
         .join(parents, parents.c.id == edge.c.parent_id)
-        .where(parents.c.workflow_id.is_not(None), edge.c.policy != literal_column("'count'"))
+        .where(parents.c.workflow_id.is_not(None), edge.c.policy != sa.literal_column("'count'"))
         .group_by(edge.c.child_id)
         .cte("came_back")
     )
-    zero: ColumnElement[int] = literal_column("0")
+    zero: sa.ColumnElement[int] = sa.literal_column("0")
     blocked = TRANSITIONS[JobStatus.QUEUED, Event.PAUSE]
-    later = and_(
+    later = sa.and_(
         table.c.status == status_literal(blocked),
-        or_(table.c.blocked_by == zero, table.c.blocked_by > came.c.parent_id),
+        sa.or_(table.c.blocked_by == zero, table.c.blocked_by > came.c.parent_id),
     )
     children = (
-        select(table.c.id, came.c.parent_id)
+        sa.select(table.c.id, came.c.parent_id)
         .join(came, came.c.child_id == table.c.id)
         .where(
-            or_(table.c.status == status_literal(JobStatus.QUEUED), later),
-            table.c.id.not_in(select(mine.c.id)),
+            sa.or_(table.c.status == status_literal(JobStatus.QUEUED), later),
+            table.c.id.not_in(sa.select(mine.c.id)),
         )
         .with_for_update(key_share=True, skip_locked=True, of=table)
         .cte("children")
         .prefix_with("MATERIALIZED")
     )
     return (
-        update(table)
+        sa.update(table)
         .where(
             table.c.id == children.c.id,
             status_in(table.c.status, (JobStatus.QUEUED, blocked)),
@@ -358,13 +353,13 @@ def _children_taken_back(table: Table, edge: Table, parents: CTE, mine: CTE) -> 
     )
 
 
-def with_those_left(statement: Any, table: Table, where: Sequence[Criterion], locked: Locked) -> Any:
+def with_those_left(statement: Any, table: sa.Table, where: Sequence[Criterion], locked: Locked) -> Any:
     """The UPDATE of the rows that match `where`, which returns their ids; with "skip" a row (id, changed) for each that matches."""
     if locked != "skip":
         return statement.execution_options(**UNSYNCHRONIZED)
-    matched, changed = select(table.c.id).where(*where).cte("matched"), statement.cte("changed")
+    matched, changed = sa.select(table.c.id).where(*where).cte("matched"), statement.cte("changed")
     return (
-        select(matched.c.id, changed.c.id.is_not(None).label("changed"))
+        sa.select(matched.c.id, changed.c.id.is_not(None).label("changed"))
         .select_from(matched.outerjoin(changed, changed.c.id == matched.c.id))
         .order_by(matched.c.id)
     )
@@ -387,6 +382,6 @@ def check_criteria(name: str, where: Sequence[Criterion]) -> None:
     """Raise TypeError for a value that is no condition: an id, a list of ids, a string."""
     for one in where:
         try:
-            and_(one)
+            sa.and_(one)
         except ArgumentError as error:
             raise TypeError(f"{name} takes conditions, as in {name}(Job.id == 3), not {one!r}") from error

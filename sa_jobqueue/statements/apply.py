@@ -7,32 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    Executable,
-    Float,
-    Integer,
-    SmallInteger,
-    Table,
-    TableValuedAlias,
-    Text,
-    and_,
-    bindparam,
-    case,
-    cast,
-    delete,
-    func,
-    literal_column,
-    not_,
-    or_,
-    select,
-    type_coerce,
-    union_all,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
@@ -58,17 +33,17 @@ def _error_json(change: Change) -> str | None:
 
 #: Each array parameter: the column of the changes as rows, its type, and how a change fills it.
 _ARRAYS: Mapping[str, tuple[str, TypeEngine[Any], Callable[[Change], Any]]] = {
-    "change_ids": ("id", BigInteger(), attrgetter("id")),
-    "change_tokens": ("claim_token", BigInteger(), attrgetter("claim_token")),
-    "change_status": ("status", Text(), attrgetter("status.value")),
-    "change_if_cancelled": ("if_cancelled", Text(), attrgetter("if_cancelled.value")),
-    "change_delay": ("delay", Float(53), attrgetter("delay")),
-    "change_attempt": ("attempt", SmallInteger(), attrgetter("attempt")),
-    "change_rescues": ("rescues", SmallInteger(), attrgetter("rescues")),
-    "change_error": ("error", Text(), _error_json),
-    "change_result": ("result", Text(), attrgetter("result")),
-    "change_retain": ("retain", Float(53), attrgetter("retain")),
-    "change_expired": ("expired", Boolean(), attrgetter("expired")),
+    "change_ids": ("id", sa.BigInteger(), attrgetter("id")),
+    "change_tokens": ("claim_token", sa.BigInteger(), attrgetter("claim_token")),
+    "change_status": ("status", sa.Text(), attrgetter("status.value")),
+    "change_if_cancelled": ("if_cancelled", sa.Text(), attrgetter("if_cancelled.value")),
+    "change_delay": ("delay", sa.Float(53), attrgetter("delay")),
+    "change_attempt": ("attempt", sa.SmallInteger(), attrgetter("attempt")),
+    "change_rescues": ("rescues", sa.SmallInteger(), attrgetter("rescues")),
+    "change_error": ("error", sa.Text(), _error_json),
+    "change_result": ("result", sa.Text(), attrgetter("result")),
+    "change_retain": ("retain", sa.Float(53), attrgetter("retain")),
+    "change_expired": ("expired", sa.Boolean(), attrgetter("expired")),
 }
 
 
@@ -87,7 +62,7 @@ def apply_changes(
     job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     event: type[WorkflowEvent] = WorkflowEvent,
-) -> Executable:
+) -> sa.Executable:
     """Write what claimed jobs became, each only if its claim is still valid.
 
     `skip_locked`: do not wait for a row that another transaction has locked. Durations count from the beginning of the
@@ -104,24 +79,24 @@ def apply_changes(
     if in_workflows is None:
         in_workflows = any(one.workflow is not None for one in changes)
     change = rows("change", **{column: array(name, given[name], of) for name, (column, of, _) in _ARRAYS.items()})
-    ids = array("change_ids", given["change_ids"], BigInteger())
-    locked = lock_in_order(table, table.c.id == func.any(ids), is_held(table), skip_locked=skip_locked)
+    ids = array("change_ids", given["change_ids"], sa.BigInteger())
+    locked = lock_in_order(table, table.c.id == sa.func.any(ids), is_held(table), skip_locked=skip_locked)
     valid = _is_valid(table, change)
-    mine = and_(members(table.c.id, select(locked.c.id)), valid)
+    mine = sa.and_(members(table.c.id, sa.select(locked.c.id)), valid)
     deleted = _deleted(table, change, mine, skip_locked=skip_locked, unique=unique)
     updated = _updated(table, change, mine, unique=unique, in_workflows=in_workflows)
-    written = [select(one.c.id, one.c.claim_token, one.c.status) for one in (deleted, updated)]
-    done = union_all(*written).subquery("done")
-    cancelled = and_(
+    written = [sa.select(one.c.id, one.c.claim_token, one.c.status) for one in (deleted, updated)]
+    done = sa.union_all(*written).subquery("done")
+    cancelled = sa.and_(
         done.c.status == status_literal(JobStatus.CANCELLED), change.c.status != status_literal(JobStatus.CANCELLED)
     )
     return (
-        select(
+        sa.select(
             change.c.id, change.c.claim_token, answered(done.c.id.is_not(None), valid, of=change, cancelled=cancelled)
         )
         .select_from(
             change.outerjoin(
-                done, and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
+                done, sa.and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
             )
         )
         .add_cte(
@@ -133,36 +108,38 @@ def apply_changes(
     )
 
 
-def written_before(*, ids: Sequence[int], tokens: Sequence[int | None], job: type[JobMixin] = Job) -> Executable:
+def written_before(*, ids: Sequence[int], tokens: Sequence[int | None], job: type[JobMixin] = Job) -> sa.Executable:
     """What is there of jobs whose outcomes may have been written by a commit whose answer was lost.
 
     Returns a row per claim: id; status, or NULL if the job is gone; and whether the claim was the `last` one.
     """
     table = table_of(job)
-    claim = rows("claim", id=array("claim_ids", ids, BigInteger()), token=array("claim_tokens", tokens, BigInteger()))
+    claim = rows(
+        "claim", id=array("claim_ids", ids, sa.BigInteger()), token=array("claim_tokens", tokens, sa.BigInteger())
+    )
     last = table.c.claim_token.is_not_distinct_from(claim.c.token).label("last")
-    return select(claim.c.id, table.c.status, last).select_from(claim.outerjoin(table, table.c.id == claim.c.id))
+    return sa.select(claim.c.id, table.c.status, last).select_from(claim.outerjoin(table, table.c.id == claim.c.id))
 
 
-def _is_valid(table: Table, change: TableValuedAlias) -> ColumnElement[bool]:
+def _is_valid(table: sa.Table, change: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
     """Whether the change may be written: the claim holds and, for a rescue, the lease has still run out.
 
     A renewal does not change the token, so the write of a rescue looks at the lease once more.
     """
-    return and_(
+    return sa.and_(
         fence(table, id=change.c.id, token=change.c.claim_token, by_hand=True),
-        or_(not_(change.c.expired), has_run_out(table)),
+        sa.or_(sa.not_(change.c.expired), has_run_out(table)),
     )
 
 
-def _deletes(change: TableValuedAlias) -> ColumnElement[bool]:
+def _deletes(change: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
     """`Change.deletes`, in SQL."""
-    return and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == literal_column("0"))
+    return sa.and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == sa.literal_column("0"))
 
 
 def _deleted(
-    table: Table, change: TableValuedAlias, mine: ColumnElement[bool], *, skip_locked: bool, unique: bool
-) -> CTE:
+    table: sa.Table, change: sa.TableValuedAlias, mine: sa.ColumnElement[bool], *, skip_locked: bool, unique: bool
+) -> sa.CTE:
     """Delete the rows of jobs that are not kept.
 
     A DELETE needs a stronger lock than the one of all changes: it would wait for a row of the application's that references
@@ -170,16 +147,16 @@ def _deleted(
     """
     columns = table.c
     leaving = (
-        select(columns.id)
-        .where(members(columns.id, select(change.c.id).where(_deletes(change))), is_held(table))
+        sa.select(columns.id)
+        .where(members(columns.id, sa.select(change.c.id).where(_deletes(change))), is_held(table))
         .order_by(columns.id)
         .with_for_update(skip_locked=skip_locked)
         .cte("leaving")
         .prefix_with("MATERIALIZED")
     )
     return (
-        delete(table)
-        .where(members(columns.id, select(leaving.c.id)), mine, _deletes(change))
+        sa.delete(table)
+        .where(members(columns.id, sa.select(leaving.c.id)), mine, _deletes(change))
         .returning(
             told_one(table, deleted=True),
             columns.claim_token,
@@ -191,34 +168,34 @@ def _deleted(
 
 
 def _updated(
-    table: Table, change: TableValuedAlias, mine: ColumnElement[bool], *, unique: bool, in_workflows: bool
-) -> CTE:
+    table: sa.Table, change: sa.TableValuedAlias, mine: sa.ColumnElement[bool], *, unique: bool, in_workflows: bool
+) -> sa.CTE:
     """Write all others: the jobs that end, and those that go back to the queue."""
     columns = table.c
-    status = case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
+    status = sa.case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
     finished = status_in(status, FINISHED)
     return (
-        update(table)
-        .where(mine, not_(func.coalesce(_deletes(change), literal_column("false"))))
+        sa.update(table)
+        .where(mine, sa.not_(sa.func.coalesce(_deletes(change), sa.literal_column("false"))))
         .values(
             **ended(
-                type_coerce(status, StatusText()),
+                sa.type_coerce(status, StatusText()),
                 retain=change.c.retain,
-                result=cast(change.c.result, JSONB),
+                result=sa.cast(change.c.result, JSONB),
                 only=finished,
             ),
-            run_at=case(
+            run_at=sa.case(
                 (finished, columns.run_at),
-                (change.c.delay.is_(None), func.least(columns.run_at, func.now())),
+                (change.c.delay.is_(None), sa.func.least(columns.run_at, sa.func.now())),
                 # At once, and so also for a claim in this same transaction.
-                (change.c.delay == literal_column("0"), func.now()),
+                (change.c.delay == sa.literal_column("0"), sa.func.now()),
                 else_=in_seconds(change.c.delay, after=at_end()),
             ),
-            attempt=func.greatest(cast(columns.attempt, Integer) + change.c.attempt, literal_column("0")),
-            rescues=func.least(cast(columns.rescues, Integer) + change.c.rescues, literal_column("32767")),
-            errors=case(
+            attempt=sa.func.greatest(sa.cast(columns.attempt, sa.Integer) + change.c.attempt, sa.literal_column("0")),
+            rescues=sa.func.least(sa.cast(columns.rescues, sa.Integer) + change.c.rescues, sa.literal_column("32767")),
+            errors=sa.case(
                 (change.c.error.is_(None), columns.errors),
-                else_=append_error(table, cast(change.c.error, JSONB)),
+                else_=append_error(table, sa.cast(change.c.error, JSONB)),
             ),
         )
         .returning(
@@ -232,11 +209,11 @@ def _updated(
     )
 
 
-def _ended_member(table: Table) -> list[ColumnElement[Any]]:
+def _ended_member(table: sa.Table) -> list[sa.ColumnElement[Any]]:
     """The workflow of a member that has ended, and whether it completed."""
     columns = table.c
     return [
-        case((status_in(columns.status, FINISHED), columns.workflow_id)).label("workflow_id"),
+        sa.case((status_in(columns.status, FINISHED), columns.workflow_id)).label("workflow_id"),
         (columns.status == status_literal(JobStatus.COMPLETED)).label("completed"),
     ]
 
@@ -244,24 +221,26 @@ def _ended_member(table: Table) -> list[ColumnElement[Any]]:
 def append_error(table: Any, entry: Any) -> Any:
     """The column `errors` with `entry` (jsonb) at its end, stamped with the time and attempt; the oldest entry may go."""
     errors = table.c.errors
-    stamp = func.jsonb_build_object(literal_column("'at'"), at_end(), literal_column("'attempt'"), table.c.attempt)
-    newest: ColumnElement[Any] = literal_column(f"'$[last - {MAX_ERRORS - 2} to last]'::jsonpath")
-    kept = case(
-        (func.jsonb_typeof(errors) != literal_column("'array'"), literal_column("'[]'::jsonb")),
+    stamp = sa.func.jsonb_build_object(
+        sa.literal_column("'at'"), at_end(), sa.literal_column("'attempt'"), table.c.attempt
+    )
+    newest: sa.ColumnElement[Any] = sa.literal_column(f"'$[last - {MAX_ERRORS - 2} to last]'::jsonpath")
+    kept = sa.case(
+        (sa.func.jsonb_typeof(errors) != sa.literal_column("'array'"), sa.literal_column("'[]'::jsonb")),
         (
-            func.jsonb_array_length(errors) >= literal_column(str(MAX_ERRORS)),
-            func.jsonb_path_query_array(errors, newest, type_=JSONB),
+            sa.func.jsonb_array_length(errors) >= sa.literal_column(str(MAX_ERRORS)),
+            sa.func.jsonb_path_query_array(errors, newest, type_=JSONB),
         ),
         else_=errors,
     )
-    return kept.op("||", return_type=JSONB())(func.jsonb_build_array(entry.op("||", return_type=JSONB())(stamp)))
+    return kept.op("||", return_type=JSONB())(sa.func.jsonb_build_array(entry.op("||", return_type=JSONB())(stamp)))
 
 
-def as_entry(error: ErrorEntry) -> ColumnElement[Any]:
+def as_entry(error: ErrorEntry) -> sa.ColumnElement[Any]:
     """An error as jsonb, for `append_error`; it has no traceback."""
-    return func.jsonb_build_object(
-        literal_column("'type'"), bindparam("error_type", error.type, Text),
-        literal_column("'message'"), bindparam("error_message", error.message, Text),
-        literal_column("'traceback'"), literal_column("''"),
+    return sa.func.jsonb_build_object(
+        sa.literal_column("'type'"), sa.bindparam("error_type", error.type, sa.Text),
+        sa.literal_column("'message'"), sa.bindparam("error_message", error.message, sa.Text),
+        sa.literal_column("'traceback'"), sa.literal_column("''"),
         type_=JSONB,
     )  # fmt: skip

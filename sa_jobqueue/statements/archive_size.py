@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Executable, text
+import sqlalchemy as sa
 
 __all__ = ["archive_months", "archive_needs"]
 
 
-def archive_months(*, schema: str) -> Executable:
+def archive_months(*, schema: str) -> sa.Executable:
     """A row per month of the archive, the oldest first: `month`, as "2026-11", or the name of a partition that is not the queue's;
     `rows`, as of the last vacuum or analyze; `bytes`, with indexes and TOAST.
     """
-    return text(_MONTHS).bindparams(in_schema=schema)
+    return sa.text(_MONTHS).bindparams(in_schema=schema)
 
 
 _MONTHS = """
@@ -25,9 +25,9 @@ ORDER BY part.relname
 """
 
 
-def archive_needs() -> Executable:
+def archive_needs() -> sa.Executable:
     """One row: `this_month` and `next_month`, as "2026-11"."""
-    return text(_NEEDS)
+    return sa.text(_NEEDS)
 
 
 _NEEDS = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Executable, Select, literal_column, select, text
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..models import ArchivedJob
@@ -13,15 +13,15 @@ from .parts import array, rows, table_of
 
 __all__ = ["archive_parts", "archived_ends", "archived_facts", "is_archive_locked"]
 
-_LAST: ColumnElement[Any] = literal_column("-1")
+_LAST: sa.ColumnElement[Any] = sa.literal_column("-1")
 
 
-def archive_parts(*, schema: str, table: str) -> Executable:
+def archive_parts(*, schema: str, table: str) -> sa.Executable:
     """The months of the archive, as "2026-11", the newest first, or the names of partitions that are not the queue's.
 
     None where the role may not read it; nor where policies hide rows of `table`, the jobs', from the role, and none hide them here.
     """
-    return text(_PARTS).bindparams(in_schema=schema, in_table=table)
+    return sa.text(_PARTS).bindparams(in_schema=schema, in_table=table)
 
 
 _PARTS = """
@@ -34,9 +34,9 @@ ORDER BY part.relname DESC
 """
 
 
-def is_archive_locked(*, schema: str) -> Executable:
+def is_archive_locked(*, schema: str) -> sa.Executable:
     """Whether another transaction has locked the archive, or a month of it, so that no job can be moved there; or waits for such a lock."""
-    return text(_IS_LOCKED).bindparams(in_schema=schema)
+    return sa.text(_IS_LOCKED).bindparams(in_schema=schema)
 
 
 _IS_LOCKED = """
@@ -50,25 +50,27 @@ SELECT EXISTS (
 """
 
 
-def archived_facts(id: int, *, archived_job: type[ArchivedJob] = ArchivedJob) -> Select[Any]:
+def archived_facts(id: int, *, archived_job: type[ArchivedJob] = ArchivedJob) -> sa.Select[Any]:
     """What has become of one job of the archive, and when it came there; no row if it is not there."""
     columns = table_of(archived_job).c
     names = (
         "status", "queue", "task", "attempt", "max_attempts", "finished_at", "cancel_requested_at", "duplicate_of", "archived_at",
     )  # fmt: skip
     return (
-        select(*(columns[name] for name in names), columns.errors.op("->", return_type=JSONB())(_LAST).label("error"))
+        sa.select(
+            *(columns[name] for name in names), columns.errors.op("->", return_type=JSONB())(_LAST).label("error")
+        )
         .where(columns.id == id)
         # The index of each month is looked at until one has it.
         .order_by(columns.finished_at.desc())
-        .limit(literal_column("1"))
+        .limit(sa.literal_column("1"))
     )
 
 
-def archived_ends(ids: Sequence[int], *, archived_job: type[ArchivedJob] = ArchivedJob) -> Executable:
+def archived_ends(ids: Sequence[int], *, archived_job: type[ArchivedJob] = ArchivedJob) -> sa.Executable:
     """Of these jobs, those that are in the archive: id, task, status, result and last error."""
     columns = table_of(archived_job).c
     last = columns.errors.op("->", return_type=JSONB())(_LAST)
-    asked = rows("asked", id=array("archived_ids", ids, BigInteger()))
-    found = select(columns.id, columns.task, columns.status, columns.result, last.label("error"))
+    asked = rows("asked", id=array("archived_ids", ids, sa.BigInteger()))
+    found = sa.select(columns.id, columns.task, columns.status, columns.result, last.label("error"))
     return found.where(columns.id == asked.c.id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Executable, Select, insert, select
+import sqlalchemy as sa
 
 from ..models import AuditEntry, Job, JobMixin
 from .beside import with_companions
@@ -23,12 +23,12 @@ def record_action(
     count: int,
     job: type[JobMixin] = Job,
     audit: type[AuditEntry] = AuditEntry,
-) -> Executable:
+) -> sa.Executable:
     """Note that `who` has done this to `count` things. It is for the transaction that does it, so there is both or neither.
 
     >>> statement = record_action("retry", who="ada", target={"queue": ["mail"]}, count=12)
     """
-    return insert(audit).values(action=action, who=who, target=dict(target), count=count)
+    return sa.insert(audit).values(action=action, who=who, target=dict(target), count=count)
 
 
 @with_companions
@@ -40,13 +40,13 @@ def list_audit(
     limit: int = 50,
     job: type[JobMixin] = Job,
     audit: type[AuditEntry] = AuditEntry,
-) -> Select[Any]:
+) -> sa.Select[Any]:
     """What was done, the last first: id, at, who, action, target, count.
 
     `before`: only what has a lower id. `who`, `action`: only what this operator did, only what was done so.
     """
     columns = table_of(audit).c
-    query = select(*(columns[name] for name in ("id", "at", "who", "action", "target", "count")))
+    query = sa.select(*(columns[name] for name in ("id", "at", "who", "action", "target", "count")))
     if before is not None:
         query = query.where(audit.id < before)
     if who is not None:

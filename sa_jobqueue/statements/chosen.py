@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from sqlalchemy import ColumnElement, Text, and_, case, cast, false, func, or_, select
+import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute
 
 from ..lifecycle import JobStatus
@@ -25,7 +25,7 @@ __all__ = ["Jobs", "Status", "criteria_of", "error_type", "is_worker", "reading_
 
 #: Jobs in their own table, or in the archive.
 Jobs: TypeAlias = type[JobMixin] | type[ArchivedJob]
-Moment: TypeAlias = datetime | ColumnElement[datetime]
+Moment: TypeAlias = datetime | sa.ColumnElement[datetime]
 
 
 class Status(StrEnum):
@@ -44,14 +44,14 @@ class Status(StrEnum):
     FINISHED = "finished"
 
 
-def reading_of(job: Jobs = Job) -> ColumnElement[str]:
+def reading_of(job: Jobs = Job) -> sa.ColumnElement[str]:
     """What a job is called: its status, or the reading of `queued` that fits."""
-    return case((job.is_retrying, "retrying"), (job.is_scheduled, "scheduled"), else_=job.status)
+    return sa.case((job.is_retrying, "retrying"), (job.is_scheduled, "scheduled"), else_=job.status)
 
 
-def error_type(job: Jobs = Job) -> ColumnElement[str | None]:
+def error_type(job: Jobs = Job) -> sa.ColumnElement[str | None]:
     """The class of the error that a job is in trouble with: its last one, unless it has completed since."""
-    return case((job.status != status_literal(JobStatus.COMPLETED), job.errors[-1]["type"].astext))
+    return sa.case((job.status != status_literal(JobStatus.COMPLETED), job.errors[-1]["type"].astext))
 
 
 def criteria_of(
@@ -73,7 +73,7 @@ def criteria_of(
     finished_before: Moment | None = None,
     by: InstrumentedAttribute[Any] | None = None,
     job: Jobs = Job,
-) -> list[ColumnElement[bool]]:
+) -> list[sa.ColumnElement[bool]]:
     """The criteria for `select(Job).where(...)`: one for each that is given, none where none is.
 
     Of several values of one filter any will do, except of `tag`: a job has all of them. `subject`: "Order:7", or "Order" for any row of
@@ -84,28 +84,28 @@ def criteria_of(
     Raises ValueError for a status that there is not, and for a subject that cannot be read.
     """
     time = job.created_at if by is None else by
-    found: list[ColumnElement[bool]] = []
+    found: list[sa.ColumnElement[bool]] = []
     for column, values in (
         (job.queue, queue), (job.task, task), (job.concurrency_key, key), (job.workflow_id, workflow),
     ):  # fmt: skip
         if values:
             found.append(column.in_(list(values)))
     if status:
-        found.append(or_(*(_has(Status(name), job) for name in status)))
+        found.append(sa.or_(*(_has(Status(name), job) for name in status)))
     if tag:
         found.append(job.meta.contains({"tags": list(tag)}))
     if subject:
-        found.append(or_(*(_is_about(text, job) for text in subject)))
+        found.append(sa.or_(*(_is_about(text, job) for text in subject)))
     if error:
-        found.append(or_(*(_is_class(error_type(job), name) for name in error)))
+        found.append(sa.or_(*(_is_class(error_type(job), name) for name in error)))
     if worker:
         found.append(_is_held_by(worker, job))
     if args:
         found.append(job.args.contains(dict(args)))
-    of_times: list[ColumnElement[bool] | None] = [
+    of_times: list[sa.ColumnElement[bool] | None] = [
         None if since is None else time >= since,
-        None if older_than is None else time < func.now() - older_than,
-        None if newer_than is None else time >= func.now() - newer_than,
+        None if older_than is None else time < sa.func.now() - older_than,
+        None if newer_than is None else time >= sa.func.now() - newer_than,
         None if finished_since is None else job.finished_at >= finished_since,
         None if finished_before is None else job.finished_at < finished_before,
     ]
@@ -115,15 +115,15 @@ def criteria_of(
 def _has(status: Status, job: Jobs) -> Any:
     match status:
         case Status.QUEUED | Status.SCHEDULED | Status.RETRYING | Status.DUE if issubclass(job, ArchivedJob):
-            return false()
+            return sa.false()
         case Status.QUEUED:
             return is_queued(table_of(job))
         case Status.SCHEDULED:
-            return and_(is_queued(table_of(job)), job.is_scheduled)
+            return sa.and_(is_queued(table_of(job)), job.is_scheduled)
         case Status.RETRYING:
-            return and_(is_queued(table_of(job)), job.is_retrying)
+            return sa.and_(is_queued(table_of(job)), job.is_retrying)
         case Status.DUE:
-            return and_(is_queued(table_of(job)), job.run_at <= func.now())
+            return sa.and_(is_queued(table_of(job)), job.run_at <= sa.func.now())
         case Status.LIVE:
             return job.is_live
         case Status.FINISHED:
@@ -132,25 +132,25 @@ def _has(status: Status, job: Jobs) -> Any:
             return job.status == status_literal(JobStatus(status.value))
 
 
-def is_worker(name: str, worker: type[WorkerRow] = WorkerRow) -> ColumnElement[bool]:
+def is_worker(name: str, worker: type[WorkerRow] = WorkerRow) -> sa.ColumnElement[bool]:
     """Whether a worker is called so: `web-1:4711`, or `web-1` as all of its host."""
     host, _, pid = name.rpartition(":")
     if host and pid.isascii() and pid.isdecimal() and len(pid) < 10:
-        return and_(worker.host == host, worker.pid == int(pid))
+        return sa.and_(worker.host == host, worker.pid == int(pid))
     return worker.host == name
 
 
-def _is_held_by(names: Collection[str], job: Jobs) -> ColumnElement[bool]:
+def _is_held_by(names: Collection[str], job: Jobs) -> sa.ColumnElement[bool]:
     known: type[WorkerRow] = in_schema(WorkerRow, schema_of(job))
-    ids = select(cast(known.id, Text)).where(or_(*(is_worker(name, known) for name in names)))
-    return or_(job.worker.in_(list(names)), job.worker.in_(ids))
+    ids = sa.select(sa.cast(known.id, sa.Text)).where(sa.or_(*(is_worker(name, known) for name in names)))
+    return sa.or_(job.worker.in_(list(names)), job.worker.in_(ids))
 
 
-def _is_about(text: str, job: Jobs) -> ColumnElement[bool]:
+def _is_about(text: str, job: Jobs) -> sa.ColumnElement[bool]:
     """Whether a job's subject is written so: `Order:7`, or `Order` for any of the type."""
     return job.subject == Subject.parse(text) if ":" in text else job.subject_type == text
 
 
-def _is_class(column: ColumnElement[str | None], name: str) -> ColumnElement[bool]:
+def _is_class(column: sa.ColumnElement[str | None], name: str) -> sa.ColumnElement[bool]:
     """Whether a qualified name is that of the class `name`, which may have its module or not."""
-    return or_(column == name, column.endswith(f".{name}", autoescape=True))
+    return sa.or_(column == name, column.endswith(f".{name}", autoescape=True))

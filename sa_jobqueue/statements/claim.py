@@ -13,28 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    Column,
-    ColumnElement,
-    Float,
-    Integer,
-    Select,
-    SmallInteger,
-    Table,
-    Text,
-    Update,
-    bindparam,
-    case,
-    cast,
-    func,
-    literal_column,
-    select,
-    true,
-    tuple_,
-    update,
-)
+import sqlalchemy as sa
 
 from ..lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..models import Job, JobMixin, LimitRow, status_in, status_literal
@@ -86,7 +65,7 @@ INLINE_LIMIT = 65_536
 NOTHING_INLINE = -65_536
 #: jsonb of at most 8 bytes is `{}` or `[]`, as nearly every `meta` is. Without a look at its length a claim of 100 takes 1 to
 #: 2 % longer than one without a limit, and with that look 1 to 3.5 % (PostgreSQL 18, November 2026).
-_EMPTY = literal_column("8", Integer)
+_EMPTY = sa.literal_column("8", sa.Integer)
 
 #: (queue, priority)
 Slot: TypeAlias = tuple[str, int]
@@ -197,7 +176,7 @@ def claim_jobs(
     args_limit: int = INLINE_LIMIT,
     job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
-) -> Update:
+) -> sa.Update:
     """Claim due jobs: at most `queues[name]` of each queue, higher priority first, then earlier `run_at`, then `id`.
 
     `worker`: who holds them from now on. `lease`: seconds until others may rescue them. `after`: resume points,
@@ -214,7 +193,7 @@ def claim_jobs(
     given = due_parameters(queues=queues, after=after, but=but, known=known)
     # MATERIALIZED: without the fence the planner may evaluate the picking again and take more rows than LIMIT.
     picked = _due(table_of(job), given, limit=limit).cte("picked").prefix_with("MATERIALIZED")
-    return taken(table_of(job), select(picked.c.id), worker=worker, lease=lease, args_limit=args_limit)
+    return taken(table_of(job), sa.select(picked.c.id), worker=worker, lease=lease, args_limit=args_limit)
 
 
 def claim_listed(
@@ -224,10 +203,10 @@ def claim_listed(
     lease: float,
     args_limit: int = INLINE_LIMIT,
     job: type[JobMixin] = Job,
-) -> Update:
+) -> sa.Update:
     """Claim these, as far as they are due and not locked by another. Returns what `claim_jobs` does."""
     locked = _listed(table_of(job), ids)
-    return taken(table_of(job), select(locked.c.id), worker=worker, lease=lease, args_limit=args_limit)
+    return taken(table_of(job), sa.select(locked.c.id), worker=worker, lease=lease, args_limit=args_limit)
 
 
 def due_jobs(
@@ -238,7 +217,7 @@ def due_jobs(
     known: int | None = None,
     job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
-) -> Select[Any]:
+) -> sa.Select[Any]:
     """The id and the queue of the jobs that `claim_jobs` would claim, in that order; they are locked."""
     given = due_parameters(queues=queues, after=after, but=but, known=known)
     return _due(table_of(job), given, limit=limit, named=True)
@@ -251,49 +230,49 @@ def lock_listed(
     known: int | None = None,
     job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
-) -> Select[Any]:
+) -> sa.Select[Any]:
     """The ids of those among these that `claim_listed` would claim; they are locked. They are of these `queues`, where, as in
     `claim_jobs`, there are no limits that the worker has not `known`.
     """
     table = table_of(job)
     given = {"queue_names": queues, "known_limits": known}
-    return select(_listed(table, ids).c.id).where(knows_limits(table, table_of(limit), given))
+    return sa.select(_listed(table, ids).c.id).where(knows_limits(table, table_of(limit), given))
 
 
-def _listed(table: Table, ids: Sequence[int]) -> CTE:
+def _listed(table: sa.Table, ids: Sequence[int]) -> sa.CTE:
     columns = table.c
     return lock_in_order(
         table,
-        columns.id == func.any(array("listed_ids", ids, BigInteger())),
+        columns.id == sa.func.any(array("listed_ids", ids, sa.BigInteger())),
         status_in(columns.status, sources(Event.CLAIM)),
-        columns.run_at <= func.now(),
+        columns.run_at <= sa.func.now(),
     )
 
 
-def _due(table: Table, given: Mapping[str, Any], *, limit: type[LimitRow], named: bool = False) -> Select[Any]:
+def _due(table: sa.Table, given: Mapping[str, Any], *, limit: type[LimitRow], named: bool = False) -> sa.Select[Any]:
     """The ids of the due jobs, locked; with their queues if these are to be `named`."""
     columns = table.c
     queue = rows(
         "queue",
-        name=array("queue_names", given["queue_names"], Text()),
-        free=array("queue_free", given["queue_free"], Integer()),
+        name=array("queue_names", given["queue_names"], sa.Text()),
+        free=array("queue_free", given["queue_free"], sa.Integer()),
     )
     slot = rows(
         "slot",
-        queue=array("slot_queues", given["slot_queues"], Text()),
-        level=array("slot_levels", given["slot_levels"], SmallInteger()),
-        at=array("slot_times", given["slot_times"], Float(53)),
-        id=array("slot_ids", given["slot_ids"], BigInteger()),
+        queue=array("slot_queues", given["slot_queues"], sa.Text()),
+        level=array("slot_levels", given["slot_levels"], sa.SmallInteger()),
+        at=array("slot_times", given["slot_times"], sa.Float(53)),
+        id=array("slot_ids", given["slot_ids"], sa.BigInteger()),
     )
     due = (
-        select(columns.id)
+        sa.select(columns.id)
         .where(
             columns.queue == slot.c.queue,
             columns.priority == slot.c.level,
             status_in(columns.status, sources(Event.CLAIM)),
             columns.concurrency_key.is_(None),
-            columns.run_at <= func.now(),
-            tuple_(columns.run_at, columns.id) > tuple_(func.to_timestamp(slot.c.at), slot.c.id),
+            columns.run_at <= sa.func.now(),
+            sa.tuple_(columns.run_at, columns.id) > sa.tuple_(sa.func.to_timestamp(slot.c.at), slot.c.id),
             *_but(columns.id, given),
         )
         .order_by(columns.run_at, columns.id)
@@ -304,47 +283,51 @@ def _due(table: Table, given: Mapping[str, Any], *, limit: type[LimitRow], named
         .lateral("due")
     )
     candidate = (
-        select(due.c.id)
-        .select_from(slot.join(due, true()))
+        sa.select(due.c.id)
+        .select_from(slot.join(due, sa.true()))
         .where(slot.c.queue == queue.c.name)
         .limit(queue.c.free)
         .correlate(queue)
         .lateral("candidate")
     )
     found = [candidate.c.id, queue.c.name] if named else [candidate.c.id]
-    return select(*found).select_from(queue.join(candidate, true())).where(knows_limits(table, table_of(limit), given))
+    return (
+        sa.select(*found)
+        .select_from(queue.join(candidate, sa.true()))
+        .where(knows_limits(table, table_of(limit), given))
+    )
 
 
-def _but(id: Column[int], given: Mapping[str, Any]) -> list[ColumnElement[bool]]:
+def _but(id: sa.Column[int], given: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
     if "but_ids" not in given:
         return []
-    return [id != func.all(array("but_ids", given["but_ids"], BigInteger()))]
+    return [id != sa.func.all(array("but_ids", given["but_ids"], sa.BigInteger()))]
 
 
 def taken(
-    table: Table,
-    ids: Select[Any],
+    table: sa.Table,
+    ids: sa.Select[Any],
     *,
     worker: str,
     lease: float,
     args_limit: int,
-    at: ColumnElement[Any] | None = None,
-) -> Update:
+    at: sa.ColumnElement[Any] | None = None,
+) -> sa.Update:
     """Claim the rows with these ids. `at`: when; the transaction's now() if None."""
     columns = table.c
-    limit = bindparam("inline_limit", args_limit, Integer)
+    limit = sa.bindparam("inline_limit", args_limit, sa.Integer)
     return (
-        update(table)
+        sa.update(table)
         .where(members(columns.id, ids))
         .values(
             status=status_literal(TRANSITIONS[JobStatus.QUEUED, Event.CLAIM]),
             # Made at each execution: a statement that is executed again must not give the token of an old claim.
-            claim_token=bindparam("by_token", callable_=new_token, type_=BigInteger),
+            claim_token=sa.bindparam("by_token", callable_=new_token, type_=sa.BigInteger),
             # At the limit of its type a counter stays as it is, so that it does not fail the whole claim.
-            claims=func.least(columns.claims, literal_column("2147483646")) + literal_column("1"),
-            attempt=func.least(columns.attempt, literal_column("32766")) + literal_column("1"),
-            worker=bindparam("by_worker", worker, Text),
-            claimed_at=func.now() if at is None else at,
+            claims=sa.func.least(columns.claims, sa.literal_column("2147483646")) + sa.literal_column("1"),
+            attempt=sa.func.least(columns.attempt, sa.literal_column("32766")) + sa.literal_column("1"),
+            worker=sa.bindparam("by_worker", worker, sa.Text),
+            claimed_at=sa.func.now() if at is None else at,
             lease_expires_at=in_seconds(lease, name="lease_seconds"),
         )
         .returning(
@@ -365,14 +348,21 @@ def taken(
     )
 
 
-def _inline(column: Column[Any], limit: ColumnElement[int]) -> ColumnElement[Any]:
+def _inline(column: sa.Column[Any], limit: sa.ColumnElement[int]) -> sa.ColumnElement[Any]:
     """A column's JSON as text, or NULL if it is longer than `limit`.
 
     The stored size says little about that: 64 KiB of text may be compressed to 1, and a number of a few bytes may have
     130,000 digits. But a value whose stored size is above the limit is not converted at all; hence CASE, because AND has no
     order. OFFSET 0 is a fence: without it the text would be made twice, at three times the cost for arguments of 200 bytes.
     """
-    size = func.pg_column_size(column)
-    text = select(cast(column, Text).label("text")).correlate(column.table).offset(literal_column("0")).subquery("made")
-    short = select(case((func.octet_length(text.c.text) <= limit, text.c.text))).correlate(column.table)
-    return case((size <= _EMPTY, cast(column, Text)), (size <= limit, short.scalar_subquery())).label(column.key)
+    size = sa.func.pg_column_size(column)
+    text = (
+        sa.select(sa.cast(column, sa.Text).label("text"))
+        .correlate(column.table)
+        .offset(sa.literal_column("0"))
+        .subquery("made")
+    )
+    short = sa.select(sa.case((sa.func.octet_length(text.c.text) <= limit, text.c.text))).correlate(column.table)
+    return sa.case((size <= _EMPTY, sa.cast(column, sa.Text)), (size <= limit, short.scalar_subquery())).label(
+        column.key
+    )

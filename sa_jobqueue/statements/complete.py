@@ -10,28 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    CTE,
-    BigInteger,
-    ColumnElement,
-    CompoundSelect,
-    Executable,
-    Float,
-    Table,
-    TableValuedAlias,
-    Text,
-    Update,
-    and_,
-    bindparam,
-    cast,
-    delete,
-    func,
-    null,
-    select,
-    union_all,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..context import ClaimedJob
@@ -81,11 +60,11 @@ def complete_jobs(
     tokens: Sequence[int],
     retain: Sequence[float | None],
     results: Sequence[str | None] | None = None,
-    claim: Update | CompoundSelect[Any] | None = None,
+    claim: sa.Update | sa.CompoundSelect[Any] | None = None,
     in_workflows: bool = False,
     job: type[JobMixin] = Job,
     event: type[WorkflowEvent] = WorkflowEvent,
-) -> Executable:
+) -> sa.Executable:
     """Jobs that ended well become `completed`, each only if its claim is still valid.
 
     `retain`: seconds, by the database's clock, until the row may be deleted, None: never. `results`: of each job its result as
@@ -98,10 +77,12 @@ def complete_jobs(
     `written_ids`), and behind it the rows of the claim.
     """
     table = table_of(job)
-    more = {} if results is None else {"result": array(_RESULTS, results, Text())}
-    done, locked, valid = _batch(table, ids, tokens, more={"retain": array("done_retain", retain, Float(53)), **more})
-    result = None if results is None else cast(done.c.result, JSONB)
-    completed = update(table).where(valid).values(_completed(done.c.retain, result))
+    more = {} if results is None else {"result": array(_RESULTS, results, sa.Text())}
+    done, locked, valid = _batch(
+        table, ids, tokens, more={"retain": array("done_retain", retain, sa.Float(53)), **more}
+    )
+    result = None if results is None else sa.cast(done.c.result, JSONB)
+    completed = sa.update(table).where(valid).values(_completed(done.c.retain, result))
     if not in_workflows:
         return _answered(table, locked, completed.returning(table.c.id).cte("written"), claim)
     written = completed.returning(table.c.id, table.c.workflow_id).cte("written")
@@ -123,56 +104,62 @@ def complete_job(
     in_workflow: bool = False,
     job: type[JobMixin] = Job,
     event: type[WorkflowEvent] = WorkflowEvent,
-) -> Executable:
+) -> sa.Executable:
     """The same for one job, waiting for its row if another transaction has locked it. Its id comes back, or no row.
 
     For the transactions of handlers. It finds the row by its key, whatever planner settings their connections have.
     `result`: as JSON text; None: the statement records none. `in_workflow`: whether it is a member of a workflow.
     """
     table = table_of(job)
-    recorded = None if result is None else cast(bindparam("done_result", result, Text), JSONB)
+    recorded = None if result is None else sa.cast(sa.bindparam("done_result", result, sa.Text), JSONB)
     completed = (
-        update(table)
-        .where(fence(table, id=bindparam("done_id", id, BigInteger), token=bindparam("done_token", token, BigInteger)))
-        .values(_completed(bindparam("done_retain", retain, Float), recorded))
+        sa.update(table)
+        .where(
+            fence(
+                table,
+                id=sa.bindparam("done_id", id, sa.BigInteger),
+                token=sa.bindparam("done_token", token, sa.BigInteger),
+            )
+        )
+        .values(_completed(sa.bindparam("done_retain", retain, sa.Float), recorded))
     )
     if not in_workflow:
         return completed.returning(told_one(table))
     written = completed.returning(told_one(table), table.c.workflow_id).cte("written")
-    return select(written.c.id).add_cte(member_events([written], event=event))
+    return sa.select(written.c.id).add_cte(member_events([written], event=event))
 
 
-def _completed(retain: ColumnElement[Any], result: ColumnElement[Any] | None) -> dict[str, ColumnElement[Any]]:
+def _completed(retain: sa.ColumnElement[Any], result: sa.ColumnElement[Any] | None) -> dict[str, sa.ColumnElement[Any]]:
     return ended(status_literal(TRANSITIONS[JobStatus.RUNNING, Event.COMPLETE]), retain=retain, result=result)
 
 
 def _batch(
-    table: Table,
+    table: sa.Table,
     ids: Sequence[int],
     tokens: Sequence[int],
     *,
-    more: Mapping[str, ColumnElement[Any]] | None = None,
+    more: Mapping[str, sa.ColumnElement[Any]] | None = None,
     to_delete: bool = False,
-) -> tuple[TableValuedAlias, CTE, ColumnElement[bool]]:
+) -> tuple[sa.TableValuedAlias, sa.CTE, sa.ColumnElement[bool]]:
     """The completions as rows, their jobs locked, and the condition of a write: locked, and the claim is still valid."""
-    of_jobs = array("done_ids", ids, BigInteger())
-    done = rows("done", id=of_jobs, token=array("done_tokens", tokens, BigInteger()), **(more or {}))
-    locked = lock_in_order(table, table.c.id == func.any(of_jobs), is_held(table), to_delete=to_delete)
-    is_locked = members(table.c.id, select(locked.c.id))
-    return done, locked, and_(is_locked, fence(table, id=done.c.id, token=done.c.token))
+    of_jobs = array("done_ids", ids, sa.BigInteger())
+    done = rows("done", id=of_jobs, token=array("done_tokens", tokens, sa.BigInteger()), **(more or {}))
+    locked = lock_in_order(table, table.c.id == sa.func.any(of_jobs), is_held(table), to_delete=to_delete)
+    is_locked = members(table.c.id, sa.select(locked.c.id))
+    return done, locked, sa.and_(is_locked, fence(table, id=done.c.id, token=done.c.token))
 
 
 def delete_completed(
     *,
     ids: Sequence[int],
     tokens: Sequence[int],
-    claim: Update | CompoundSelect[Any] | None = None,
+    claim: sa.Update | sa.CompoundSelect[Any] | None = None,
     job: type[JobMixin] = Job,
-) -> Executable:
+) -> sa.Executable:
     """As `complete_jobs`, but the jobs are not kept: their rows are deleted."""
     table = table_of(job)
     _, locked, valid = _batch(table, ids, tokens, to_delete=True)
-    written = delete(table).where(valid).returning(table.c.id).cte("written")
+    written = sa.delete(table).where(valid).returning(table.c.id).cte("written")
     return _answered(table, locked, written, claim)
 
 
@@ -188,13 +175,13 @@ def written_ids(row: Sequence[Any]) -> list[int]:
 
 
 def _answered(
-    table: Table, locked: CTE, written: CTE, claim: Update | CompoundSelect[Any] | None, *also: CTE
-) -> Executable:
-    ids = told(func.array_agg(written.c.id, type_=ARRAY(BigInteger)), of=table)
+    table: sa.Table, locked: sa.CTE, written: sa.CTE, claim: sa.Update | sa.CompoundSelect[Any] | None, *also: sa.CTE
+) -> sa.Executable:
+    ids = told(sa.func.array_agg(written.c.id, type_=sa.ARRAY(sa.BigInteger)), of=table)
     if claim is None:
-        return select(ids).select_from(written).add_cte(locked, *also)
+        return sa.select(ids).select_from(written).add_cte(locked, *also)
     claimed = claim.cte("claimed")
-    answer = [cast(ids, Text) if column.key == _IDS else null() for column in claimed.c]
+    answer = [sa.cast(ids, sa.Text) if column.key == _IDS else sa.null() for column in claimed.c]
     # The order matters, because they are executed in it: a unique index of the application's may allow only one running job
     # of a kind.
-    return union_all(select(*answer).select_from(written), select(*claimed.c)).add_cte(locked, *also)
+    return sa.union_all(sa.select(*answer).select_from(written), sa.select(*claimed.c)).add_cte(locked, *also)

@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    ColumnElement,
-    ColumnExpressionArgument,
-    Executable,
-    Float,
-    and_,
-    func,
-    literal_column,
-    select,
-    type_coerce,
-)
+import sqlalchemy as sa
 
 from ..lifecycle import JobStatus
 from ..models import Job, JobMixin, status_literal
@@ -22,8 +12,8 @@ __all__ = ["count_jobs"]
 
 
 def count_jobs(
-    *where: ColumnExpressionArgument[bool], lately: float = 3_600.0, job: type[JobMixin] = Job
-) -> Executable:
+    *where: sa.ColumnExpressionArgument[bool], lately: float = 3_600.0, job: type[JobMixin] = Job
+) -> sa.Executable:
     """A row per queue, by name: queue, queued, due, oldest_due_age, blocked, running, completed, failed, cancelled.
 
     `due` are the queued jobs whose time has come; `oldest_due_age` is how long, in seconds, the first of them has
@@ -33,21 +23,21 @@ def count_jobs(
     columns = table_of(job).c
     status = columns.status
 
-    def having(*criteria: ColumnElement[bool]) -> ColumnElement[int]:
-        return func.count().filter(and_(*criteria))
+    def having(*criteria: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+        return sa.func.count().filter(sa.and_(*criteria))
 
     recent = columns.finished_at >= in_seconds(-lately, name="lately_seconds")
-    due = and_(status == status_literal(JobStatus.QUEUED), columns.run_at <= func.now())
+    due = sa.and_(status == status_literal(JobStatus.QUEUED), columns.run_at <= sa.func.now())
     # A job that is due since ever (-infinity) has waited since the year 2: there is no difference to infinity before
     # PostgreSQL 17, and no JSON for it.
-    since = func.greatest(columns.run_at, literal_column("timestamptz '0002-01-01 00:00:00+00'"))
-    oldest = func.extract("epoch", func.now() - func.min(since).filter(due))
+    since = sa.func.greatest(columns.run_at, sa.literal_column("timestamptz '0002-01-01 00:00:00+00'"))
+    oldest = sa.func.extract("epoch", sa.func.now() - sa.func.min(since).filter(due))
     return (
-        select(
+        sa.select(
             columns.queue,
             having(status == status_literal(JobStatus.QUEUED)).label("queued"),
             having(due).label("due"),
-            type_coerce(oldest, Float).label("oldest_due_age"),
+            sa.type_coerce(oldest, sa.Float).label("oldest_due_age"),
             having(status == status_literal(JobStatus.BLOCKED)).label("blocked"),
             having(status == status_literal(JobStatus.RUNNING)).label("running"),
             *(

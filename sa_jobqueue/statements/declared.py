@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import (
-    Executable,
-    Text,
-    func,
-    literal_column,
-    null,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from ..models import Schedule
@@ -38,29 +30,29 @@ DEFINED = (
 )  # fmt: skip
 
 
-def declared_schedules(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
+def declared_schedules(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> sa.Executable:
     """Those of these schedules that are there. Columns: name; current, the digest of the definition that code declared last, and age,
     the seconds since then, both NULL if it was made at run time; undeclared, true if it is paused because no code declares it.
     """
     columns = table_of(schedule).c
-    current = columns.definitions[func.cardinality(columns.definitions)]
-    return select(
+    current = columns.definitions[sa.func.cardinality(columns.definitions)]
+    return sa.select(
         columns.name,
         current.label("current"),
-        (epoch(func.now()) - epoch(columns.declared_at)).label("age"),
-        (columns.paused_by == literal_column("'undeclared'")).label("undeclared"),
-    ).where(columns.name == func.any(array("schedule_names", names, Text())))
+        (epoch(sa.func.now()) - epoch(columns.declared_at)).label("age"),
+        (columns.paused_by == sa.literal_column("'undeclared'")).label("undeclared"),
+    ).where(columns.name == sa.func.any(array("schedule_names", names, sa.Text())))
 
 
-def declare_new(*, values: Mapping[str, Any], digest: str, schedule: type[Schedule] = Schedule) -> Executable:
+def declare_new(*, values: Mapping[str, Any], digest: str, schedule: type[Schedule] = Schedule) -> sa.Executable:
     """Insert a schedule that code declares. Nothing happens if its name is there."""
     made = insert(table_of(schedule)).values(
-        **values, declared=dict(values), definitions=[digest], declared_at=func.now()
+        **values, declared=dict(values), definitions=[digest], declared_at=sa.func.now()
     )
-    return made.on_conflict_do_nothing(index_elements=["name"]).returning(literal_column("1"))
+    return made.on_conflict_do_nothing(index_elements=["name"]).returning(sa.literal_column("1"))
 
 
-def lock_declared(name: str, *, schedule: type[Schedule] = Schedule) -> Executable:
+def lock_declared(name: str, *, schedule: type[Schedule] = Schedule) -> sa.Executable:
     """One schedule that code has declared, locked: its definition in the row, what code had declared, and the digests so far.
 
     Nothing if another transaction has locked it just now.
@@ -68,7 +60,7 @@ def lock_declared(name: str, *, schedule: type[Schedule] = Schedule) -> Executab
     columns = table_of(schedule).c
     own = [columns[key] for key in DEFINED]
     return (
-        select(*own, columns.declared, columns.definitions)
+        sa.select(*own, columns.declared, columns.definitions)
         .where(columns.name == name, columns.declared_at.is_not(None))
         .with_for_update(key_share=True, skip_locked=True)
     )
@@ -81,50 +73,55 @@ def change_declared(
     declared: Mapping[str, Any],
     definitions: Sequence[str],
     schedule: type[Schedule] = Schedule,
-) -> Executable:
+) -> sa.Executable:
     """Write a new definition: the columns that are to change, and what code says of all of them."""
     table = table_of(schedule)
     return (
-        update(table)
+        sa.update(table)
         .where(table.c.name == name)
-        .values(**changes, declared=dict(declared), definitions=list(definitions), declared_at=func.now())
+        .values(**changes, declared=dict(declared), definitions=list(definitions), declared_at=sa.func.now())
     )
 
 
-def say_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
+def say_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> sa.Executable:
     """These schedules are declared by a living worker. A row that another transaction has locked is left."""
     table = table_of(schedule)
-    mine = lock_in_order(table, table.c.name == func.any(array("schedule_names", names, Text())))
-    return update(table).where(members(table.c.id, select(mine.c.id))).values(declared_at=func.now())
+    mine = lock_in_order(table, table.c.name == sa.func.any(array("schedule_names", names, sa.Text())))
+    return sa.update(table).where(members(table.c.id, sa.select(mine.c.id))).values(declared_at=sa.func.now())
 
 
-def resume_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> Executable:
+def resume_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> sa.Executable:
     """Schedules that were paused because no code declared them go on. Returns their names; not of a row that another transaction has
     locked.
     """
     table = table_of(schedule)
     mine = lock_in_order(
         table,
-        table.c.name == func.any(array("schedule_names", names, Text())),
-        table.c.paused_by == literal_column("'undeclared'"),
+        table.c.name == sa.func.any(array("schedule_names", names, sa.Text())),
+        table.c.paused_by == sa.literal_column("'undeclared'"),
     )
-    return update(table).where(members(table.c.id, select(mine.c.id))).values(paused_at=null()).returning(table.c.name)
+    return (
+        sa.update(table)
+        .where(members(table.c.id, sa.select(mine.c.id)))
+        .values(paused_at=sa.null())
+        .returning(table.c.name)
+    )
 
 
-def pause_undeclared(*, after: timedelta, schedule: type[Schedule] = Schedule) -> Executable:
+def pause_undeclared(*, after: timedelta, schedule: type[Schedule] = Schedule) -> sa.Executable:
     """Pause the schedules that code had declared, and that none has for this long. Returns their names; not of a row that another
     transaction has locked.
     """
     table = table_of(schedule)
     columns = table.c
-    mine = lock_in_order(table, columns.paused_at.is_(None), columns.declared_at < func.now() - after)
+    mine = lock_in_order(table, columns.paused_at.is_(None), columns.declared_at < sa.func.now() - after)
     return (
-        update(table)
-        .where(members(columns.id, select(mine.c.id)))
+        sa.update(table)
+        .where(members(columns.id, sa.select(mine.c.id)))
         .values(
-            paused_at=func.now(),
-            paused_by=literal_column("'undeclared'"),
-            pause_reason=literal_column("'no worker''s code declares it any more'"),
+            paused_at=sa.func.now(),
+            paused_by=sa.literal_column("'undeclared'"),
+            pause_reason=sa.literal_column("'no worker''s code declares it any more'"),
         )
         .returning(columns.name)
     )

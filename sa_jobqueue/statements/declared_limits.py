@@ -6,19 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Executable,
-    Text,
-    bindparam,
-    delete,
-    func,
-    literal_column,
-    not_,
-    select,
-    tuple_,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from ..limits import Limits
@@ -40,40 +28,40 @@ __all__ = [
 LIMITS = tuple(Limits().columns())
 
 
-def declared_limits(owners: Sequence[str], names: Sequence[str], *, limit: type[LimitRow] = LimitRow) -> Executable:
+def declared_limits(owners: Sequence[str], names: Sequence[str], *, limit: type[LimitRow] = LimitRow) -> sa.Executable:
     """Those of these limits that are there. Columns: owner; name; current, the digest of the definition that code declared last, and
     age, the seconds since then, both NULL if code has not declared it yet.
     """
     table = table_of(limit)
     given = _given(owners, names)
     columns = table.c
-    current = columns.definitions[func.cardinality(columns.definitions)]
-    return select(
+    current = columns.definitions[sa.func.cardinality(columns.definitions)]
+    return sa.select(
         columns.owner,
         columns.name,
         current.label("current"),
-        (epoch(func.now()) - epoch(columns.declared_at)).label("age"),
+        (epoch(sa.func.now()) - epoch(columns.declared_at)).label("age"),
     ).select_from(table.join(given, (columns.owner == given.c.owner) & (columns.name == given.c.name)))
 
 
 def declare_new_limit(
     owner: str, name: str, *, values: Mapping[str, Any], digest: str, limit: type[LimitRow] = LimitRow
-) -> Executable:
+) -> sa.Executable:
     """Insert limits that code declares. Nothing happens if the row is there."""
     made = insert(table_of(limit)).values(
-        owner=owner, name=name, **values, declared=dict(values), definitions=[digest], declared_at=func.now()
+        owner=owner, name=name, **values, declared=dict(values), definitions=[digest], declared_at=sa.func.now()
     )
-    return made.on_conflict_do_nothing(index_elements=["owner", "name"]).returning(literal_column("1"))
+    return made.on_conflict_do_nothing(index_elements=["owner", "name"]).returning(sa.literal_column("1"))
 
 
-def lock_declared_limit(owner: str, name: str, *, limit: type[LimitRow] = LimitRow) -> Executable:
+def lock_declared_limit(owner: str, name: str, *, limit: type[LimitRow] = LimitRow) -> sa.Executable:
     """One row, locked: its limits, whether they are an operator's, what code had declared, and the digests so far.
 
     Nothing if another transaction has locked it just now.
     """
     columns = table_of(limit).c
     return (
-        select(*(columns[key] for key in LIMITS), columns.held, columns.declared, columns.definitions)
+        sa.select(*(columns[key] for key in LIMITS), columns.held, columns.declared, columns.definitions)
         .where(*_is(limit, owner, name))
         .with_for_update(key_share=True, skip_locked=True)
     )
@@ -87,57 +75,62 @@ def change_declared_limit(
     declared: Mapping[str, Any],
     definitions: Sequence[str],
     limit: type[LimitRow] = LimitRow,
-) -> Executable:
+) -> sa.Executable:
     """Write a new definition: the columns that are to change, and what code says of all of them."""
-    said = bindparam("declared_values", dict(declared), JSONB)
+    said = sa.bindparam("declared_values", dict(declared), JSONB)
     return (
-        update(table_of(limit))
+        sa.update(table_of(limit))
         .where(*_is(limit, owner, name))
-        .values(**changes, declared=said, definitions=list(definitions), declared_at=func.now())
+        .values(**changes, declared=said, definitions=list(definitions), declared_at=sa.func.now())
     )
 
 
-def say_declared_limits(owners: Sequence[str], names: Sequence[str], *, limit: type[LimitRow] = LimitRow) -> Executable:
+def say_declared_limits(
+    owners: Sequence[str], names: Sequence[str], *, limit: type[LimitRow] = LimitRow
+) -> sa.Executable:
     """These limits are declared by a living worker. A row that another transaction has locked is left."""
     table = table_of(limit)
     given = _given(owners, names)
-    mine = _locked(limit, tuple_(table.c.owner, table.c.name).in_(select(given.c.owner, given.c.name)))
-    return update(table).where(_among(limit, mine)).values(declared_at=func.now())
+    mine = _locked(limit, sa.tuple_(table.c.owner, table.c.name).in_(sa.select(given.c.owner, given.c.name)))
+    return sa.update(table).where(_among(limit, mine)).values(declared_at=sa.func.now())
 
 
-def are_undeclared(*, after: timedelta, limit: type[LimitRow] = LimitRow) -> ColumnElement[bool]:
+def are_undeclared(*, after: timedelta, limit: type[LimitRow] = LimitRow) -> sa.ColumnElement[bool]:
     """Whether there are limits that no code has declared for this long, and that nothing else needs."""
-    return select(literal_column("1")).where(*_undeclared(limit, after)).exists()
+    return sa.select(sa.literal_column("1")).where(*_undeclared(limit, after)).exists()
 
 
-def drop_undeclared_limits(*, after: timedelta, limit: type[LimitRow] = LimitRow) -> Executable:
+def drop_undeclared_limits(*, after: timedelta, limit: type[LimitRow] = LimitRow) -> sa.Executable:
     """Delete the limits that code had declared, and that none has for this long; but not what an operator has changed or paused.
     Returns owner and name; not of a row that another transaction has locked.
     """
     table = table_of(limit)
     mine = _locked(limit, *_undeclared(limit, after))
-    return delete(table).where(_among(limit, mine)).returning(table.c.owner, table.c.name)
+    return sa.delete(table).where(_among(limit, mine)).returning(table.c.owner, table.c.name)
 
 
-def _undeclared(limit: type[LimitRow], after: timedelta) -> list[ColumnElement[bool]]:
+def _undeclared(limit: type[LimitRow], after: timedelta) -> list[sa.ColumnElement[bool]]:
     columns = table_of(limit).c
-    return [columns.declared_at < func.now() - after, not_(columns.held), columns.paused_at.is_(None)]
+    return [columns.declared_at < sa.func.now() - after, sa.not_(columns.held), columns.paused_at.is_(None)]
 
 
 def _given(owners: Sequence[str], names: Sequence[str]) -> Any:
-    return rows("given", owner=array("limit_owners", owners, Text()), name=array("limit_names", names, Text()))
+    return rows("given", owner=array("limit_owners", owners, sa.Text()), name=array("limit_names", names, sa.Text()))
 
 
-def _is(limit: type[LimitRow], owner: str, name: str) -> list[ColumnElement[bool]]:
+def _is(limit: type[LimitRow], owner: str, name: str) -> list[sa.ColumnElement[bool]]:
     columns = table_of(limit).c
-    return [columns.owner == bindparam("of_owner", owner, Text), columns.name == bindparam("of_name", name, Text)]
+    return [
+        columns.owner == sa.bindparam("of_owner", owner, sa.Text),
+        columns.name == sa.bindparam("of_name", name, sa.Text),
+    ]
 
 
-def _locked(limit: type[LimitRow], *where: ColumnElement[bool]) -> Any:
+def _locked(limit: type[LimitRow], *where: sa.ColumnElement[bool]) -> Any:
     """The rows that match, locked by this statement in the order of their names."""
     columns = table_of(limit).c
     return (
-        select(columns.owner, columns.name)
+        sa.select(columns.owner, columns.name)
         .where(*where)
         .order_by(columns.owner, columns.name)
         .with_for_update(skip_locked=True)
@@ -146,6 +139,6 @@ def _locked(limit: type[LimitRow], *where: ColumnElement[bool]) -> Any:
     )
 
 
-def _among(limit: type[LimitRow], mine: Any) -> ColumnElement[bool]:
+def _among(limit: type[LimitRow], mine: Any) -> sa.ColumnElement[bool]:
     columns = table_of(limit).c
-    return tuple_(columns.owner, columns.name).in_(select(mine.c.owner, mine.c.name))
+    return sa.tuple_(columns.owner, columns.name).in_(sa.select(mine.c.owner, mine.c.name))

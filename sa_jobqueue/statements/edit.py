@@ -13,26 +13,7 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    DateTime,
-    Executable,
-    Interval,
-    SmallInteger,
-    Table,
-    Text,
-    bindparam,
-    case,
-    cast,
-    func,
-    insert,
-    literal_column,
-    not_,
-    null,
-    select,
-    type_coerce,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..durations import Duration, seconds_of
@@ -51,7 +32,7 @@ __all__ = ["EDITABLE", "copy_jobs", "edit_jobs"]
 #: The worker that runs a job has its arguments already.
 EDITABLE = tuple(one for one in JobStatus if one not in HELD)
 #: What the copy of a unique job does not take over: a copy whose key is taken is a duplicate, and changes no other job.
-_ON_CLASH: ColumnElement[Any] = literal_column("'{on_clash,replace,max_wait}'::text[]")
+_ON_CLASH: sa.ColumnElement[Any] = sa.literal_column("'{on_clash,replace,max_wait}'::text[]")
 
 
 def edit_jobs(
@@ -62,7 +43,7 @@ def edit_jobs(
     run_at: datetime | timedelta | None = None,
     locked: Locked = "wait",
     job: type[JobMixin] = Job,
-) -> Executable:
+) -> sa.Executable:
     """Change the arguments, the queue, the priority or the due time of jobs that are not running. Returns the ids of those that it changed.
 
     `args`: all arguments, as plain JSON; they replace those that are there. `run_at`: a datetime with a time zone, or a timedelta from
@@ -79,33 +60,35 @@ def edit_jobs(
     table = table_of(job)
     allowed = status_in(table.c.status, EDITABLE)
     mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait")
-    changed = update(job).where(members(table.c.id, select(mine.c.id)), allowed).values(values).returning(table.c.id)
-    done: Executable = with_those_left(changed, table, [allowed, *where], locked)
+    changed = (
+        sa.update(job).where(members(table.c.id, sa.select(mine.c.id)), allowed).values(values).returning(table.c.id)
+    )
+    done: sa.Executable = with_those_left(changed, table, [allowed, *where], locked)
     return done
 
 
-def _edited(args: Any, queue: Any, priority: Any, run_at: Any) -> Iterator[tuple[str, ColumnElement[Any]]]:
+def _edited(args: Any, queue: Any, priority: Any, run_at: Any) -> Iterator[tuple[str, sa.ColumnElement[Any]]]:
     """The columns to change, with values that have been checked."""
     if args is not None:
         if not isinstance(args, Mapping):
             raise TypeError(f"edit_jobs(args=...) takes arguments by name, not {type(args).__name__}")
         text = encode_plain(args, what="edit_jobs()")
-        yield "args", cast(bindparam("edited_args", text, Text), JSONB)
+        yield "args", sa.cast(sa.bindparam("edited_args", text, sa.Text), JSONB)
     if queue is not None:
-        yield "queue", bindparam("edited_queue", checked_name(queue, "queue", OptionError), Text)
+        yield "queue", sa.bindparam("edited_queue", checked_name(queue, "queue", OptionError), sa.Text)
     if priority is not None:
         checked = checked_int(priority, "priority", 0, MAX_PRIORITY, OptionError)
-        yield "priority", bindparam("edited_priority", checked, SmallInteger)
+        yield "priority", sa.bindparam("edited_priority", checked, sa.SmallInteger)
     if run_at is not None:
         due = checked_due(run_at)
         if isinstance(due, timedelta):
             yield "run_at", in_seconds(due.total_seconds(), name="delay_seconds")
         else:
-            zoned = DateTime(timezone=True)
-            yield "run_at", cast(bindparam("edited_time", due, zoned), zoned)
+            zoned = sa.DateTime(timezone=True)
+            yield "run_at", sa.cast(sa.bindparam("edited_time", due, zoned), zoned)
 
 
-def copy_jobs(*where: Criterion, delay: Duration = 0, job: type[JobMixin] = Job) -> Executable:
+def copy_jobs(*where: Criterion, delay: Duration = 0, job: type[JobMixin] = Job) -> sa.Executable:
     """Enqueue a copy of each of these jobs, whatever became of them, to be run after `delay`.
 
     A copy has their task, arguments, options, subject, key and your own columns, and all its attempts before it; an expiry or a deadline
@@ -118,20 +101,20 @@ def copy_jobs(*where: Criterion, delay: Duration = 0, job: type[JobMixin] = Job)
     table = table_of(job)
     columns = _copied(table, in_seconds(seconds_of(delay, what="copy_jobs(delay=...)"), name="delay_seconds"))
     source = (
-        select(*columns.values())
-        .where(table.c.inputs.is_(None), table.c.task != literal_column(f"'{GATE}'"), *where)
+        sa.select(*columns.values())
+        .where(table.c.inputs.is_(None), table.c.task != sa.literal_column(f"'{GATE}'"), *where)
         # In the order in which all statements take unique keys, so that two of them cannot deadlock.
         .order_by(key_of(table), table.c.id)
     )
-    made = insert(table).from_select(list(columns), source, include_defaults=False)
+    made = sa.insert(table).from_select(list(columns), source, include_defaults=False)
     return made.returning(table.c.id, table.c.duplicate_of)
 
 
-def _copied(table: Table, due: ColumnElement[Any]) -> dict[str, ColumnElement[Any]]:
+def _copied(table: sa.Table, due: sa.ColumnElement[Any]) -> dict[str, sa.ColumnElement[Any]]:
     """What a copy's columns are made of, by name."""
     alike = ("task", "args", "queue", "meta", "priority", "max_attempts", "units", "subject_type", "subject_id")
     key, rule = table.c.concurrency_key, table.c.uniqueness
-    own_key = case((key >= FIRST_KEY, key), else_=null())
+    own_key = sa.case((key >= FIRST_KEY, key), else_=sa.null())
     ours = frozenset(column.name for column in table_of(Job).c)
     own = {one.name: one for one in table.c if one.name not in ours and one.computed is None and one.identity is None}
     return {
@@ -145,7 +128,9 @@ def _copied(table: Table, due: ColumnElement[Any]) -> dict[str, ColumnElement[An
     }
 
 
-def _as_far(limit: ColumnElement[Any], since: ColumnElement[Any]) -> ColumnElement[Any]:
+def _as_far(limit: sa.ColumnElement[Any], since: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """A time that is as far from now as `limit` was from `since`; NULL where there was no limit, or it was over then."""
-    distance = type_coerce(limit - since, Interval())
-    return case((not_(limit <= since), type_coerce(func.now() + distance, DateTime(timezone=True))), else_=null())
+    distance = sa.type_coerce(limit - since, sa.Interval())
+    return sa.case(
+        (sa.not_(limit <= since), sa.type_coerce(sa.func.now() + distance, sa.DateTime(timezone=True))), else_=sa.null()
+    )

@@ -15,23 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    DateTime,
-    FromClause,
-    Table,
-    and_,
-    case,
-    func,
-    literal_column,
-    null,
-    or_,
-    select,
-    type_coerce,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import array as pg_array
 
 from ..lifecycle import HELD
@@ -41,19 +25,19 @@ from .parts import in_seconds
 __all__ = ["answered", "at_end", "ended", "fence", "has_run_out", "is_held", "told", "told_one"]
 
 
-def at_end() -> ColumnElement[Any]:
+def at_end() -> sa.ColumnElement[Any]:
     """When a job ended: as it is written. The now() of a handler's transaction, or an operator's, is when that began."""
-    return func.statement_timestamp(type_=DateTime(timezone=True))
+    return sa.func.statement_timestamp(type_=sa.DateTime(timezone=True))
 
 
 def ended(
-    status: ColumnElement[Any],
+    status: sa.ColumnElement[Any],
     *,
-    retain: ColumnElement[Any] | float | None,
-    result: ColumnElement[Any] | None = None,
-    only: ColumnElement[bool] | None = None,
-    of: FromClause | None = None,
-) -> dict[str, ColumnElement[Any]]:
+    retain: sa.ColumnElement[Any] | float | None,
+    result: sa.ColumnElement[Any] | None = None,
+    only: sa.ColumnElement[bool] | None = None,
+    of: sa.FromClause | None = None,
+) -> dict[str, sa.ColumnElement[Any]]:
     """The SET clause of an end, by column. `retain`: seconds until the row may be deleted; None, or NULL: never.
 
     `only`: which of the rows end, in a statement that writes others, too. `status` and `result` then speak of both kinds,
@@ -61,78 +45,82 @@ def ended(
     deleted with their workflow, and may have been blocked.
     """
     if retain is None:
-        purge_at: ColumnElement[Any] = null()
+        purge_at: sa.ColumnElement[Any] = sa.null()
     else:
-        seconds = retain if isinstance(retain, ColumnElement) else literal_column(str(float(retain)))
+        seconds = retain if isinstance(retain, sa.ColumnElement) else sa.literal_column(str(float(retain)))
         purge_at = in_seconds(seconds, after=at_end())
     if of is not None:
-        purge_at = case((of.c.workflow_id.is_(None), purge_at))
+        purge_at = sa.case((of.c.workflow_id.is_(None), purge_at))
     end = {
         "status": status,
-        "finished_at": at_end() if only is None else case((only, at_end())),
-        "purge_at": purge_at if only is None else case((only, purge_at)),
-        "lease_expires_at": null(),
-        "result": null() if result is None else result,
+        "finished_at": at_end() if only is None else sa.case((only, at_end())),
+        "purge_at": purge_at if only is None else sa.case((only, purge_at)),
+        "lease_expires_at": sa.null(),
+        "result": sa.null() if result is None else result,
     }
-    return end if of is None else {**end, "blocked_by": null()}
+    return end if of is None else {**end, "blocked_by": sa.null()}
 
 
-def told(ids: ColumnElement[Any], *, of: FromClause) -> ColumnElement[Any]:
+def told(ids: sa.ColumnElement[Any], *, of: sa.FromClause) -> sa.ColumnElement[Any]:
     """These ids (an array) of jobs `of` this table that have ended; what waits for one of them is told at the commit.
 
     A gate is read once, and says whether any job is awaited at all.
     """
-    schema = of.schema if isinstance(of, Table) else None
-    awaited = schema_function("any_awaited", schema, of=Boolean())
-    return case((awaited, schema_function("tell_ended", schema, ids, of=ids.type)), else_=ids)
+    schema = of.schema if isinstance(of, sa.Table) else None
+    awaited = schema_function("any_awaited", schema, of=sa.Boolean())
+    return sa.case((awaited, schema_function("tell_ended", schema, ids, of=ids.type)), else_=ids)
 
 
-def told_one(table: Table, *, deleted: bool = False) -> ColumnElement[int]:
+def told_one(table: sa.Table, *, deleted: bool = False) -> sa.ColumnElement[int]:
     """The same for each row of a RETURNING: the id of a job, which has ended if it has a time of its end, or if it is `deleted`."""
-    awaited = select(schema_function("any_awaited", table.schema, of=Boolean())).scalar_subquery()  # asked once, too
-    ids = schema_function("tell_ended", table.schema, pg_array([table.c.id]), of=ARRAY(BigInteger))
-    condition = awaited if deleted else and_(awaited, table.c.finished_at.is_not(None))
-    return case((condition, type_coerce(ids[literal_column("1")], BigInteger)), else_=table.c.id).label("id")
+    awaited = sa.select(
+        schema_function("any_awaited", table.schema, of=sa.Boolean())
+    ).scalar_subquery()  # asked once, too
+    ids = schema_function("tell_ended", table.schema, pg_array([table.c.id]), of=sa.ARRAY(sa.BigInteger))
+    condition = awaited if deleted else sa.and_(awaited, table.c.finished_at.is_not(None))
+    return sa.case((condition, sa.type_coerce(ids[sa.literal_column("1")], sa.BigInteger)), else_=table.c.id).label(
+        "id"
+    )
 
 
-def is_held(table: FromClause) -> ColumnElement[bool]:
+def is_held(table: sa.FromClause) -> sa.ColumnElement[bool]:
     """Whether a worker holds the job by a claim."""
     return status_in(table.c.status, HELD)
 
 
-def has_run_out(table: FromClause) -> ColumnElement[bool]:
+def has_run_out(table: sa.FromClause) -> sa.ColumnElement[bool]:
     """Whether a lease has run out. A row that was set to running by hand may have none."""
     lease = table.c.lease_expires_at
-    return or_(lease.is_(None), lease <= func.now())
+    return sa.or_(lease.is_(None), lease <= sa.func.now())
 
 
 def fence(
-    table: FromClause, *, id: ColumnElement[Any], token: ColumnElement[Any], by_hand: bool = False
-) -> ColumnElement[bool]:
+    table: sa.FromClause, *, id: sa.ColumnElement[Any], token: sa.ColumnElement[Any], by_hand: bool = False
+) -> sa.ColumnElement[bool]:
     """Whether the claim of the job `id` by which `token` was given is still valid: the condition of every write after it.
 
     `by_hand`: a row that was set to running by hand may have no token, and matches one that is NULL.
     """
     columns = table.c
     same = columns.claim_token.is_not_distinct_from(token) if by_hand else columns.claim_token == token
-    return and_(columns.id == id, same, is_held(table))
+    return sa.and_(columns.id == id, same, is_held(table))
 
 
 def answered(
-    written: ColumnElement[bool],
-    valid: ColumnElement[bool],
+    written: sa.ColumnElement[bool],
+    valid: sa.ColumnElement[bool],
     *,
-    of: FromClause,
-    cancelled: ColumnElement[bool] | None = None,
-) -> ColumnElement[str]:
+    of: sa.FromClause,
+    cancelled: sa.ColumnElement[bool] | None = None,
+) -> sa.ColumnElement[str]:
     """What a fenced write answers for each row `of` a batch: "applied", or "cancelled" where it was written as a cancel instead; "lost":
     the claim is no longer `valid`; or "locked": another transaction has locked the row, try again.
     """
     # Not EXISTS, which may be planned as a hash over all that runs.
-    still_valid = select(literal_column("true", Boolean)).where(valid).correlate(of).scalar_subquery()
-    return case(
-        *(() if cancelled is None else ((cancelled, literal_column("'cancelled'")),)),
-        (written, literal_column("'applied'")),
-        (still_valid, literal_column("'locked'")),
-        else_=literal_column("'lost'"),
+    still_valid = sa.select(sa.literal_column("true", sa.Boolean)).where(valid).correlate(of).scalar_subquery()
+    return sa.case(
+        *(() if cancelled is None else ((cancelled, sa.literal_column("'cancelled'")),)),
+        (written, sa.literal_column("'applied'")),
+        (still_valid, sa.literal_column("'locked'")),
+        else_=sa.literal_column("'lost'"),
     ).label("answer")

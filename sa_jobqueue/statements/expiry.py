@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    CTE,
-    ColumnElement,
-    Executable,
-    Table,
-    and_,
-    bindparam,
-    func,
-    literal_column,
-    not_,
-    null,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from ..lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
 from ..models import Job, JobMixin, UniqueKey, WorkflowEvent, status_in, status_literal
@@ -36,13 +22,13 @@ def end_expired(
     job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
-) -> Executable:
+) -> sa.Executable:
     """Cancel at most `limit` jobs that were not started by their expiry, except those that are locked.
 
     Returns their ids, queues and tasks.
     """
     table = table_of(job)
-    over = _over(table, table.c.expires_at <= func.now(), not_(_was_started(table)), limit=limit)
+    over = _over(table, table.c.expires_at <= sa.func.now(), sa.not_(_was_started(table)), limit=limit)
     return _end(table, over, Event.CANCEL, EXPIRED, retain=Rules().retain, keys=keys, events=events)
 
 
@@ -52,50 +38,53 @@ def end_overdue(
     job: type[JobMixin] = Job,
     keys: type[UniqueKey] = UniqueKey,
     events: type[WorkflowEvent] = WorkflowEvent,
-) -> Executable:
+) -> sa.Executable:
     """The same for jobs whose deadline is over: they fail."""
     table = table_of(job)
-    over = _over(table, table.c.deadline_at <= func.now(), limit=limit)
+    over = _over(table, table.c.deadline_at <= sa.func.now(), limit=limit)
     return _end(table, over, Event.DISCARD, DEADLINE_OVER, retain=Rules().retain_failed, keys=keys, events=events)
 
 
-def forget_expiry(*, limit: int, job: type[JobMixin] = Job) -> Executable:
+def forget_expiry(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Take the expiry from at most `limit` jobs that were started in time and wait for another attempt. Returns their ids.
 
     It says nothing any more, and would be found by each later look.
     """
     table = table_of(job)
-    over = _over(table, table.c.expires_at <= func.now(), _was_started(table), limit=limit)
+    over = _over(table, table.c.expires_at <= sa.func.now(), _was_started(table), limit=limit)
     return (
-        update(table)
-        .where(members(table.c.id, select(over.c.id)), _waits(table))
-        .values(expires_at=null())
+        sa.update(table)
+        .where(members(table.c.id, sa.select(over.c.id)), _waits(table))
+        .values(expires_at=sa.null())
         .returning(table.c.id)
     )
 
 
-def _waits(table: Table) -> ColumnElement[bool]:
+def _waits(table: sa.Table) -> sa.ColumnElement[bool]:
     return status_in(table.c.status, (JobStatus.QUEUED, JobStatus.BLOCKED))
 
 
-def is_late(table: Table) -> ColumnElement[bool]:
+def is_late(table: sa.Table) -> sa.ColumnElement[bool]:
     """Whether a job that waits will not be run, because its expiry or deadline is over. Never NULL."""
-    expired = and_(table.c.expires_at <= func.now(), not_(_was_started(table)))
-    return and_(_waits(table), func.coalesce(or_(expired, table.c.deadline_at <= func.now()), literal_column("false")))
+    expired = sa.and_(table.c.expires_at <= sa.func.now(), sa.not_(_was_started(table)))
+    return sa.and_(
+        _waits(table),
+        sa.func.coalesce(sa.or_(expired, table.c.deadline_at <= sa.func.now()), sa.literal_column("false")),
+    )
 
 
-def _was_started(table: Table) -> ColumnElement[bool]:
-    return or_(table.c.attempt > literal_column("0"), table.c.rescues > literal_column("0"))
+def _was_started(table: sa.Table) -> sa.ColumnElement[bool]:
+    return sa.or_(table.c.attempt > sa.literal_column("0"), table.c.rescues > sa.literal_column("0"))
 
 
-def _over(table: Table, *which: ColumnElement[bool], limit: int) -> CTE:
+def _over(table: sa.Table, *which: sa.ColumnElement[bool], limit: int) -> sa.CTE:
     """The jobs that wait, whose first limit is over and of which this is true, locked. One index has the first limit of each."""
-    first = func.least(table.c.expires_at, table.c.deadline_at)
+    first = sa.func.least(table.c.expires_at, table.c.deadline_at)
     return (
-        select(table.c.id, key_of(table).label("key"), table.c.workflow_id)
-        .where(_waits(table), first <= func.now(), *which)
+        sa.select(table.c.id, key_of(table).label("key"), table.c.workflow_id)
+        .where(_waits(table), first <= sa.func.now(), *which)
         .order_by(first)
-        .limit(bindparam("page", limit))
+        .limit(sa.bindparam("page", limit))
         .with_for_update(key_share=True, skip_locked=True)
         .cte("over")
         .prefix_with("MATERIALIZED")
@@ -103,18 +92,18 @@ def _over(table: Table, *which: ColumnElement[bool], limit: int) -> CTE:
 
 
 def _end(
-    table: Table,
-    over: CTE,
+    table: sa.Table,
+    over: sa.CTE,
     event: Event,
     error: ErrorEntry,
     *,
     retain: float | None,
     keys: type[UniqueKey],
     events: type[WorkflowEvent],
-) -> Executable:
+) -> sa.Executable:
     return (
-        update(table)
-        .where(members(table.c.id, select(over.c.id)), _waits(table))
+        sa.update(table)
+        .where(members(table.c.id, sa.select(over.c.id)), _waits(table))
         .values(
             **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, event]), retain=retain, of=table),
             errors=append_error(table, as_entry(error)),

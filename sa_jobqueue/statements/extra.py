@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, FromClause, Text, and_, case, cast, func, literal_column, null
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from .parts import epoch
@@ -12,29 +12,29 @@ from .unique import started_key
 
 __all__ = ["extra_of"]
 
-_TRUE = literal_column("'true'::jsonb", JSONB)
+_TRUE = sa.literal_column("'true'::jsonb", JSONB)
 
 
-def _seconds_to(time: ColumnElement[Any]) -> ColumnElement[Any]:
+def _seconds_to(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     # Not by an interval: there is none to infinity before PostgreSQL 17.
-    return func.to_jsonb(epoch(time) - epoch(func.now()))
+    return sa.func.to_jsonb(epoch(time) - epoch(sa.func.now()))
 
 
-def extra_of(table: FromClause) -> ColumnElement[str | None]:
+def extra_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
     """A JSON object as text, named `extra`; NULL for a job that has none of these. See `lifecycle.Claimed.extra`."""
     columns = table.c
     # key -> (the column that says whether a job has it, the value)
-    parts: dict[str, tuple[ColumnElement[Any], ColumnElement[Any]]] = {
+    parts: dict[str, tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]] = {
         "unique": (
             columns.uniqueness,
-            case((columns.uniqueness.is_not(None), func.coalesce(func.to_jsonb(started_key(table)), _TRUE))),
+            sa.case((columns.uniqueness.is_not(None), sa.func.coalesce(sa.func.to_jsonb(started_key(table)), _TRUE))),
         ),
         # In how many seconds. Only for the first attempt, which the claim has counted already, and if none was broken off.
         "expires": (
             columns.expires_at,
-            case(
+            sa.case(
                 (
-                    and_(columns.attempt <= literal_column("1"), columns.rescues == literal_column("0")),
+                    sa.and_(columns.attempt <= sa.literal_column("1"), columns.rescues == sa.literal_column("0")),
                     _seconds_to(columns.expires_at),
                 )
             ),
@@ -44,16 +44,18 @@ def extra_of(table: FromClause) -> ColumnElement[str | None]:
         "workflow": (columns.workflow_id, columns.workflow_id),
         "inputs": (columns.inputs, columns.inputs),
     }
-    pairs = [one for key, (_, value) in parts.items() for one in (literal_column(f"'{key}'"), value)]
+    pairs = [one for key, (_, value) in parts.items() for one in (sa.literal_column(f"'{key}'"), value)]
     # Tests that the server makes by itself: a function of them all, num_nonnulls(), would be called for each job.
-    has_none = and_(*(column.is_(None) for column, _ in parts.values()))
-    found = cast(func.jsonb_strip_nulls(func.jsonb_build_object(*pairs)), Text)
+    has_none = sa.and_(*(column.is_(None) for column, _ in parts.values()))
+    found = sa.cast(sa.func.jsonb_strip_nulls(sa.func.jsonb_build_object(*pairs)), sa.Text)
     # Of most members of a workflow there is no more to say. To make an object of it takes three times as long.
-    is_member = and_(*(column.is_(None) for name, (column, _) in parts.items() if name != "workflow"))
-    member = func.concat(literal_column("'{\"workflow\": '"), columns.workflow_id, literal_column("'}'"), type_=Text)
-    return case((has_none, null()), (is_member, member), else_=found).label("extra")
+    is_member = sa.and_(*(column.is_(None) for name, (column, _) in parts.items() if name != "workflow"))
+    member = sa.func.concat(
+        sa.literal_column("'{\"workflow\": '"), columns.workflow_id, sa.literal_column("'}'"), type_=sa.Text
+    )
+    return sa.case((has_none, sa.null()), (is_member, member), else_=found).label("extra")
 
 
-def _tick(columns: Any) -> ColumnElement[Any]:
+def _tick(columns: Any) -> sa.ColumnElement[Any]:
     """[seconds since 1970, for how many ticks the job stands], or NULL."""
-    return case((columns.tick_at.is_not(None), func.jsonb_build_array(epoch(columns.tick_at), columns.ticks)))
+    return sa.case((columns.tick_at.is_not(None), sa.func.jsonb_build_array(epoch(columns.tick_at), columns.ticks)))

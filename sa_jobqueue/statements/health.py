@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Executable, text
+import sqlalchemy as sa
 
 __all__ = ["block_io", "lock_waits", "server_facts", "slots", "snapshot_holders", "standbys"]
 
@@ -25,12 +25,12 @@ _SETTINGS = (
 )
 
 
-def server_facts() -> Executable:
+def server_facts() -> sa.Executable:
     """One row: the server's version, `settings` as a JSON object, sessions, the notification queue, and the database's own counters.
 
     A session whose kind is hidden from this role is counted as a client's.
     """
-    return text(_SERVER).bindparams(settings=list(_SETTINGS))
+    return sa.text(_SERVER).bindparams(settings=list(_SETTINGS))
 
 
 _SERVER = """
@@ -62,14 +62,14 @@ WHERE own.datname = current_database()
 """
 
 
-def snapshot_holders(limit: int = 10) -> Executable:
+def snapshot_holders(limit: int = 10) -> sa.Executable:
     """What keeps VACUUM from removing dead rows of this database, the oldest first, at most `limit`.
 
     `kind`: session, prepared (a prepared transaction), slot (a replication slot) or standby (one with hot_standby_feedback).
     `xids`: how many transactions have begun since. `seconds` is NULL where it is unknown or hidden from this role.
     The snapshots of VACUUM itself hold nothing back.
     """
-    return text(_HOLDERS).bindparams(most=limit)
+    return sa.text(_HOLDERS).bindparams(most=limit)
 
 
 _HOLDERS = """
@@ -98,12 +98,12 @@ LIMIT :most
 """
 
 
-def slots() -> Executable:
+def slots() -> sa.Executable:
     """A row per replication slot: `retained` are the bytes of WAL that the server keeps for it.
 
     `xmin_age` holds back all rows, `catalog_xmin_age` those of the catalogs alone.
     """
-    return text(_SLOTS)
+    return sa.text(_SLOTS)
 
 
 _POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END"
@@ -116,12 +116,12 @@ FROM pg_catalog.pg_replication_slots ORDER BY slot_name
 """  # noqa: S608
 
 
-def standbys() -> Executable:
+def standbys() -> sa.Executable:
     """A row per server that follows this one; on a standby one more, itself, named ''.
 
     `bytes` of WAL are not replayed there yet, and by `seconds` it is behind. Both are NULL where they are unknown, or hidden.
     """
-    return text(_STANDBYS)
+    return sa.text(_STANDBYS)
 
 
 _STANDBYS = f"""
@@ -137,13 +137,13 @@ ORDER BY 1
 """  # noqa: S608
 
 
-def lock_waits(*, schema: str, tables: Sequence[str], limit: int = 20) -> Executable:
+def lock_waits(*, schema: str, tables: Sequence[str], limit: int = 20) -> sa.Executable:
     """Sessions that use one of these tables and wait for a lock, the longest first, and the first one that is in their way.
 
     Who waits for a row waits for the end of the transaction that has it, so its lock names no table: it is the table that this
     session uses.
     """
-    return text(_LOCK_WAITS).bindparams(in_schema=schema, tables=list(tables), most=limit)
+    return sa.text(_LOCK_WAITS).bindparams(in_schema=schema, tables=list(tables), most=limit)
 
 
 _LOCK_WAITS = """
@@ -173,12 +173,12 @@ ORDER BY seconds DESC NULLS LAST
 """
 
 
-def block_io() -> Executable:
+def block_io() -> sa.Executable:
     """Blocks of tables and indexes by the kind of process that read or wrote them, for the whole server. PostgreSQL 16 and later.
 
     The seconds are 0 without `track_io_timing`.
     """
-    return text(_BLOCK_IO)
+    return sa.text(_BLOCK_IO)
 
 
 _BLOCK_IO = """

@@ -11,25 +11,7 @@ from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Column,
-    ColumnElement,
-    DateTime,
-    Executable,
-    Float,
-    Insert,
-    SelectBase,
-    SmallInteger,
-    Text,
-    bindparam,
-    cast,
-    column,
-    func,
-    insert,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
@@ -42,7 +24,7 @@ from .parts import array, in_seconds, rows, table_of
 __all__ = ["insert_jobs"]
 
 
-def insert_jobs(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> Executable:
+def insert_jobs(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Insert a job for each call (see `Task.call`); delays count from the database's now().
 
     Returns the column `id`, in the order of the calls.
@@ -53,7 +35,7 @@ def insert_jobs(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> Executab
     return _InsertJobs(job, _parameters(calls))
 
 
-def _insert_few(calls: Sequence[Call], job: type[JobMixin]) -> Executable:
+def _insert_few(calls: Sequence[Call], job: type[JobMixin]) -> sa.Executable:
     """The same if some calls have what only few have, as a unique key or a deadline. The keys are taken in their own order, not
     in that of the calls, as a flush takes them. So two such statements cannot deadlock.
     """
@@ -64,22 +46,22 @@ def _insert_few(calls: Sequence[Call], job: type[JobMixin]) -> Executable:
     source = _source(given, table_of(job).schema, own={extra[name]: values for name, values in own.items()})
     filled = [*_FILLED, *(_FEW[name] for name in _FEW if name in given), *(one.name for one in extra.values())]
     made = (
-        insert(table_of(job))
+        sa.insert(table_of(job))
         .from_select(filled, source, include_defaults=False)
         .returning(table_of(job).c.id)
         .cte("made")
     )
     # The rows got their ids in this order.
-    numbered = select(made.c.id, func.row_number().over(order_by=made.c.id).label("number")).subquery("numbered")
+    numbered = sa.select(made.c.id, sa.func.row_number().over(order_by=made.c.id).label("number")).subquery("numbered")
     call = (
-        func.unnest(array("call_places", order, BigInteger()))
-        .table_valued(column("place", BigInteger), with_ordinality="number", name="call")
+        sa.func.unnest(array("call_places", order, sa.BigInteger()))
+        .table_valued(sa.column("place", sa.BigInteger), with_ordinality="number", name="call")
         .render_derived(name="place_of")
     )
-    return select(numbered.c.id).join(call, call.c.number == numbered.c.number).order_by(call.c.place)
+    return sa.select(numbered.c.id).join(call, call.c.number == numbered.c.number).order_by(call.c.place)
 
 
-class _InsertJobs(Insert):
+class _InsertJobs(sa.Insert):
     """The INSERT that all calls share, with the values of these.
 
     When it is executed, the shared statement is, with the values as its parameters. For everything else (its text, a
@@ -112,12 +94,12 @@ class _InsertJobs(Insert):
     def _clone(self, **options: Any) -> Any:
         return self._in_full()._clone(**options)  # noqa: SLF001
 
-    def _in_full(self) -> Insert:
+    def _in_full(self) -> sa.Insert:
         return _insert(self._job, self.select)
 
 
 @lru_cache
-def _shared(job: type[JobMixin]) -> Insert:
+def _shared(job: type[JobMixin]) -> sa.Insert:
     """The statement without values, which keeps its cache key."""
     return _insert(job, _source({f"call_{name}": None for name in _COLUMNS}))
 
@@ -128,24 +110,24 @@ def _attributes(job: type[JobMixin]) -> dict[str, Any]:
     return {name: value for name, value in vars(_shared(job)).items() if name != "select"}
 
 
-def _insert(job: type[JobMixin], source: SelectBase) -> Insert:
-    return insert(job).from_select(_FILLED, source, include_defaults=False).returning(table_of(job).c.id)
+def _insert(job: type[JobMixin], source: sa.SelectBase) -> sa.Insert:
+    return sa.insert(job).from_select(_FILLED, source, include_defaults=False).returning(table_of(job).c.id)
 
 
 #: The columns of the calls as rows, each an array parameter "call_<name>".
 _COLUMNS: Mapping[str, TypeEngine[Any]] = {
-    "task": Text(),
-    "args": Text(),
-    "queue": Text(),
-    "priority": SmallInteger(),
-    "max_attempts": SmallInteger(),
-    "time": DateTime(timezone=True),
-    "delay": Float(53),
-    "meta": Text(),
+    "task": sa.Text(),
+    "args": sa.Text(),
+    "queue": sa.Text(),
+    "priority": sa.SmallInteger(),
+    "max_attempts": sa.SmallInteger(),
+    "time": sa.DateTime(timezone=True),
+    "delay": sa.Float(53),
+    "meta": sa.Text(),
 }
 
 
-def _own_columns(calls: Sequence[Call], job: type[JobMixin]) -> dict[str, Column[Any]]:
+def _own_columns(calls: Sequence[Call], job: type[JobMixin]) -> dict[str, sa.Column[Any]]:
     """The user's own columns that all of the calls fill, by attribute."""
     named = {frozenset(name for name, _ in call.columns or ()) for call in calls}
     if len(named) > 1:
@@ -154,7 +136,7 @@ def _own_columns(calls: Sequence[Call], job: type[JobMixin]) -> dict[str, Column
         )
     found = {name: own_column(job, name) for name in sorted(*named)}
     for name, one in found.items():
-        if isinstance(one.type, ARRAY):
+        if isinstance(one.type, sa.ARRAY):
             raise OptionError(
                 f"columns: {name} is an array, which many calls at once cannot fill: session.add() each job"
             )
@@ -162,39 +144,39 @@ def _own_columns(calls: Sequence[Call], job: type[JobMixin]) -> dict[str, Column
 
 
 def _source(
-    given: Mapping[str, Any], schema: str | None = None, *, own: Mapping[Column[Any], Sequence[Any]] | None = None
-) -> SelectBase:
+    given: Mapping[str, Any], schema: str | None = None, *, own: Mapping[sa.Column[Any], Sequence[Any]] | None = None
+) -> sa.SelectBase:
     """The calls as rows, in their order. `own`: the values of columns of the user's."""
     few = [name.removeprefix("call_") for name in _FEW if name in given]
-    arrays: dict[str, TypeEngine[Any]] = {**_COLUMNS, **{name: _ARRAYS.get(name, Text()) for name in few}}
+    arrays: dict[str, TypeEngine[Any]] = {**_COLUMNS, **{name: _ARRAYS.get(name, sa.Text()) for name in few}}
     columns = {name: array(f"call_{name}", given[f"call_{name}"], of) for name, of in arrays.items()}
     more = {f"own_{one.name}": _own_array(one, values) for one, values in (own or {}).items()}
     call = rows("call", **columns, **more)
-    return select(
+    return sa.select(
         call.c.task,
-        cast(call.c.args, JSONB),
+        sa.cast(call.c.args, JSONB),
         call.c.queue,
         call.c.priority,
         call.c.max_attempts,
-        func.coalesce(call.c.time, in_seconds(call.c.delay)),
-        cast(call.c.meta, JSONB),
+        sa.func.coalesce(call.c.time, in_seconds(call.c.delay)),
+        sa.cast(call.c.meta, JSONB),
         *(_few(name, call.c[name], schema) for name in few),
         *(call.c[name] for name in more),
     )
 
 
-def _own_array(column: Column[Any], values: Sequence[Any]) -> ColumnElement[Any]:
+def _own_array(column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[Any]:
     """The values as an array of the column's type, whatever that is."""
-    of: ARRAY[Any] = ARRAY(column.type)
-    return cast(bindparam(f"own_{column.name}", list(values), of), of)
+    of: sa.ARRAY[Any] = sa.ARRAY(column.type)
+    return sa.cast(sa.bindparam(f"own_{column.name}", list(values), of), of)
 
 
-def _few(name: str, given: ColumnElement[Any], schema: str | None) -> ColumnElement[Any]:
+def _few(name: str, given: sa.ColumnElement[Any], schema: str | None) -> sa.ColumnElement[Any]:
     """What a column has that only few jobs set."""
     if name == "unique":
-        return cast(given, JSONB)
+        return sa.cast(given, JSONB)
     if name in {"expires", "deadline"}:
-        return schema_function("due_at", schema, given, of=DateTime(timezone=True))
+        return schema_function("due_at", schema, given, of=sa.DateTime(timezone=True))
     return given
 
 
@@ -211,7 +193,7 @@ _FEW: Mapping[str, str] = {
     "call_subject_id": "subject_id",
 }
 #: The types of those that are no text.
-_ARRAYS: Mapping[str, TypeEngine[Any]] = {"units": SmallInteger()}
+_ARRAYS: Mapping[str, TypeEngine[Any]] = {"units": sa.SmallInteger()}
 #: Where the fields of these are in a call, with the user's own columns and what completes its arguments; and what they are in nearly all.
 _OF_FEW = slice(Call._fields.index("uniqueness"), Call._fields.index("waiting") + 1)
 _NONE = (None,) * (_OF_FEW.stop - _OF_FEW.start)

@@ -11,20 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    ColumnElement,
-    FromClause,
-    Insert,
-    SmallInteger,
-    Text,
-    case,
-    cast,
-    func,
-    insert,
-    literal,
-    literal_column,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..models import AT_ONCE, Job, JobMixin, due_text, own_column, schema_function
@@ -34,14 +21,14 @@ from .parts import table_of
 
 __all__ = ["Argument", "arguments", "digest", "insert_selected", "refusing", "rule_of"]
 
-_EMPTY = literal_column("''", Text)
+_EMPTY = sa.literal_column("''", sa.Text)
 
 
 class Argument(NamedTuple):
     """A parameter, and the column of whose values its arguments are made."""
 
     name: str
-    value: ColumnElement[Any]
+    value: sa.ColumnElement[Any]
     kind: Kind
     takes_none: bool
     column: str
@@ -49,15 +36,15 @@ class Argument(NamedTuple):
 
 
 def insert_selected(
-    rows: FromClause,
+    rows: sa.FromClause,
     call: Call,
     *,
-    args: ColumnElement[Any],
-    rule: ColumnElement[Any] | None,
-    per_row: Mapping[str, ColumnElement[Any]],
-    order_by: Sequence[ColumnElement[Any]] = (),
+    args: sa.ColumnElement[Any],
+    rule: sa.ColumnElement[Any] | None,
+    per_row: Mapping[str, sa.ColumnElement[Any]],
+    order_by: Sequence[sa.ColumnElement[Any]] = (),
     job: type[JobMixin] = Job,
-) -> Insert:
+) -> sa.Insert:
     """Insert a job like `call` for each of these rows, with its `args` and its `rule` of uniqueness.
 
     `per_row`: what differs from `call`, by the names of the job's columns; where it is NULL, it does not differ.
@@ -65,18 +52,18 @@ def insert_selected(
     columns = _columns(call, table_of(job).schema)
     for name, value in call.columns or ():
         column = own_column(job, name)
-        columns[column.name] = cast(literal(value, column.type), column.type)
+        columns[column.name] = sa.cast(sa.literal(value, column.type), column.type)
     for name, value in per_row.items():
-        columns[name] = func.coalesce(value, columns[name]) if name in columns else value
+        columns[name] = sa.func.coalesce(value, columns[name]) if name in columns else value
     columns["args"] = args
     if rule is not None:
         columns["uniqueness"] = rule
-    source = select(*columns.values()).select_from(rows).order_by(*order_by)
-    made = insert(job).from_select(list(columns), source, include_defaults=False)
+    source = sa.select(*columns.values()).select_from(rows).order_by(*order_by)
+    made = sa.insert(job).from_select(list(columns), source, include_defaults=False)
     return made.execution_options(preserve_rowcount=True)
 
 
-def _columns(call: Call, schema: str | None) -> dict[str, ColumnElement[Any]]:
+def _columns(call: Call, schema: str | None) -> dict[str, sa.ColumnElement[Any]]:
     """What is the same for all, by column."""
     columns = {
         "task": _text(call.task),
@@ -86,7 +73,7 @@ def _columns(call: Call, schema: str | None) -> dict[str, ColumnElement[Any]]:
         "run_at": _time(call.run_at, schema),
     }
     if call.meta != "{}":
-        columns["meta"] = cast(_text(call.meta), JSONB)
+        columns["meta"] = sa.cast(_text(call.meta), JSONB)
     if call.expires is not None:
         columns["expires_at"] = _time(call.expires, schema)
     if call.deadline is not None:
@@ -100,42 +87,46 @@ def _columns(call: Call, schema: str | None) -> dict[str, ColumnElement[Any]]:
     return columns
 
 
-def _text(value: str) -> ColumnElement[Any]:
-    return cast(literal(value, Text), Text)
+def _text(value: str) -> sa.ColumnElement[Any]:
+    return sa.cast(sa.literal(value, sa.Text), sa.Text)
 
 
-def _small(value: int) -> ColumnElement[Any]:
-    return cast(literal(value, SmallInteger), SmallInteger)
+def _small(value: int) -> sa.ColumnElement[Any]:
+    return sa.cast(sa.literal(value, sa.SmallInteger), sa.SmallInteger)
 
 
-def _time(value: datetime | timedelta, schema: str | None) -> ColumnElement[Any]:
+def _time(value: datetime | timedelta, schema: str | None) -> sa.ColumnElement[Any]:
     if value == AT_ONCE:
-        return func.now()
+        return sa.func.now()
     return schema_function("due_at", schema, _text(str(due_text(value))), of=Job.__table__.c.created_at.type)
 
 
 # ---- arguments
 
 
-def arguments(given: Sequence[Argument], *, variable: str | None, task: str, job: type[JobMixin]) -> ColumnElement[Any]:
+def arguments(
+    given: Sequence[Argument], *, variable: str | None, task: str, job: type[JobMixin]
+) -> sa.ColumnElement[Any]:
     """The arguments of a row, as one jsonb object. Those of `variable`, a handler's `*args`, are one array in it.
 
     A value that cannot be an argument fails the statement.
     """
-    parts: list[ColumnElement[Any]] = []
+    parts: list[sa.ColumnElement[Any]] = []
     for one in given:
         if one.name != variable:
             parts += [_text(one.name), one.kind.as_json(one.value)]
     if more := [one.kind.as_json(one.value) for one in given if one.name == variable]:
         assert variable is not None
-        parts += [_text(variable), func.jsonb_build_array(*more)]
-    made = func.jsonb_build_object(*parts, type_=JSONB)
+        parts += [_text(variable), sa.func.jsonb_build_array(*more)]
+    made = sa.func.jsonb_build_object(*parts, type_=JSONB)
     # Around the whole: as a part of it, each value would be made jsonb by itself first.
     refused = [found for one in given for found in _refused(one, task, table_of(job).schema)]
-    return case(*refused, else_=made) if refused else made
+    return sa.case(*refused, else_=made) if refused else made
 
 
-def _refused(one: Argument, task: str, schema: str | None) -> Iterator[tuple[ColumnElement[bool], ColumnElement[Any]]]:
+def _refused(
+    one: Argument, task: str, schema: str | None
+) -> Iterator[tuple[sa.ColumnElement[bool], sa.ColumnElement[Any]]]:
     """Which values cannot be this argument, each with what fails the statement then."""
     message = f"task {task!r}: argument {one.name}: the column {one.column} has a row with "
     if not one.takes_none:
@@ -146,38 +137,40 @@ def _refused(one: Argument, task: str, schema: str | None) -> Iterator[tuple[Col
         yield one.kind.is_spoiled(one.value), refusing(message, one.value, mend, schema=schema)
 
 
-def refusing(message: str, value: ColumnElement[Any], mend: str, *, schema: str | None) -> ColumnElement[Any]:
+def refusing(message: str, value: sa.ColumnElement[Any], mend: str, *, schema: str | None) -> sa.ColumnElement[Any]:
     """What fails the statement when it is evaluated. `message` is followed by the value, and that by `mend`."""
-    shown = func.coalesce(func.left(cast(value, Text), 80), literal_column("'NULL'", Text), type_=Text())
+    shown = sa.func.coalesce(
+        sa.func.left(sa.cast(value, sa.Text), 80), sa.literal_column("'NULL'", sa.Text), type_=sa.Text()
+    )
     return schema_function("refuse_argument", schema, _text(message) + shown + _text(mend), of=JSONB())
 
 
 # ---- uniqueness
 
 
-def rule_of(shared: str, key: ColumnElement[Any]) -> ColumnElement[Any]:
+def rule_of(shared: str, key: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """The rule of a row: what all rules say (JSON text), and its key."""
-    rule = func.jsonb_build_object(literal_column("'key'"), key, type_=JSONB)
-    return rule if shared == "{}" else rule.op("||", return_type=JSONB())(cast(_text(shared), JSONB))
+    rule = sa.func.jsonb_build_object(sa.literal_column("'key'"), key, type_=JSONB)
+    return rule if shared == "{}" else rule.op("||", return_type=JSONB())(sa.cast(_text(shared), JSONB))
 
 
-def digest(task: str, values: Mapping[str, Argument | Any]) -> ColumnElement[Any]:
+def digest(task: str, values: Mapping[str, Argument | Any]) -> sa.ColumnElement[Any]:
     """The key that `Unique` makes of these values, of columns or as plain JSON."""
-    text: ColumnElement[Any] = _EMPTY
+    text: sa.ColumnElement[Any] = _EMPTY
     for number, name in enumerate(sorted(values)):
         one = values[name]
         text = text + _text(f"{',' if number else ''}{json.dumps(name, ensure_ascii=False)}:")
         text = text + (_json_text(one) if isinstance(one, Argument) else _text(_compact(one)))
-    hashed = func.encode(
-        func.sha256(func.convert_to(_text("{") + text + _text("}"), literal_column("'UTF8'"))),
-        literal_column("'hex'"),
+    hashed = sa.func.encode(
+        sa.func.sha256(sa.func.convert_to(_text("{") + text + _text("}"), sa.literal_column("'UTF8'"))),
+        sa.literal_column("'hex'"),
     )
-    return _text(f"{task}:") + func.left(hashed, 24, type_=Text())
+    return _text(f"{task}:") + sa.func.left(hashed, 24, type_=sa.Text())
 
 
-def _json_text(one: Argument) -> ColumnElement[Any]:
-    text = cast(func.to_jsonb(one.kind.as_json(one.value), type_=JSONB), Text)
-    return func.coalesce(text, literal_column("'null'", Text), type_=Text())
+def _json_text(one: Argument) -> sa.ColumnElement[Any]:
+    text = sa.cast(sa.func.to_jsonb(one.kind.as_json(one.value), type_=JSONB), sa.Text)
+    return sa.func.coalesce(text, sa.literal_column("'null'", sa.Text), type_=sa.Text())
 
 
 def _compact(value: Any) -> str:

@@ -9,22 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Executable,
-    Float,
-    Integer,
-    TableValuedAlias,
-    and_,
-    bindparam,
-    exists,
-    false,
-    func,
-    literal_column,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from ..models import Job, JobMixin, Uptime
@@ -54,7 +39,9 @@ def renewal_parameters(held: Mapping[int, int], *, lease: float) -> dict[str, An
     return {**held_parameters(held), "lease_seconds": lease}
 
 
-def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job: type[JobMixin] = Job) -> Executable:
+def renew_leases(
+    *, ids: Sequence[int], tokens: Sequence[int], lease: float, job: type[JobMixin] = Job
+) -> sa.Executable:
     """Let the leases of these claims end `lease` seconds from now.
 
     Returns a row per claim: id, token, answer, cancel_requested. The answer is "applied"; "lost": the claim is no
@@ -63,31 +50,31 @@ def renew_leases(*, ids: Sequence[int], tokens: Sequence[int], lease: float, job
     table = table_of(job)
     columns = table.c
     id_array, held = _held(ids, tokens)
-    locked = lock_in_order(table, columns.id == func.any(id_array), is_held(table))
+    locked = lock_in_order(table, columns.id == sa.func.any(id_array), is_held(table))
     valid = fence(table, id=held.c.id, token=held.c.token)
     renewed = (
-        update(table)
-        .where(members(columns.id, select(locked.c.id)), valid)
+        sa.update(table)
+        .where(members(columns.id, sa.select(locked.c.id)), valid)
         .values(lease_expires_at=in_seconds(lease, name="lease_seconds"))
         .returning(columns.id, columns.claim_token, columns.cancel_requested_at)
         .cte("renewed")
     )
     return (
-        select(
+        sa.select(
             held.c.id,
             held.c.token,
             answered(renewed.c.id.is_not(None), valid, of=held),
             renewed.c.cancel_requested_at.is_not(None).label("cancel_requested"),
         )
-        .select_from(held.outerjoin(renewed, and_(renewed.c.id == held.c.id, renewed.c.claim_token == held.c.token)))
+        .select_from(held.outerjoin(renewed, sa.and_(renewed.c.id == held.c.id, renewed.c.claim_token == held.c.token)))
         .add_cte(locked)
     )
 
 
-def _held(ids: Sequence[int], tokens: Sequence[int]) -> tuple[ColumnElement[Any], TableValuedAlias]:
+def _held(ids: Sequence[int], tokens: Sequence[int]) -> tuple[sa.ColumnElement[Any], sa.TableValuedAlias]:
     """The ids, and the claims as rows."""
-    id_array = array("lease_ids", ids, BigInteger())
-    return id_array, rows("held", id=id_array, token=array("lease_tokens", tokens, BigInteger()))
+    id_array = array("lease_ids", ids, sa.BigInteger())
+    return id_array, rows("held", id=id_array, token=array("lease_tokens", tokens, sa.BigInteger()))
 
 
 def expired_parameters(*, after: int, limit: int) -> dict[str, Any]:
@@ -95,7 +82,7 @@ def expired_parameters(*, after: int, limit: int) -> dict[str, Any]:
     return {"after_id": after, "page": limit}
 
 
-def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[JobMixin] = Job) -> Executable:
+def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[JobMixin] = Job) -> sa.Executable:
     """Running jobs whose lease has run out, by id, from `after` (exclusive) on, at most `limit`.
 
     Columns: id, claim_token, task, queue, attempt, max_attempts, rescues, extra, worker; claimed_at, in seconds since 1970; overdue,
@@ -104,7 +91,7 @@ def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[JobMixi
     table = table_of(job)
     columns = table.c
     return (
-        select(
+        sa.select(
             columns.id,
             columns.claim_token,
             columns.task,
@@ -116,22 +103,22 @@ def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[JobMixi
             columns.worker,
             epoch_of(columns.claimed_at),
             # Not the difference of the times: of infinite ones there is none.
-            (epoch(func.now()) - epoch(columns.lease_expires_at)).label("overdue"),
+            (epoch(sa.func.now()) - epoch(columns.lease_expires_at)).label("overdue"),
         )
         .select_from(job)  # so that a session that is bound by class finds its engine
-        .where(is_held(table), has_run_out(table), columns.id > bindparam("after_id", after, BigInteger))
+        .where(is_held(table), has_run_out(table), columns.id > sa.bindparam("after_id", after, sa.BigInteger))
         .order_by(columns.id)
-        .limit(bindparam("page", limit, Integer))
+        .limit(sa.bindparam("page", limit, sa.Integer))
     )
 
 
-def cancel_requests(*, ids: Sequence[int], tokens: Sequence[int], job: type[JobMixin] = Job) -> Executable:
+def cancel_requests(*, ids: Sequence[int], tokens: Sequence[int], job: type[JobMixin] = Job) -> sa.Executable:
     """The ids among these claims for which a cancel was asked for. Takes no lock."""
     table = table_of(job)
     columns = table.c
     id_array, held = _held(ids, tokens)
-    return select(columns.id).where(
-        columns.id == func.any(id_array),
+    return sa.select(columns.id).where(
+        columns.id == sa.func.any(id_array),
         fence(table, id=held.c.id, token=held.c.token),
         columns.cancel_requested_at.is_not(None),
     )
@@ -144,28 +131,28 @@ def uptime_parameters(*, lease: float, outage: float) -> dict[str, Any]:
 
 def attest_uptime(
     *, lease: float, outage: float, job: type[JobMixin] = Job, uptime: type[Uptime] = Uptime
-) -> Executable:
+) -> sa.Executable:
     """Whether leases of `lease` seconds could be renewed during the whole of the last one: a row with one boolean.
 
     Each execution is a witness, and reads what earlier witnesses wrote, whose processes may have ended since. Of the time
     between two witnesses more than `outage` seconds apart nothing is known. Only the database's clock counts. A step of that
     clock is treated as an outage, because it makes leases look expired as an outage does.
     """
-    length = bindparam("lease_ms", round(lease * 1000), BigInteger)
-    now, apart = func.now(), bindparam("outage", outage, Float) * literal_column("interval '1 second'")
-    known = select(uptime.since, uptime.until).where(uptime.lease == length).cte("known")
+    length = sa.bindparam("lease_ms", round(lease * 1000), sa.BigInteger)
+    now, apart = sa.func.now(), sa.bindparam("outage", outage, sa.Float) * sa.literal_column("interval '1 second'")
+    known = sa.select(uptime.since, uptime.until).where(uptime.lease == length).cte("known")
     # It fails where a renewal would: if the table is locked, if the database is read-only, or without the right to update.
-    tried = update(job).where(false()).values(lease_expires_at=now).cte("tried")
-    unbroken = select(known.c.since).where(known.c.until.between(now - apart, now + apart)).scalar_subquery()
+    tried = sa.update(job).where(sa.false()).values(lease_expires_at=now).cte("tried")
+    unbroken = sa.select(known.c.since).where(known.c.until.between(now - apart, now + apart)).scalar_subquery()
     # The row is written rarely, however many workers there are: under a held snapshot each write leaves a version that all
     # must walk over.
-    lately = exists().where(known.c.until.between(now - apart * literal_column("0.25"), now))
-    row = select(length, func.coalesce(unbroken, now), now).where(~lately)
+    lately = sa.exists().where(known.c.until.between(now - apart * sa.literal_column("0.25"), now))
+    row = sa.select(length, sa.func.coalesce(unbroken, now), now).where(~lately)
     written = insert(uptime).from_select(["lease", "since", "until"], row)
     news = {name: written.excluded[name] for name in ("since", "until")}
     attested = (
         written.on_conflict_do_update(index_elements=["lease"], set_=news).returning(uptime.since).cte("attested")
     )
-    since = func.coalesce(select(attested.c.since).scalar_subquery(), select(known.c.since).scalar_subquery())
-    whole = bindparam("lease_seconds", lease, Float) * literal_column("interval '1 second'")
-    return select((since <= now - whole).label("attested")).add_cte(tried)
+    since = sa.func.coalesce(sa.select(attested.c.since).scalar_subquery(), sa.select(known.c.since).scalar_subquery())
+    whole = sa.bindparam("lease_seconds", lease, sa.Float) * sa.literal_column("interval '1 second'")
+    return sa.select((since <= now - whole).label("attested")).add_cte(tried)

@@ -16,25 +16,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, get_args
 
-from sqlalchemy import (
-    CTE,
-    ColumnElement,
-    Executable,
-    Text,
-    and_,
-    bindparam,
-    cast,
-    delete,
-    false,
-    func,
-    literal_column,
-    not_,
-    null,
-    or_,
-    select,
-    true,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from ..errors import OptionError
@@ -90,7 +72,7 @@ def set_limit(
     weight: int | Unchanged = UNCHANGED,
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
-) -> Executable:
+) -> sa.Executable:
     """Change limits: those that are given, as in `Limits`; the others stay. None takes a limit away. Returns the name.
 
     The row is made where it is not there, and from now on it is the operator's: what code declares is not written over it, until
@@ -134,12 +116,12 @@ def change_limits(
     owner: Owner = "queue",
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
-) -> Executable:
+) -> sa.Executable:
     """`set_limit` by the columns of the row, which have been checked. Raises OptionError if there are none."""
     if not columns:
         raise OptionError('set_limit: say what changes, as in set_limit("sync", running=50)')
     row = _row(name, key, owner)
-    changes = dict(columns) if key is not None else {**columns, "held": true()}
+    changes = dict(columns) if key is not None else {**columns, "held": sa.true()}
     return _upsert(limit if key is None else limit_key, row, changes, changes)
 
 
@@ -151,7 +133,7 @@ def remove_limit(
     owner: Owner = "queue",
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
-) -> Executable:
+) -> sa.Executable:
     """Take back what `set_limit` has changed, and end a wait, as `resume` does. Returns the name; nothing if there was neither.
 
     What code declares holds again; where it declares nothing, there is no limit any more. A pause stays.
@@ -159,15 +141,15 @@ def remove_limit(
     row = _row(name, key, owner)
     table = table_of(limit if key is None else limit_key)
     columns = table.c
-    changed: ColumnElement[bool]
+    changed: sa.ColumnElement[bool]
     values: dict[str, Any]
     if key is None:
-        changed, gone = columns.held, and_(columns.declared.is_(None), columns.paused_at.is_(None))
+        changed, gone = columns.held, sa.and_(columns.declared.is_(None), columns.paused_at.is_(None))
         values = {name: _declared(columns, name, none) for name, none in Limits().columns().items()}
-        values["held"] = false()
+        values["held"] = sa.false()
     else:
-        changed, gone = true(), columns.paused_at.is_(None)
-        values = {**KeyLimits().columns(""), "weight": literal_column("1")}
+        changed, gone = sa.true(), columns.paused_at.is_(None)
+        values = {**KeyLimits().columns(""), "weight": sa.literal_column("1")}
     return _delete_or_update(limit if key is None else limit_key, row, changed, gone, values)
 
 
@@ -180,7 +162,7 @@ def pause(
     reason: str | None = None,
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
-) -> Executable:
+) -> sa.Executable:
     """Start nothing more of a queue, a task, or one key of it, until `resume`, whatever is deployed meanwhile. Returns the name.
 
     What runs goes on, and jobs can be enqueued. A pause that is there already keeps its beginning, and takes this reason.
@@ -189,8 +171,8 @@ def pause(
         raise OptionError(f"pause: the reason must be a text, not {reason!r}")
     mapped: type[LimitRow | KeyRow] = limit if key is None else limit_key
     said = {"pause_reason": None if reason is None else clean(reason)}
-    since = func.coalesce(table_of(mapped).c.paused_at, func.now())
-    return _upsert(mapped, _row(name, key, owner), {"paused_at": func.now(), **said}, {"paused_at": since, **said})
+    since = sa.func.coalesce(table_of(mapped).c.paused_at, sa.func.now())
+    return _upsert(mapped, _row(name, key, owner), {"paused_at": sa.func.now(), **said}, {"paused_at": since, **said})
 
 
 def resume(
@@ -201,7 +183,7 @@ def resume(
     owner: Owner = "queue",
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
-) -> Executable:
+) -> sa.Executable:
     """End a pause, and a wait that a handler has asked for by `RateLimited`. Returns the name; nothing if there was neither.
 
     A pause or a wait of the whole queue or task does not end with that of a key.
@@ -209,10 +191,10 @@ def resume(
     mapped: type[LimitRow | KeyRow] = limit if key is None else limit_key
     columns = table_of(mapped).c
     if key is None:
-        gone = and_(not_(columns.held), columns.declared.is_(None), _is_plain(columns, Limits().columns()))
+        gone = sa.and_(sa.not_(columns.held), columns.declared.is_(None), _is_plain(columns, Limits().columns()))
     else:
         gone = _is_plain(columns, {**KeyLimits().columns(""), "weight": 1})
-    values = {"paused_at": null(), "pause_reason": null()}
+    values = {"paused_at": sa.null(), "pause_reason": sa.null()}
     return _delete_or_update(mapped, _row(name, key, owner), columns.paused_at.is_not(None), gone, values)
 
 
@@ -228,7 +210,7 @@ def _row(name: str | Enqueueable, key: str | None, owner: str) -> dict[str, str]
 
 def _upsert(
     mapped: type[LimitRow | KeyRow], row: Mapping[str, str], values: Mapping[str, Any], changes: Mapping[str, Any]
-) -> Executable:
+) -> sa.Executable:
     """Insert the row with `values`; or make `changes` where it is there."""
     made = insert(mapped).values(**row, **values)
     return (
@@ -244,49 +226,53 @@ def _upsert(
 def _delete_or_update(
     mapped: type[LimitRow | KeyRow],
     row: Mapping[str, str],
-    where: ColumnElement[bool],
-    gone: ColumnElement[bool],
+    where: sa.ColumnElement[bool],
+    gone: sa.ColumnElement[bool],
     values: Mapping[str, Any],
-) -> Executable:
+) -> sa.Executable:
     """Delete the row if nothing is left to say, else change it. What is left is looked at under the lock. And no wait goes on."""
     table = table_of(mapped)
-    this = [table.c[name] == bindparam(f"of_{name}", value, Text) for name, value in row.items()]
-    mine: CTE = select(gone.label("gone")).where(*this, where).with_for_update().cte("mine").prefix_with("MATERIALIZED")
-    deleted = delete(table).where(*this, select(mine.c.gone).where(mine.c.gone).exists()).returning(table.c.name)
+    this = [table.c[name] == sa.bindparam(f"of_{name}", value, sa.Text) for name, value in row.items()]
+    mine: sa.CTE = (
+        sa.select(gone.label("gone")).where(*this, where).with_for_update().cte("mine").prefix_with("MATERIALIZED")
+    )
+    deleted = sa.delete(table).where(*this, sa.select(mine.c.gone).where(mine.c.gone).exists()).returning(table.c.name)
     changed = (
-        update(table)
-        .where(*this, select(mine.c.gone).where(not_(mine.c.gone)).exists())
+        sa.update(table)
+        .where(*this, sa.select(mine.c.gone).where(sa.not_(mine.c.gone)).exists())
         .values(**values)
         .returning(table.c.name)
     )
     state = table_of(in_schema(LimitState, str(table.schema)))
-    its_state = [state.c[name] == bindparam(f"of_{name}", value, Text) for name, value in {"key": "", **row}.items()]
+    its_state = [
+        state.c[name] == sa.bindparam(f"of_{name}", value, sa.Text) for name, value in {"key": "", **row}.items()
+    ]
     lifted = (
-        update(state)
-        .where(*its_state, state.c.blocked_until > func.now())
-        .values(blocked_until=func.now())
+        sa.update(state)
+        .where(*its_state, state.c.blocked_until > sa.func.now())
+        .values(blocked_until=sa.func.now())
         .returning(state.c.name)
     )
     done = [one.cte(name).c.name for one, name in ((deleted, "deleted"), (changed, "changed"), (lifted, "lifted"))]
     # There may be no row, but a state alone. A session that is bound by class finds its engine by the column of the class.
-    one = select(literal_column("1")).subquery("one")
+    one = sa.select(sa.literal_column("1")).subquery("one")
     return (
-        select(func.coalesce(mapped.name, bindparam("of_name", row["name"], Text)).label("name"))
-        .select_from(one.outerjoin(table, and_(*this)))
-        .where(or_(*(select(name).exists() for name in done)))
+        sa.select(sa.func.coalesce(mapped.name, sa.bindparam("of_name", row["name"], sa.Text)).label("name"))
+        .select_from(one.outerjoin(table, sa.and_(*this)))
+        .where(sa.or_(*(sa.select(name).exists() for name in done)))
     )
 
 
-def _declared(columns: Any, name: str, none: object) -> ColumnElement[Any]:
+def _declared(columns: Any, name: str, none: object) -> sa.ColumnElement[Any]:
     """What code has declared for a column, or else that there is no such limit."""
-    text = columns.declared.op("->>", return_type=Text())(literal_column(f"'{name}'"))
-    value: ColumnElement[Any] = cast(text, columns[name].type)
-    return value if none is None else func.coalesce(value, _literal(none))
+    text = columns.declared.op("->>", return_type=sa.Text())(sa.literal_column(f"'{name}'"))
+    value: sa.ColumnElement[Any] = sa.cast(text, columns[name].type)
+    return value if none is None else sa.func.coalesce(value, _literal(none))
 
 
-def _is_plain(columns: Any, plain: Mapping[str, object]) -> ColumnElement[bool]:
+def _is_plain(columns: Any, plain: Mapping[str, object]) -> sa.ColumnElement[bool]:
     """Whether a row limits nothing."""
-    return and_(
+    return sa.and_(
         *(
             columns[name].is_(None) if value is None else columns[name] == _literal(value)
             for name, value in plain.items()
@@ -296,5 +282,5 @@ def _is_plain(columns: Any, plain: Mapping[str, object]) -> ColumnElement[bool]:
 
 def _literal(value: object) -> Any:
     if isinstance(value, bool):
-        return true() if value else false()
-    return literal_column(str(value) if isinstance(value, int) else f"'{value}'")
+        return sa.true() if value else sa.false()
+    return sa.literal_column(str(value) if isinstance(value, int) else f"'{value}'")

@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Integer,
-    Select,
-    Text,
-    and_,
-    case,
-    cast,
-    func,
-    literal_column,
-    null,
-    select,
-    union_all,
-)
+import sqlalchemy as sa
 
 from ..lifecycle import JobStatus
 from ..models import Job, JobMixin, KeyRow, LimitRow, LimitState, status_literal
@@ -44,7 +31,7 @@ def list_limits(
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
     limit_state: type[LimitState] = LimitState,
-) -> Select[Any]:
+) -> sa.Select[Any]:
     """A row per queue and task that has limits or is paused, and behind each a row per key that has its own.
 
     The columns are those of `LimitRow` and `KeyRow`; `key` is NULL in the rows of queues and tasks. Beside them: `runs` and `waits`,
@@ -52,37 +39,37 @@ def list_limits(
     has said so; and `now`.
     """
     owners, keys, state = table_of(limit), table_of(limit_key), table_of(limit_state)
-    of_owners = select(
+    of_owners = sa.select(
         owners.c.owner,
         owners.c.name,
-        cast(null(), Text).label("key"),
+        sa.cast(sa.null(), sa.Text).label("key"),
         *(owners.c[name] for name in (*_LIMITS, *_OF_OWNERS, *_PAUSE)),
-        cast(null(), Integer).label("weight"),
+        sa.cast(sa.null(), sa.Integer).label("weight"),
         *_numbers(owners, job),
     )
-    of_keys = select(
+    of_keys = sa.select(
         keys.c.owner,
         keys.c.name,
         keys.c.key,
         *(keys.c[name] for name in _LIMITS),
-        *(cast(null(), owners.c[name].type).label(name) for name in _OF_OWNERS),
+        *(sa.cast(sa.null(), owners.c[name].type).label(name) for name in _OF_OWNERS),
         *(keys.c[name] for name in _PAUSE),
         keys.c.weight,
         *_numbers(keys, job, table_of(job).c.concurrency_key == keys.c.key),
     )
-    found = union_all(of_owners, of_keys).subquery("found")
-    key = func.coalesce(found.c.key, literal_column("''"))
-    its_own = and_(state.c.owner == found.c.owner, state.c.name == found.c.name, state.c.key == key)
+    found = sa.union_all(of_owners, of_keys).subquery("found")
+    key = sa.func.coalesce(found.c.key, sa.literal_column("''"))
+    its_own = sa.and_(state.c.owner == found.c.owner, state.c.name == found.c.name, state.c.key == key)
     return (
-        select(
-            *found.c, limit_state.blocked_until, func.now().label("now")
+        sa.select(
+            *found.c, limit_state.blocked_until, sa.func.now().label("now")
         )  # of the class, by which a session may be bound
         .select_from(found.outerjoin(state, its_own))
         .order_by(found.c.owner, found.c.name, found.c.key.nulls_first())
     )
 
 
-def _numbers(of: Any, job: type[JobMixin], *of_key: ColumnElement[bool]) -> list[ColumnElement[int]]:
+def _numbers(of: Any, job: type[JobMixin], *of_key: sa.ColumnElement[bool]) -> list[sa.ColumnElement[int]]:
     """How many jobs of each row of `of` run, and how many wait. Those that wait are in three indexes: of jobs without a key, of those
     with one that are ready, and of the others.
     """
@@ -92,16 +79,18 @@ def _numbers(of: Any, job: type[JobMixin], *of_key: ColumnElement[bool]) -> list
     keyless = [is_keyless(table_of(job))]
     waiting = [ready, later] if of_key else [keyless, ready, later]
 
-    def number(its: ColumnElement[bool], parts: Sequence[Sequence[ColumnElement[bool]]]) -> ColumnElement[int]:
+    def number(its: sa.ColumnElement[bool], parts: Sequence[Sequence[sa.ColumnElement[bool]]]) -> sa.ColumnElement[int]:
         pages = [
-            select(columns.id).where(*part, its, *of_key).limit(literal_column(str(CAP))).correlate(of)
+            sa.select(columns.id).where(*part, its, *of_key).limit(sa.literal_column(str(CAP))).correlate(of)
             for part in parts
         ]
-        counts = [select(func.count()).select_from(page.subquery()).scalar_subquery() for page in pages]
-        return func.least(sum(counts[1:], start=counts[0]), literal_column(str(CAP)))
+        counts = [sa.select(sa.func.count()).select_from(page.subquery()).scalar_subquery() for page in pages]
+        return sa.func.least(sum(counts[1:], start=counts[0]), sa.literal_column(str(CAP)))
 
-    def by_owner(parts: Sequence[Sequence[ColumnElement[bool]]]) -> ColumnElement[int]:
+    def by_owner(parts: Sequence[Sequence[sa.ColumnElement[bool]]]) -> sa.ColumnElement[int]:
         of_task = number(columns.task == of.c.name, parts)
-        return case((of.c.owner == literal_column("'queue'"), number(columns.queue == of.c.name, parts)), else_=of_task)
+        return sa.case(
+            (of.c.owner == sa.literal_column("'queue'"), number(columns.queue == of.c.name, parts)), else_=of_task
+        )
 
     return [by_owner([running]).label("runs"), by_owner(waiting).label("waits")]

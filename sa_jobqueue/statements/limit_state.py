@@ -9,26 +9,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Executable,
-    Float,
-    Integer,
-    Text,
-    and_,
-    bindparam,
-    case,
-    collate,
-    delete,
-    func,
-    literal_column,
-    not_,
-    or_,
-    select,
-    tuple_,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from ..models import Job, JobMixin, LimitRow, LimitState, schema_function
@@ -40,7 +21,7 @@ __all__ = ["FIRST_STATE", "StateKey", "block", "forget_states", "limit_queues"]
 
 #: A rate or a wait that is over for this long says nothing any more, by whatever clock a claim has begun.
 _OVER = timedelta(minutes=1)
-_QUEUE = literal_column("'queue'", Text)
+_QUEUE = sa.literal_column("'queue'", sa.Text)
 
 
 class StateKey(NamedTuple):
@@ -57,41 +38,41 @@ FIRST_STATE = StateKey("", "", "")
 
 def block(
     ids: Sequence[int], seconds: Sequence[float], *, job: type[JobMixin] = Job, state: type[LimitState] = LimitState
-) -> Executable:
+) -> sa.Executable:
     """For these `seconds` start no job with the key of one of these jobs, or of its queue if it has none. A longer wait stays.
 
     Returns name and key of each; the key is empty where it is the whole queue.
     """
     table, states = table_of(job), table_of(state)
-    given = array("blocking_ids", ids, BigInteger())
-    said = rows("said", id=given, seconds=array("blocking_seconds", seconds, Float(53)))
-    key = case((table.c.concurrency_key >= FIRST_KEY, table.c.concurrency_key), else_=literal_column("''"))
+    given = array("blocking_ids", ids, sa.BigInteger())
+    said = rows("said", id=given, seconds=array("blocking_seconds", seconds, sa.Float(53)))
+    key = sa.case((table.c.concurrency_key >= FIRST_KEY, table.c.concurrency_key), else_=sa.literal_column("''"))
     of = (
-        select(table.c.queue.label("name"), key.label("key"), func.max(said.c.seconds).label("seconds"))
+        sa.select(table.c.queue.label("name"), key.label("key"), sa.func.max(said.c.seconds).label("seconds"))
         .select_from(table.join(said, said.c.id == table.c.id))
-        .where(table.c.id == func.any(given))
+        .where(table.c.id == sa.func.any(given))
         .group_by(table.c.queue, key)
         .subquery("of")
     )
     # In the order in which claims write these rows, so that neither waits for the other.
-    found = select(_QUEUE, of.c.name, of.c.key, in_seconds(of.c.seconds, after=at_end())).order_by(
-        collate(of.c.name, "C"), collate(of.c.key, "default")
+    found = sa.select(_QUEUE, of.c.name, of.c.key, in_seconds(of.c.seconds, after=at_end())).order_by(
+        sa.collate(of.c.name, "C"), sa.collate(of.c.key, "default")
     )
     made = insert(states).from_select(["owner", "name", "key", "blocked_until"], found)
-    longest = func.greatest(states.c.blocked_until, made.excluded.blocked_until)
+    longest = sa.func.greatest(states.c.blocked_until, made.excluded.blocked_until)
     return made.on_conflict_do_update(
         index_elements=["owner", "name", "key"], set_={"blocked_until": longest}
     ).returning(states.c.name, states.c.key)
 
 
-def limit_queues(names: Sequence[str], *, job: type[JobMixin] = Job) -> Executable:
+def limit_queues(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Have these queues claimed from under limits: those that have none get a row that limits nothing.
 
     A statement after `block`, whose lock keeps `forget_states` from deleting such a row meanwhile. It waits for no operator who is
     making a row of the queue; `forget_states` names those that still need theirs.
     """
-    given = array("limited_queues", sorted(names), Text())
-    return select(schema_function("limit_queues", table_of(job).schema, given, of=Text()))
+    given = array("limited_queues", sorted(names), sa.Text())
+    return sa.select(schema_function("limit_queues", table_of(job).schema, given, of=sa.Text()))
 
 
 def forget_states(
@@ -100,7 +81,7 @@ def forget_states(
     limit: int,
     state: type[LimitState] = LimitState,
     limits: type[LimitRow] = LimitRow,
-) -> Executable:
+) -> sa.Executable:
     """Of `limit` rows from `after` (exclusive) on, delete those that say nothing any more, except rows that are locked just now.
 
     Where one has kept a queue waiting, the queue's row that limits nothing goes with it. And lowest ids are forgotten, so that the next
@@ -112,67 +93,70 @@ def forget_states(
     states, said = table_of(state), table_of(limits)
     columns = states.c
     page = (
-        select(columns.owner, columns.name, columns.key)
+        sa.select(columns.owner, columns.name, columns.key)
         .where(
-            _key(columns) > tuple_(*(bindparam(f"after_{part}", text, Text) for part, text in after._asdict().items()))
+            _key(columns)
+            > sa.tuple_(*(sa.bindparam(f"after_{part}", text, sa.Text) for part, text in after._asdict().items()))
         )
         .order_by(columns.owner, columns.name, columns.key)
-        .limit(bindparam("page", limit, Integer))
+        .limit(sa.bindparam("page", limit, sa.Integer))
         .cte("page")
         .prefix_with("MATERIALIZED")
     )
-    idle = and_(
-        *(or_(time.is_(None), time < func.now() - _OVER) for time in (columns.free_at, columns.blocked_until)),
-        or_(columns.lowest_id.is_(None), columns.key != literal_column("''")),
+    idle = sa.and_(
+        *(sa.or_(time.is_(None), time < sa.func.now() - _OVER) for time in (columns.free_at, columns.blocked_until)),
+        sa.or_(columns.lowest_id.is_(None), columns.key != sa.literal_column("''")),
     )
     mine = (
-        select(columns.owner, columns.name, columns.key)
-        .where(_among(columns, page), or_(idle, columns.lowest_id.is_not(None)))
+        sa.select(columns.owner, columns.name, columns.key)
+        .where(_among(columns, page), sa.or_(idle, columns.lowest_id.is_not(None)))
         .order_by(columns.owner, columns.name, columns.key)
         .with_for_update(skip_locked=True)
         .cte("mine")
         .prefix_with("MATERIALIZED")
     )
     gone = (
-        delete(states)
+        sa.delete(states)
         .where(_among(columns, mine), idle)
         .returning(columns.owner, columns.name, columns.key, columns.blocked_until)
         .cte("gone")
     )
-    counted = update(states).where(_among(columns, mine), not_(idle)).values(lowest_id=None).cte("counted")
-    waited = select(gone.c.name).where(
-        gone.c.owner == _QUEUE, gone.c.key == literal_column("''"), gone.c.blocked_until.is_not(None)
+    counted = sa.update(states).where(_among(columns, mine), sa.not_(idle)).values(lowest_id=None).cte("counted")
+    waited = sa.select(gone.c.name).where(
+        gone.c.owner == _QUEUE, gone.c.key == sa.literal_column("''"), gone.c.blocked_until.is_not(None)
     )
     empty = (
-        select(said.c.name)
+        sa.select(said.c.name)
         .where(
             said.c.owner == _QUEUE,
             said.c.name.in_(waited),
             limits_nothing(said),
-            not_(said.c.held),
+            sa.not_(said.c.held),
             said.c.declared.is_(None),
         )
         .with_for_update(skip_locked=True)
         .cte("empty")
         .prefix_with("MATERIALIZED")
     )
-    unlimited = delete(said).where(said.c.owner == _QUEUE, said.c.name.in_(select(empty.c.name))).cte("unlimited")
-    row = select(said.c.name).where(said.c.owner == _QUEUE, said.c.name == columns.name).correlate(states)
+    unlimited = sa.delete(said).where(said.c.owner == _QUEUE, said.c.name.in_(sa.select(empty.c.name))).cte("unlimited")
+    row = sa.select(said.c.name).where(said.c.owner == _QUEUE, said.c.name == columns.name).correlate(states)
     waits = (
-        select(func.array_agg(columns.name))
+        sa.select(sa.func.array_agg(columns.name))
         .where(
             _among(columns, page),
             columns.owner == _QUEUE,
-            columns.key == literal_column("''"),
-            columns.blocked_until > func.now(),
-            not_(row.exists()),
+            columns.key == sa.literal_column("''"),
+            columns.blocked_until > sa.func.now(),
+            sa.not_(row.exists()),
         )
         .scalar_subquery()
     )
-    last = select(page).order_by(page.c.owner.desc(), page.c.name.desc(), page.c.key.desc()).limit(1).subquery("last")
-    one = select(func.count().label("looked_at")).select_from(page).subquery("one")
+    last = (
+        sa.select(page).order_by(page.c.owner.desc(), page.c.name.desc(), page.c.key.desc()).limit(1).subquery("last")
+    )
+    one = sa.select(sa.func.count().label("looked_at")).select_from(page).subquery("one")
     return (
-        select(
+        sa.select(
             last.c.owner,
             last.c.name,
             last.c.key,
@@ -180,19 +164,19 @@ def forget_states(
             _number(gone).label("forgotten"),
             waits.label("unlimited"),
         )
-        .select_from(one.outerjoin(last, literal_column("true")))
+        .select_from(one.outerjoin(last, sa.literal_column("true")))
         .add_cte(counted, unlimited)
     )
 
 
 def _key(columns: Any) -> Any:
-    return tuple_(columns.owner, columns.name, columns.key)
+    return sa.tuple_(columns.owner, columns.name, columns.key)
 
 
-def _among(columns: Any, found: Any) -> ColumnElement[bool]:
-    among: ColumnElement[bool] = _key(columns).in_(select(found.c.owner, found.c.name, found.c.key))
+def _among(columns: Any, found: Any) -> sa.ColumnElement[bool]:
+    among: sa.ColumnElement[bool] = _key(columns).in_(sa.select(found.c.owner, found.c.name, found.c.key))
     return among
 
 
 def _number(of: Any) -> Any:
-    return select(func.count()).select_from(of).scalar_subquery()
+    return sa.select(sa.func.count()).select_from(of).scalar_subquery()

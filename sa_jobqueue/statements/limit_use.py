@@ -8,35 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    CTE,
-    BigInteger,
-    ColumnElement,
-    DateTime,
-    Executable,
-    Float,
-    FromClause,
-    Integer,
-    ScalarSelect,
-    Select,
-    SmallInteger,
-    Table,
-    Text,
-    and_,
-    bindparam,
-    case,
-    cast,
-    func,
-    literal_column,
-    not_,
-    null,
-    or_,
-    select,
-    true,
-    type_coerce,
-    union_all,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from ..limits import Limits
@@ -66,20 +38,20 @@ KEYS, _QUEUES = 1_001, 200
 #: Jobs, and limits, that are named.
 _NAMED, _MOST = 3, 100
 
-_ONE: ColumnElement[int] = literal_column("1", Integer)
-_QUEUE, _TASK = literal_column("'queue'", Text), literal_column("'task'", Text)
+_ONE: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
+_QUEUE, _TASK = sa.literal_column("'queue'", sa.Text), sa.literal_column("'task'", sa.Text)
 
 
-def limits_said(*, limits: int = 1_000, limit: type[LimitRow] = LimitRow) -> Executable:
+def limits_said(*, limits: int = 1_000, limit: type[LimitRow] = LimitRow) -> sa.Executable:
     """A row per queue and task that has limits or is paused, `limits` at most: `owner` and `name`; whether it is `limited`, and `held`;
     how many may run, `running`; for how many seconds it is paused, `paused`, NULL if it is not; and `pause_reason`.
     """
     columns = table_of(limit).c
     # As `Limits().columns()` says that there is no limit.
     said = [columns[name].is_not(None) for name, value in Limits().columns().items() if value is None]
-    limited = or_(*said, columns.strict, columns.when_full != literal_column("'wait'"))
+    limited = sa.or_(*said, columns.strict, columns.when_full != sa.literal_column("'wait'"))
     return (
-        select(
+        sa.select(
             columns.owner,
             columns.name,
             limited.label("limited"),
@@ -89,23 +61,23 @@ def limits_said(*, limits: int = 1_000, limit: type[LimitRow] = LimitRow) -> Exe
             columns.pause_reason,
         )
         .order_by(columns.owner, columns.name)
-        .limit(bindparam("limits", limits, Integer))
+        .limit(sa.bindparam("limits", limits, sa.Integer))
     )
 
 
-def paused_keys(*, cap: int = CAP, most: int = _MOST, limit_key: type[KeyRow] = KeyRow) -> Executable:
+def paused_keys(*, cap: int = CAP, most: int = _MOST, limit_key: type[KeyRow] = KeyRow) -> sa.Executable:
     """A row per paused key, `most` at most, among the first `cap` that operators have said something of: `owner`, `name`, `key`,
     `paused` seconds, `pause_reason`.
     """
     columns = table_of(limit_key).c
     first = (
-        select(columns.owner, columns.name, columns.key, columns.paused_at, columns.pause_reason)
+        sa.select(columns.owner, columns.name, columns.key, columns.paused_at, columns.pause_reason)
         .order_by(columns.owner, columns.name, columns.key)
-        .limit(bindparam("cap", cap, Integer))
+        .limit(sa.bindparam("cap", cap, sa.Integer))
         .subquery("first")
     )
     return (
-        select(
+        sa.select(
             first.c.owner,
             first.c.name,
             first.c.key,
@@ -114,53 +86,53 @@ def paused_keys(*, cap: int = CAP, most: int = _MOST, limit_key: type[KeyRow] = 
         )
         .where(first.c.paused_at.is_not(None))
         .order_by(first.c.owner, first.c.name, first.c.key)
-        .limit(bindparam("most", most, Integer))
+        .limit(sa.bindparam("most", most, sa.Integer))
     )
 
 
-def running_of_tasks(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
+def running_of_tasks(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per queue and task of running jobs: how many there are, `running`, among `cap` of all."""
     columns = table_of(job).c
     held = (
-        select(columns.queue, columns.task)
+        sa.select(columns.queue, columns.task)
         .where(is_held(table_of(job)))
         .order_by(columns.id)
-        .limit(bindparam("cap", cap, Integer))
+        .limit(sa.bindparam("cap", cap, sa.Integer))
         .subquery("held")
     )
-    return select(held.c.queue, held.c.task, func.count().label("running")).group_by(held.c.queue, held.c.task)
+    return sa.select(held.c.queue, held.c.task, sa.func.count().label("running")).group_by(held.c.queue, held.c.task)
 
 
-def running_of_keys(*, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
+def running_of_keys(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per queue, task and key of running jobs: how many there are, `running`, among `cap` of all. The key is NULL where the jobs have none."""
     held = _held(table_of(job), cap)
-    key = case((held.c.key >= FIRST_KEY, held.c.key)).label("key")
-    return select(held.c.queue, held.c.task, key, func.count().label("running")).group_by(
+    key = sa.case((held.c.key >= FIRST_KEY, held.c.key)).label("key")
+    return sa.select(held.c.queue, held.c.task, key, sa.func.count().label("running")).group_by(
         held.c.queue, held.c.task, key
     )
 
 
-def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[JobMixin] = Job) -> Executable:
+def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per given queue: `name`, and how many of its jobs are `due`, counted up to `cap`."""
     table = table_of(job)
     columns = table.c
-    most = bindparam("cap", cap, Integer)
-    asked = rows("asked", name=array("paused_queues", names, Text()))
-    slot = rows("slot", priority=array("priorities", PRIORITIES, SmallInteger()))
+    most = sa.bindparam("cap", cap, sa.Integer)
+    asked = rows("asked", name=array("paused_queues", names, sa.Text()))
+    slot = rows("slot", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
     of_queue = columns.queue == asked.c.name
     page = (
-        select(_ONE.label("one"))
-        .where(is_keyless(table), of_queue, columns.priority == slot.c.priority, columns.run_at <= func.now())
+        sa.select(_ONE.label("one"))
+        .where(is_keyless(table), of_queue, columns.priority == slot.c.priority, columns.run_at <= sa.func.now())
         .order_by(columns.run_at)
         .limit(most)
         .correlate(asked, slot)
         .lateral("page")
     )
-    keyless = select(_ONE).select_from(slot.join(page, true())).limit(most).correlate(asked)
-    ready = _in_turn(select(_ONE).where(is_ready(table), of_queue), columns).limit(most).correlate(asked)
-    later = select(_ONE).where(is_later(table), of_queue, columns.run_at <= func.now()).order_by(columns.run_at)
+    keyless = sa.select(_ONE).select_from(slot.join(page, sa.true())).limit(most).correlate(asked)
+    ready = _in_turn(sa.select(_ONE).where(is_ready(table), of_queue), columns).limit(most).correlate(asked)
+    later = sa.select(_ONE).where(is_later(table), of_queue, columns.run_at <= sa.func.now()).order_by(columns.run_at)
     number = _number(keyless) + _number(ready) + _number(later.limit(most).correlate(asked))
-    return select(asked.c.name, func.least(number, most).label("due"))
+    return sa.select(asked.c.name, sa.func.least(number, most).label("due"))
 
 
 def ready_of_keys(
@@ -171,43 +143,45 @@ def ready_of_keys(
     cap: int = CAP,
     queues: int = _QUEUES,
     job: type[JobMixin] = Job,
-) -> Executable:
+) -> sa.Executable:
     """A row per given key of a queue or task: `owner`, `name`, `key`, and how many of its jobs are `due`, among the first `cap` of the
     key in each queue. A key None of a task stands for its jobs that have none, and which claims have passed over.
     """
     table = table_of(job)
     columns = table.c
-    most = bindparam("cap", cap, Integer)
+    most = sa.bindparam("cap", cap, sa.Integer)
     asked = rows(
         "asked",
-        owner=array("paused_owners", owners, Text()),
-        name=array("paused_names", names, Text()),
-        key=array("paused_keys", keys, Text()),
+        owner=array("paused_owners", owners, sa.Text()),
+        name=array("paused_names", names, sa.Text()),
+        key=array("paused_keys", keys, sa.Text()),
     )
     place = _queues_with_keys(job, queues)
-    key = func.coalesce(asked.c.key, func.chr(literal_column(str(ord(TASK_GROUP)))).concat(asked.c.name))
+    key = sa.func.coalesce(asked.c.key, sa.func.chr(sa.literal_column(str(ord(TASK_GROUP)))).concat(asked.c.name))
     page = (
         _in_turn(
-            select(columns.task).where(is_ready(table), columns.queue == place.c.queue, columns.concurrency_key == key),
+            sa.select(columns.task).where(
+                is_ready(table), columns.queue == place.c.queue, columns.concurrency_key == key
+            ),
             columns,
         )
         .limit(most)
         .correlate(asked, place)
         .lateral("page")
     )
-    its_place = or_(asked.c.owner == _TASK, place.c.queue == asked.c.name)
-    its_own = or_(asked.c.owner == _QUEUE, page.c.task == asked.c.name)
+    its_place = sa.or_(asked.c.owner == _TASK, place.c.queue == asked.c.name)
+    its_own = sa.or_(asked.c.owner == _QUEUE, page.c.task == asked.c.name)
     number = (
-        select(func.count())
-        .select_from(place.join(page, true()))
+        sa.select(sa.func.count())
+        .select_from(place.join(page, sa.true()))
         .where(place.c.queue.is_not(None), its_place, its_own)
         .correlate(asked)
         .scalar_subquery()
     )
-    return select(asked.c.owner, asked.c.name, asked.c.key, func.least(number, most).label("due"))
+    return sa.select(asked.c.owner, asked.c.name, asked.c.key, sa.func.least(number, most).label("due"))
 
 
-def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] = Job) -> Executable:
+def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per queue with ready jobs that have keys: the `number` of keys that take turns, counted up to `keys` of a queue, and up to `cap` of
     all together. One probe of an index for each.
     """
@@ -215,19 +189,21 @@ def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: 
     columns = table.c
     place = _queues_with_keys(job, queues)
 
-    def next_key(of: FromClause, after: ColumnElement[bool]) -> Any:
-        found = select(columns.concurrency_key.label("key")).where(is_ready(table), columns.queue == of.c.queue, after)
+    def next_key(of: sa.FromClause, after: sa.ColumnElement[bool]) -> Any:
+        found = sa.select(columns.concurrency_key.label("key")).where(
+            is_ready(table), columns.queue == of.c.queue, after
+        )
         return _in_turn(found, columns).limit(_ONE).correlate(of).lateral("next_key")
 
     start = next_key(place, columns.concurrency_key >= FIRST_KEY)
-    begin = select(place.c.queue, start.c.key, _ONE.label("number")).select_from(place.join(start, true()))
+    begin = sa.select(place.c.queue, start.c.key, _ONE.label("number")).select_from(place.join(start, sa.true()))
     ring = begin.cte("ring", recursive=True)
     following = next_key(ring, columns.concurrency_key > ring.c.key)
-    more = select(ring.c.queue, following.c.key, ring.c.number + _ONE).select_from(ring.join(following, true()))
-    ring = ring.union_all(more.where(ring.c.number < bindparam("keys", keys, Integer)))
+    more = sa.select(ring.c.queue, following.c.key, ring.c.number + _ONE).select_from(ring.join(following, sa.true()))
+    ring = ring.union_all(more.where(ring.c.number < sa.bindparam("keys", keys, sa.Integer)))
     # The ring is walked over breadth first, so that each queue has its share of what is counted.
-    seen = select(ring.c.queue).limit(bindparam("cap", cap, Integer)).subquery("seen")
-    return select(seen.c.queue, func.count().label("number")).group_by(seen.c.queue).order_by(seen.c.queue)
+    seen = sa.select(ring.c.queue).limit(sa.bindparam("cap", cap, sa.Integer)).subquery("seen")
+    return sa.select(seen.c.queue, sa.func.count().label("number")).group_by(seen.c.queue).order_by(seen.c.queue)
 
 
 def stuck_permits(
@@ -238,7 +214,7 @@ def stuck_permits(
     job: type[JobMixin] = Job,
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
-) -> Executable:
+) -> sa.Executable:
     """A row per queue, task and key all of whose permits are held by jobs whose lease has run out, or that were claimed `seconds` ago.
 
     Columns: `owner`, `name`, `key`, NULL for all jobs of the owner; `limit` and `used`; whether all leases have `expired`; the
@@ -247,59 +223,67 @@ def stuck_permits(
     table = table_of(job)
     limits, keys = table_of(limit), table_of(limit_key)
     held = _held(table, cap)
-    given = case((held.c.key >= FIRST_KEY, held.c.key))
-    scopes = union_all(
-        _scope(held, _QUEUE, held.c.queue, null()),
-        _scope(held, _TASK, held.c.task, null()),
+    given = sa.case((held.c.key >= FIRST_KEY, held.c.key))
+    scopes = sa.union_all(
+        _scope(held, _QUEUE, held.c.queue, sa.null()),
+        _scope(held, _TASK, held.c.task, sa.null()),
         _scope(held, _QUEUE, held.c.queue, given).where(given.is_not(None)),
         _scope(held, _TASK, held.c.task, given).where(given.is_not(None)),
     ).subquery("scopes")
-    ids: ColumnElement[Any] = func.array_agg(aggregate_order_by(scopes.c.id, scopes.c.id), type_=ARRAY(BigInteger))
-    more = func.greatest(func.count() - literal_column(str(_NAMED)), literal_column("0"))
+    ids: sa.ColumnElement[Any] = sa.func.array_agg(
+        aggregate_order_by(scopes.c.id, scopes.c.id), type_=sa.ARRAY(sa.BigInteger)
+    )
+    more = sa.func.greatest(sa.func.count() - sa.literal_column(str(_NAMED)), sa.literal_column("0"))
     used = (
-        select(
+        sa.select(
             scopes.c.owner,
             scopes.c.name,
             scopes.c.key,
-            func.count().label("used"),
-            func.bool_and(scopes.c.expired).label("expired"),
-            func.min(scopes.c.seconds).label("seconds"),
-            func.trim_array(ids, cast(more, Integer), type_=ARRAY(BigInteger)).label("job_ids"),
+            sa.func.count().label("used"),
+            sa.func.bool_and(scopes.c.expired).label("expired"),
+            sa.func.min(scopes.c.seconds).label("seconds"),
+            sa.func.trim_array(ids, sa.cast(more, sa.Integer), type_=sa.ARRAY(sa.BigInteger)).label("job_ids"),
         )
         .group_by(scopes.c.owner, scopes.c.name, scopes.c.key)
-        .having(func.bool_and(or_(scopes.c.expired, scopes.c.seconds >= bindparam("held_seconds", seconds, Float))))
+        .having(
+            sa.func.bool_and(
+                sa.or_(scopes.c.expired, scopes.c.seconds >= sa.bindparam("held_seconds", seconds, sa.Float))
+            )
+        )
         .subquery("used")
     )
-    its_limits = and_(limits.c.owner == used.c.owner, limits.c.name == used.c.name)
-    its_key = and_(keys.c.owner == used.c.owner, keys.c.name == used.c.name, keys.c.key == used.c.key)
-    most_running = case(
-        (used.c.key.is_(None), limits.c.running), else_=func.coalesce(keys.c.running, limits.c.key_running)
+    its_limits = sa.and_(limits.c.owner == used.c.owner, limits.c.name == used.c.name)
+    its_key = sa.and_(keys.c.owner == used.c.owner, keys.c.name == used.c.name, keys.c.key == used.c.key)
+    most_running = sa.case(
+        (used.c.key.is_(None), limits.c.running), else_=sa.func.coalesce(keys.c.running, limits.c.key_running)
     )
     return (
-        select(
+        sa.select(
             used.c.owner,
             used.c.name,
             used.c.key,
             most_running.label("limit"),
             used.c.used,
             used.c.expired,
-            type_coerce(used.c.seconds, Float).label("seconds"),
+            sa.type_coerce(used.c.seconds, sa.Float).label("seconds"),
             used.c.job_ids,
         )
         .select_from(used.outerjoin(limits, its_limits).outerjoin(keys, its_key))
         .where(used.c.used >= most_running)
-        .order_by(not_(used.c.expired), used.c.owner, used.c.name, used.c.key.nulls_first())
-        .limit(bindparam("most", most, Integer))
+        .order_by(sa.not_(used.c.expired), used.c.owner, used.c.name, used.c.key.nulls_first())
+        .limit(sa.bindparam("most", most, sa.Integer))
     )
 
 
-def count_states(*, cap: int = CAP, state: type[LimitState] = LimitState) -> Executable:
+def count_states(*, cap: int = CAP, state: type[LimitState] = LimitState) -> sa.Executable:
     """How many rows claims keep about limits, counted up to `cap`."""
     columns = table_of(state).c
     page = (
-        select(columns.owner).order_by(columns.owner, columns.name, columns.key).limit(bindparam("cap", cap, Integer))
+        sa.select(columns.owner)
+        .order_by(columns.owner, columns.name, columns.key)
+        .limit(sa.bindparam("cap", cap, sa.Integer))
     )
-    return select(func.count()).select_from(page.subquery("page"))
+    return sa.select(sa.func.count()).select_from(page.subquery("page"))
 
 
 def full_rates(
@@ -309,98 +293,98 @@ def full_rates(
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
     limit_state: type[LimitState] = LimitState,
-) -> Executable:
+) -> sa.Executable:
     """A row per queue, task and key whose rate lets nothing start now: `owner`, `name` and `key`, NULL for all jobs of the owner; the rate,
     `count` in `seconds` with its `burst`; and `left`, the seconds until the next unit may start. `most` rows, among `cap` states.
     """
     limits, keys, states = table_of(limit), table_of(limit_key), table_of(limit_state)
-    page = states.select().limit(bindparam("cap", cap, Integer)).subquery("state")
-    of_all, its_own = page.c.key == literal_column("''"), keys.c.rate_count.is_not(None)
-    same = [and_(one.c.owner == page.c.owner, one.c.name == page.c.name) for one in (limits, keys)]
+    page = states.select().limit(sa.bindparam("cap", cap, sa.Integer)).subquery("state")
+    of_all, its_own = page.c.key == sa.literal_column("''"), keys.c.rate_count.is_not(None)
+    same = [sa.and_(one.c.owner == page.c.owner, one.c.name == page.c.name) for one in (limits, keys)]
     rate = (
-        select(
+        sa.select(
             *page.c,
             *(
-                case((of_all, limits.c[f"rate_{name}"]), (its_own, keys.c[f"rate_{name}"]), else_=limits.c[f"key_rate_{name}"]).label(name)
+                sa.case((of_all, limits.c[f"rate_{name}"]), (its_own, keys.c[f"rate_{name}"]), else_=limits.c[f"key_rate_{name}"]).label(name)
                 for name in ("count", "seconds", "burst")
             ),
         )
-        .select_from(page.outerjoin(limits, same[0]).outerjoin(keys, and_(same[1], keys.c.key == page.c.key)))
+        .select_from(page.outerjoin(limits, same[0]).outerjoin(keys, sa.and_(same[1], keys.c.key == page.c.key)))
         .subquery("rate")
     )  # fmt: skip
     of = rate.c
-    state = (of.free_at, of.owed_at, of.owed, func.statement_timestamp(type_=DateTime(timezone=True)))
-    owed = schema_function("rate_owed", limits.schema, *state, of["count"], of.seconds, of=Float(53))
-    behind = owed + literal_column("1") - of.burst
+    state = (of.free_at, of.owed_at, of.owed, sa.func.statement_timestamp(type_=sa.DateTime(timezone=True)))
+    owed = schema_function("rate_owed", limits.schema, *state, of["count"], of.seconds, of=sa.Float(53))
+    behind = owed + sa.literal_column("1") - of.burst
     return (
-        select(
+        sa.select(
             of.owner,
             of.name,
-            func.nullif(of.key, literal_column("''"), type_=Text()).label("key"),
+            sa.func.nullif(of.key, sa.literal_column("''"), type_=sa.Text()).label("key"),
             of["count"],
             of.seconds,
             of.burst,
-            (behind * of.seconds / cast(of["count"], Float(53))).label("left"),
+            (behind * of.seconds / sa.cast(of["count"], sa.Float(53))).label("left"),
         )
         # A millionth of a unit is nothing, as claims have it.
-        .where(of["count"].is_not(None), behind > literal_column("0.000001"))
+        .where(of["count"].is_not(None), behind > sa.literal_column("0.000001"))
         .order_by(of.owner, of.name, of.key)
-        .limit(bindparam("most", most, Integer))
+        .limit(sa.bindparam("most", most, sa.Integer))
     )
 
 
-def _held(table: Table, cap: int) -> CTE:
+def _held(table: sa.Table, cap: int) -> sa.CTE:
     """The running jobs, `cap` at most."""
     columns = table.c
     return (
-        select(
+        sa.select(
             columns.id,
             columns.queue,
             columns.task,
             columns.concurrency_key.label("key"),
             has_run_out(table).label("expired"),
-            func.coalesce(_seconds_since(columns.claimed_at), literal_column("0.0")).label("seconds"),
+            sa.func.coalesce(_seconds_since(columns.claimed_at), sa.literal_column("0.0")).label("seconds"),
         )
         .where(is_held(table))
         .order_by(columns.id)
-        .limit(bindparam("cap", cap, Integer))
+        .limit(sa.bindparam("cap", cap, sa.Integer))
         .cte("held")
         .prefix_with("MATERIALIZED")
     )
 
 
-def _scope(held: CTE, owner: ColumnElement[str], name: ColumnElement[str], key: ColumnElement[Any]) -> Any:
+def _scope(held: sa.CTE, owner: sa.ColumnElement[str], name: sa.ColumnElement[str], key: sa.ColumnElement[Any]) -> Any:
     """The running jobs as those of their queue or task, and perhaps of a key of it."""
-    return select(
-        owner.label("owner"), name.label("name"), cast(key, Text).label("key"), held.c.id, held.c.expired, held.c.seconds
+    return sa.select(
+        owner.label("owner"), name.label("name"), sa.cast(key, sa.Text).label("key"), held.c.id, held.c.expired, held.c.seconds
     )  # fmt: skip
 
 
-def _queues_with_keys(job: type[JobMixin], most: int) -> CTE:
+def _queues_with_keys(job: type[JobMixin], most: int) -> sa.CTE:
     """The names of the queues with ready jobs that have keys, and behind them NULL: by one probe for each."""
     table = table_of(job)
     columns = table.c
 
-    def first(*after: ColumnElement[bool]) -> Select[Any]:
-        return select(columns.queue).where(is_ready(table), *after).order_by(columns.queue).limit(_ONE)
+    def first(*after: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        return sa.select(columns.queue).where(is_ready(table), *after).order_by(columns.queue).limit(_ONE)
 
-    start = select(first().scalar_subquery().label("queue"), _ONE.label("number"))
+    start = sa.select(first().scalar_subquery().label("queue"), _ONE.label("number"))
     place = start.cte("place", recursive=True)
     following = first(columns.queue > place.c.queue).correlate(place).scalar_subquery()
-    more = select(following, place.c.number + _ONE).where(
-        place.c.queue.is_not(None), place.c.number < bindparam("queues", most, Integer)
+    more = sa.select(following, place.c.number + _ONE).where(
+        place.c.queue.is_not(None), place.c.number < sa.bindparam("queues", most, sa.Integer)
     )
     return place.union_all(more)
 
 
-def _in_turn(query: Select[Any], columns: Any) -> Select[Any]:
+def _in_turn(query: sa.Select[Any], columns: Any) -> sa.Select[Any]:
     """In the order of the index of ready keys."""
     return query.order_by(columns.queue, columns.concurrency_key, -columns.priority, columns.run_at, columns.id)
 
 
-def _seconds_since(time: ColumnElement[Any]) -> ColumnElement[float]:
-    return type_coerce(epoch(func.now() - time), Float)
+def _seconds_since(time: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+    return sa.type_coerce(epoch(sa.func.now() - time), sa.Float)
 
 
-def _number(page: Select[Any]) -> ScalarSelect[int]:
-    return select(func.count()).select_from(page.subquery()).scalar_subquery()
+def _number(page: sa.Select[Any]) -> sa.ScalarSelect[int]:
+    return sa.select(sa.func.count()).select_from(page.subquery()).scalar_subquery()

@@ -11,24 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    CompoundSelect,
-    DateTime,
-    Integer,
-    Select,
-    Table,
-    Text,
-    bindparam,
-    column,
-    func,
-    null,
-    select,
-    union_all,
-)
+import sqlalchemy as sa
 
 from ..context import ClaimedJob
 from ..models import Job, JobMixin, schema_function
@@ -126,34 +109,36 @@ def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
     }
 
 
-def claim_limited(request: LimitedRequest, *, job: type[JobMixin] = Job) -> CompoundSelect[Any]:
+def claim_limited(request: LimitedRequest, *, job: type[JobMixin] = Job) -> sa.CompoundSelect[Any]:
     """Claim due jobs of queues with limits or keys. Returns the columns of `ClaimedJob`; and for each queue a row with no id, whose
     `meta` is for `ring_state`.
     """
     table = table_of(job)
-    picked = _picked(table, pick_parameters(request), visible=func.pg_current_snapshot())
+    picked = _picked(table, pick_parameters(request), visible=sa.func.pg_current_snapshot())
     claimed = taken(
         table,
-        select(picked.c.id).where(picked.c.id.is_not(None)),
+        sa.select(picked.c.id).where(picked.c.id.is_not(None)),
         worker=request.worker,
         lease=request.lease,
         args_limit=INLINE_LIMIT if request.inline else NOTHING_INLINE,
-        at=select(func.max(picked.c.at)).scalar_subquery(),
+        at=sa.select(sa.func.max(picked.c.at)).scalar_subquery(),
     ).cte("taken")
-    states = [picked.c.info if one.key == "meta" else null() for one in claimed.c]
-    return union_all(select(*claimed.c), select(*states).select_from(picked).where(picked.c.id.is_(None)))
+    states = [picked.c.info if one.key == "meta" else sa.null() for one in claimed.c]
+    return sa.union_all(sa.select(*claimed.c), sa.select(*states).select_from(picked).where(picked.c.id.is_(None)))
 
 
-def picked_jobs(request: LimitedRequest, *, job: type[JobMixin] = Job) -> Select[Any]:
+def picked_jobs(request: LimitedRequest, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """The ids of the jobs that `claim_limited` would claim; they are locked, and so are their keys, until the transaction ends."""
-    picked = _picked(table_of(job), pick_parameters(request), visible=null())
-    return select(picked.c.id).where(picked.c.id.is_not(None))
+    picked = _picked(table_of(job), pick_parameters(request), visible=sa.null())
+    return sa.select(picked.c.id).where(picked.c.id.is_not(None))
 
 
-def permits_freed(*, opener: int = NOBODY, job: type[JobMixin] = Job) -> Select[Any]:
+def permits_freed(*, opener: int = NOBODY, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """Tell the workers that wait for a permit, except the `opener`, that some are free. It does nothing if none waits."""
     schema = table_of(job).schema
-    return select(schema_function("permits_freed", schema, bindparam("limit_opener", opener, Integer), of=Text()))
+    return sa.select(
+        schema_function("permits_freed", schema, sa.bindparam("limit_opener", opener, sa.Integer), of=sa.Text())
+    )
 
 
 def ring_state(info: str) -> tuple[str, RingState]:
@@ -178,25 +163,28 @@ def is_state(row: Sequence[Any]) -> bool:
 _ID = ClaimedJob._fields.index("id")
 
 
-def _picked(table: Table, given: Mapping[str, Any], *, visible: ColumnElement[Any]) -> CTE:
+def _picked(table: sa.Table, given: Mapping[str, Any], *, visible: sa.ColumnElement[Any]) -> sa.CTE:
     call: Any = schema_function(
         "pick_limited",
         table.schema,
-        array("limited_queues", given["limited_queues"], Text()),
-        array("limited_free", given["limited_free"], Integer()),
-        array("ring_after", given["ring_after"], Text()),
-        array("ring_turns", given["ring_turns"], Integer()),
-        array("limited_tasks", given["limited_tasks"], Text()),
-        array("unknown_tasks", given["unknown_tasks"], Text()),
-        bindparam("known_limits", given["known_limits"], BigInteger),
-        array("limited_but", given["limited_but"], BigInteger()),
-        bindparam("limit_opener", given["limit_opener"], Integer),
-        bindparam("limit_freed", given["limit_freed"], Boolean),
+        array("limited_queues", given["limited_queues"], sa.Text()),
+        array("limited_free", given["limited_free"], sa.Integer()),
+        array("ring_after", given["ring_after"], sa.Text()),
+        array("ring_turns", given["ring_turns"], sa.Integer()),
+        array("limited_tasks", given["limited_tasks"], sa.Text()),
+        array("unknown_tasks", given["unknown_tasks"], sa.Text()),
+        sa.bindparam("known_limits", given["known_limits"], sa.BigInteger),
+        array("limited_but", given["limited_but"], sa.BigInteger()),
+        sa.bindparam("limit_opener", given["limit_opener"], sa.Integer),
+        sa.bindparam("limit_freed", given["limit_freed"], sa.Boolean),
         visible,
-        of=Text(),
+        of=sa.Text(),
     )
     rows = call.table_valued(
-        column("id", BigInteger), column("at", DateTime(timezone=True)), column("info", Text), name="picking"
+        sa.column("id", sa.BigInteger),
+        sa.column("at", sa.DateTime(timezone=True)),
+        sa.column("info", sa.Text),
+        name="picking",
     ).render_derived(name="picking")
-    found: CTE = select(rows.c.id, rows.c.at, rows.c.info).cte("picked").prefix_with("MATERIALIZED")
+    found: sa.CTE = sa.select(rows.c.id, rows.c.at, rows.c.info).cte("picked").prefix_with("MATERIALIZED")
     return found

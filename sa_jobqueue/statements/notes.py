@@ -10,30 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    DateTime,
-    Executable,
-    Float,
-    Integer,
-    Select,
-    SmallInteger,
-    Table,
-    Text,
-    and_,
-    bindparam,
-    cast,
-    column,
-    delete,
-    func,
-    literal_column,
-    not_,
-    or_,
-    select,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from ..models import Job, JobMixin, LogPart, Progress
@@ -64,34 +41,34 @@ def write_progress(
     ended: Sequence[bool],
     job: type[JobMixin] = Job,
     progress: type[Progress] = Progress,
-) -> Executable:
+) -> sa.Executable:
     """How far these jobs are, each only if the claim is still valid; no job's row is locked. Returns the claims, as id and token,
     of which something was written.
 
     `ended`: the claim is over, and its outcome was written; then it is enough that no other claim came after it.
     """
     table, notes = table_of(job), table_of(progress)
-    of_jobs = array("note_ids", ids, BigInteger())
+    of_jobs = array("note_ids", ids, sa.BigInteger())
     note = rows(
         "note",
         id=of_jobs,
-        token=array("note_tokens", tokens, BigInteger()),
-        fraction=array("note_fractions", fractions, Float(53)),
-        message=array("note_messages", messages, Text()),
-        ended=array("note_ended", ended, Boolean()),
+        token=array("note_tokens", tokens, sa.BigInteger()),
+        fraction=array("note_fractions", fractions, sa.Float(53)),
+        message=array("note_messages", messages, sa.Text()),
+        ended=array("note_ended", ended, sa.Boolean()),
     )
-    last = and_(note.c.ended, table.c.id == note.c.id, table.c.claim_token == note.c.token)
+    last = sa.and_(note.c.ended, table.c.id == note.c.id, table.c.claim_token == note.c.token)
     news = (
-        select(
+        sa.select(
             table.c.id,
             table.c.claim_token,
             table.c.claims,
             note.c.fraction,
             note.c.message,
-            func.statement_timestamp(),
+            sa.func.statement_timestamp(),
         )
         .select_from(table.join(note, table.c.id == note.c.id))
-        .where(table.c.id == func.any(of_jobs), or_(fence(table, id=note.c.id, token=note.c.token), last))
+        .where(table.c.id == sa.func.any(of_jobs), sa.or_(fence(table, id=note.c.id, token=note.c.token), last))
         .order_by(table.c.id)
     )
     names = ["job_id", "claim_token", "claims", "fraction", "message", "written_at"]
@@ -114,7 +91,7 @@ def write_logs(
     ended: Sequence[bool],
     job: type[JobMixin] = Job,
     log: type[LogPart] = LogPart,
-) -> Executable:
+) -> sa.Executable:
     """Log lines of these claims, each only if the claim is still valid. Returns the claims, as id and token, of which lines were
     written.
 
@@ -122,28 +99,28 @@ def write_logs(
     claim is over, and its outcome was written: then it is enough that there still is such a job.
     """
     table, logs = table_of(job), table_of(log)
-    of_jobs = array("log_ids", ids, BigInteger())
+    of_jobs = array("log_ids", ids, sa.BigInteger())
     part = rows(
         "part",
         id=of_jobs,
-        token=array("log_tokens", tokens, BigInteger()),
-        part=array("log_parts", parts, Integer()),
-        first=array("log_first", first, Integer()),
-        attempt=array("log_attempts", attempts, SmallInteger()),
-        lines=array("log_lines", lines, Text()),
-        ended=array("log_ended", ended, Boolean()),
+        token=array("log_tokens", tokens, sa.BigInteger()),
+        part=array("log_parts", parts, sa.Integer()),
+        first=array("log_first", first, sa.Integer()),
+        attempt=array("log_attempts", attempts, sa.SmallInteger()),
+        lines=array("log_lines", lines, sa.Text()),
+        ended=array("log_ended", ended, sa.Boolean()),
     )
     news = (
-        select(
+        sa.select(
             table.c.id,
             part.c.token,
             part.c.part,
             part.c.attempt,
-            cast(part.c.lines, JSONB),
-            func.statement_timestamp(),
+            sa.cast(part.c.lines, JSONB),
+            sa.func.statement_timestamp(),
         )
         .select_from(table.join(part, table.c.id == part.c.id))
-        .where(table.c.id == func.any(of_jobs), or_(fence(table, id=part.c.id, token=part.c.token), part.c.ended))
+        .where(table.c.id == sa.func.any(of_jobs), sa.or_(fence(table, id=part.c.id, token=part.c.token), part.c.ended))
         .order_by(table.c.id)
     )
     names = ["job_id", "claim_token", "part", "attempt", "lines", "written_at"]
@@ -153,109 +130,120 @@ def write_logs(
         index_elements=names[:3], set_={name: written.excluded[name] for name in names[4:]}
     ).returning(logs.c.job_id, logs.c.claim_token)
     over = (
-        delete(logs)
+        sa.delete(logs)
         .where(logs.c.job_id == part.c.id, logs.c.claim_token == part.c.token, logs.c.part < part.c.first)
         .cte("over")
     )
     return again.add_cte(over)
 
 
-def _first_line_at(logs: Table) -> ColumnElement[Any]:
-    return cast(logs.c.lines.op("#>>")(literal_column("'{0,0}'")), Float(53))
+def _first_line_at(logs: sa.Table) -> sa.ColumnElement[Any]:
+    return sa.cast(logs.c.lines.op("#>>")(sa.literal_column("'{0,0}'")), sa.Float(53))
 
 
-def drop_old_logs(ids: Sequence[int], *, log: type[LogPart] = LogPart) -> Executable:
+def drop_old_logs(ids: Sequence[int], *, log: type[LogPart] = LogPart) -> sa.Executable:
     """Of each of these jobs delete the lines of all claims but the newest `MAX_RUNS`."""
     logs = table_of(log)
-    newest = (func.max(logs.c.written_at).desc(), func.max(_first_line_at(logs)).desc())
-    place = func.row_number().over(partition_by=logs.c.job_id, order_by=newest)
+    newest = (sa.func.max(logs.c.written_at).desc(), sa.func.max(_first_line_at(logs)).desc())
+    place = sa.func.row_number().over(partition_by=logs.c.job_id, order_by=newest)
     claims = (
-        select(logs.c.job_id, logs.c.claim_token, place.label("place"))
-        .where(logs.c.job_id == func.any(array("log_ids", ids, BigInteger())))
+        sa.select(logs.c.job_id, logs.c.claim_token, place.label("place"))
+        .where(logs.c.job_id == sa.func.any(array("log_ids", ids, sa.BigInteger())))
         .group_by(logs.c.job_id, logs.c.claim_token)
         .cte("claims")
     )
-    return delete(logs).where(
+    return sa.delete(logs).where(
         logs.c.job_id == claims.c.job_id,
         logs.c.claim_token == claims.c.claim_token,
-        claims.c.place > literal_column(str(MAX_RUNS)),
+        claims.c.place > sa.literal_column(str(MAX_RUNS)),
     )
 
 
-def delete_notes(ids: Any, *, progress: type[Progress] = Progress, log: type[LogPart] = LogPart) -> tuple[CTE, CTE]:
+def delete_notes(
+    ids: Any, *, progress: type[Progress] = Progress, log: type[LogPart] = LogPart
+) -> tuple[sa.CTE, sa.CTE]:
     """What deletes the notes of the jobs that the query `ids` names, to be added to the statement that deletes those."""
     notes, logs = table_of(progress), table_of(log)
     return (
-        delete(notes).where(members(notes.c.job_id, ids)).cte("progress_gone"),
-        delete(logs).where(members(logs.c.job_id, ids)).cte("logs_gone"),
+        sa.delete(notes).where(members(notes.c.job_id, ids)).cte("progress_gone"),
+        sa.delete(logs).where(members(logs.c.job_id, ids)).cte("logs_gone"),
     )
 
 
 def drop_stray_progress(
     *, after: int, limit: int, job: type[JobMixin] = Job, progress: type[Progress] = Progress
-) -> Executable:
+) -> sa.Executable:
     """See `drop_stray_logs`."""
     notes = table_of(progress)
-    page = select(notes.c.job_id).where(notes.c.job_id > bindparam("after_id", after, BigInteger))
+    page = sa.select(notes.c.job_id).where(notes.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
     return _drop_strays(notes, page, limit, job)
 
 
-def drop_stray_logs(*, after: int, limit: int, job: type[JobMixin] = Job, log: type[LogPart] = LogPart) -> Executable:
+def drop_stray_logs(
+    *, after: int, limit: int, job: type[JobMixin] = Job, log: type[LogPart] = LogPart
+) -> sa.Executable:
     """Of a page of at most `limit` rows, by id of the job from `after` (exclusive) on, delete those whose jobs are gone.
 
     Returns one row: the last id that was looked at, NULL if there was none; how many rows were looked at; and how many are deleted.
     """
     logs = table_of(log)
-    page = select(logs.c.job_id).where(logs.c.job_id > bindparam("after_id", after, BigInteger))
+    page = sa.select(logs.c.job_id).where(logs.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
     return _drop_strays(logs, page, limit, job)
 
 
-def _drop_strays(notes: Table, page: Select[Any], limit: int, job: type[JobMixin]) -> Executable:
+def _drop_strays(notes: sa.Table, page: sa.Select[Any], limit: int, job: type[JobMixin]) -> sa.Executable:
     table = table_of(job)
     looked_at = (
-        page.order_by(notes.c.job_id).limit(bindparam("page", limit, Integer)).cte("page").prefix_with("MATERIALIZED")
+        page.order_by(notes.c.job_id)
+        .limit(sa.bindparam("page", limit, sa.Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
     )
     # An id that is used again, after a restore perhaps, belongs to a job that came after what was written.
-    theirs: Select[Any] = (
-        select(literal_column("1"))
+    theirs: sa.Select[Any] = (
+        sa.select(sa.literal_column("1"))
         .where(table.c.id == notes.c.job_id, table.c.created_at <= notes.c.written_at)
         .correlate(notes)
     )
     gone = (
-        delete(notes)
-        .where(members(notes.c.job_id, select(looked_at.c.job_id)), not_(theirs.exists()))
+        sa.delete(notes)
+        .where(members(notes.c.job_id, sa.select(looked_at.c.job_id)), sa.not_(theirs.exists()))
         .returning(notes.c.job_id)
         .cte("gone")
     )
-    return select(
-        func.max(looked_at.c.job_id).label("last"),
-        func.count().label("looked_at"),
-        select(func.count()).select_from(gone).scalar_subquery().label("gone"),
+    return sa.select(
+        sa.func.max(looked_at.c.job_id).label("last"),
+        sa.func.count().label("looked_at"),
+        sa.select(sa.func.count()).select_from(gone).scalar_subquery().label("gone"),
     ).select_from(looked_at)
 
 
-def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPart) -> Select[Any]:
+def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPart) -> sa.Select[Any]:
     """The log lines that were kept of a job, the oldest first; of one attempt, or of all.
 
     Columns: `attempt`; `at`, a datetime, by the worker's clock; `level`, such as "INFO"; `message`. An attempt that was interrupted
     and begun again may be there twice, one after the other.
     """
     logs = table_of(log)
-    line: ColumnElement[Any] = column("line", JSONB)
+    line: sa.ColumnElement[Any] = sa.column("line", JSONB)
     lines = (
-        func.jsonb_array_elements(logs.c.lines)
+        sa.func.jsonb_array_elements(logs.c.lines)
         .table_valued(line, with_ordinality="place", name="lines", joins_implicitly=True)
         .render_derived(name="lines")
     )
     # Of several claims that were written together, all of one worker, its own clock says which was first.
-    began = [func.min(time).over(partition_by=logs.c.claim_token) for time in (logs.c.written_at, _first_line_at(logs))]
-    seconds, level, message = (lines.c.line.op("->>", return_type=Text())(literal_column(f"{n}")) for n in range(3))
-    at = func.to_timestamp(cast(seconds, Float(53)), type_=DateTime(timezone=True)).label("at")
-    columns: list[ColumnElement[Any]] = [logs.c.attempt, at, level.label("level"), message.label("message")]
+    began = [
+        sa.func.min(time).over(partition_by=logs.c.claim_token) for time in (logs.c.written_at, _first_line_at(logs))
+    ]
+    seconds, level, message = (
+        lines.c.line.op("->>", return_type=sa.Text())(sa.literal_column(f"{n}")) for n in range(3)
+    )
+    at = sa.func.to_timestamp(sa.cast(seconds, sa.Float(53)), type_=sa.DateTime(timezone=True)).label("at")
+    columns: list[sa.ColumnElement[Any]] = [logs.c.attempt, at, level.label("level"), message.label("message")]
     found = (
-        select(*columns)
+        sa.select(*columns)
         .select_from(logs)
-        .where(logs.c.job_id == bindparam("job_id", id, BigInteger))
+        .where(logs.c.job_id == sa.bindparam("job_id", id, sa.BigInteger))
         .order_by(*began, logs.c.claim_token, logs.c.part, lines.c.place)
     )
-    return found if attempt is None else found.where(logs.c.attempt == bindparam("attempt", attempt, Integer))
+    return found if attempt is None else found.where(logs.c.attempt == sa.bindparam("attempt", attempt, sa.Integer))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Executable, Float, Text, cast, column, func, or_, select, table
+import sqlalchemy as sa
 
 from ..models import Job, JobMixin, WorkerRow
 from .ends import has_run_out, is_held
@@ -16,25 +16,29 @@ LISTENS_FOR = "sa-jobqueue "
 STALE = 60.0
 
 _UUID_LENGTH = 36
-_ACTIVITY = table("pg_stat_activity", column("datname"), column("application_name"), schema="pg_catalog")
+_ACTIVITY = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"), schema="pg_catalog")
 
 
-def list_workers(*, job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow) -> Executable:
+def list_workers(*, job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
     """A row per worker process that has not left, the oldest first.
 
     Its columns; `age` and `unseen` in seconds; the number of jobs `running`; whether it is `listening` for wake-ups; and
     whether it is `stale`: unseen for `STALE` seconds, or a lease of its has expired.
     """
     jobs = table_of(job).c
-    held = select(func.count()).where(is_held(table_of(job)), jobs.worker == cast(worker.id, Text)).correlate(worker)
-    running = held.scalar_subquery()
-    expired = held.where(jobs.lease_expires_at <= func.now()).scalar_subquery()
-    started = func.extract("epoch", func.now() - worker.started_at)
-    seen = func.extract("epoch", func.now() - worker.seen_at)
-    listeners = select(func.left(_ACTIVITY.c.application_name, len(LISTENS_FOR) + _UUID_LENGTH)).where(
-        _ACTIVITY.c.datname == func.current_database()
+    held = (
+        sa.select(sa.func.count())
+        .where(is_held(table_of(job)), jobs.worker == sa.cast(worker.id, sa.Text))
+        .correlate(worker)
     )
-    return select(
+    running = held.scalar_subquery()
+    expired = held.where(jobs.lease_expires_at <= sa.func.now()).scalar_subquery()
+    started = sa.func.extract("epoch", sa.func.now() - worker.started_at)
+    seen = sa.func.extract("epoch", sa.func.now() - worker.seen_at)
+    listeners = sa.select(sa.func.left(_ACTIVITY.c.application_name, len(LISTENS_FOR) + _UUID_LENGTH)).where(
+        _ACTIVITY.c.datname == sa.func.current_database()
+    )
+    return sa.select(
         worker.id,
         worker.host,
         worker.pid,
@@ -49,14 +53,14 @@ def list_workers(*, job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerR
         worker.drain_requested_at,
         worker.started_at,
         worker.seen_at,
-        cast(started, Float).label("age"),
-        cast(seen, Float).label("unseen"),
-        or_(seen > STALE, expired > 0).label("stale"),
+        sa.cast(started, sa.Float).label("age"),
+        sa.cast(seen, sa.Float).label("unseen"),
+        sa.or_(seen > STALE, expired > 0).label("stale"),
         running.label("running"),
-        func.concat(LISTENS_FOR, cast(worker.id, Text)).in_(listeners).label("listening"),
+        sa.func.concat(LISTENS_FOR, sa.cast(worker.id, sa.Text)).in_(listeners).label("listening"),
     ).order_by(worker.started_at, worker.id)
 
 
-def count_expired(*, job: type[JobMixin] = Job) -> Executable:
+def count_expired(*, job: type[JobMixin] = Job) -> sa.Executable:
     """The number of running jobs whose lease has expired: their worker died or is cut off."""
-    return select(func.count()).where(is_held(table_of(job)), has_run_out(table_of(job)))
+    return sa.select(sa.func.count()).where(is_held(table_of(job)), has_run_out(table_of(job)))

@@ -6,30 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    CTE,
-    Boolean,
-    ColumnElement,
-    ColumnExpressionArgument,
-    DateTime,
-    Dialect,
-    Float,
-    FromClause,
-    Integer,
-    Interval,
-    Table,
-    Text,
-    TypeDecorator,
-    bindparam,
-    case,
-    cast,
-    column,
-    func,
-    literal_column,
-    select,
-    type_coerce,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql.elements import KeyedColumnElement
 from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
@@ -57,16 +34,16 @@ FIRST_ID = -(2**63)
 #: Before all times, in seconds since 1970.
 FIRST_TIME = -math.inf
 
-_EPOCH = literal_column("'epoch'", Text)
-_FIRST_DAY = literal_column("timestamptz '0001-01-02 00:00+00'", DateTime(timezone=True))  # in whatever zone
-_LAST_DAY = literal_column("timestamptz '9999-12-30 00:00+00'", DateTime(timezone=True))
-_SECOND = literal_column("interval '1 second'", Interval)
+_EPOCH = sa.literal_column("'epoch'", sa.Text)
+_FIRST_DAY = sa.literal_column("timestamptz '0001-01-02 00:00+00'", sa.DateTime(timezone=True))  # in whatever zone
+_LAST_DAY = sa.literal_column("timestamptz '9999-12-30 00:00+00'", sa.DateTime(timezone=True))
+_SECOND = sa.literal_column("interval '1 second'", sa.Interval)
 
 
-def table_of(mapped: type[Base | JobMixin]) -> Table:
+def table_of(mapped: type[Base | JobMixin]) -> sa.Table:
     """The table behind a mapped class."""
-    table: FromClause = mapped.__table__
-    assert isinstance(table, Table)
+    table: sa.FromClause = mapped.__table__
+    assert isinstance(table, sa.Table)
     return table
 
 
@@ -91,81 +68,81 @@ def _quoted(text: str) -> str:
     return f'"{escaped}"'
 
 
-class _Packed(TypeDecorator[Sequence[Any] | str]):
+class _Packed(sa.TypeDecorator[Sequence[Any] | str]):
     """Takes the values of an array, or the text that `packed` or `packed_texts` made of them."""
 
-    impl = Text
+    impl = sa.Text
     cache_ok = True
 
     def __init__(self, of_texts: bool = False) -> None:
         super().__init__()
         self.of_texts = of_texts
 
-    def process_bind_param(self, value: Sequence[Any] | str | None, dialect: Dialect) -> str:
+    def process_bind_param(self, value: Sequence[Any] | str | None, dialect: sa.Dialect) -> str:
         if isinstance(value, str):
             return value
         values: Sequence[Any] = value or ()
         return packed_texts(values) if self.of_texts else packed(values)
 
 
-def array(name: str, values: Sequence[Any], of: TypeEngine[Any]) -> ColumnElement[Any]:
+def array(name: str, values: Sequence[Any], of: TypeEngine[Any]) -> sa.ColumnElement[Any]:
     """An array parameter: the statement's text stays the same however many values there are.
 
     `values`: numbers, or texts as PostgreSQL reads them as `of`; or what `packed` or `packed_texts` made of them.
 
     On an application's connection, which may scan sequentially, join with `rows`: `= ANY` reads the whole text again for each row of the scan.
     """
-    of_texts = not isinstance(of, (Integer, Float, Boolean))
-    return cast(bindparam(name, values, _Packed(of_texts)), ARRAY(of))
+    of_texts = not isinstance(of, (sa.Integer, sa.Float, sa.Boolean))
+    return sa.cast(sa.bindparam(name, values, _Packed(of_texts)), sa.ARRAY(of))
 
 
-def rows(alias: str, /, **columns: ColumnElement[Any]) -> TableValuedAlias:
+def rows(alias: str, /, **columns: sa.ColumnElement[Any]) -> TableValuedAlias:
     """`unnest(a, b, ...) AS alias(x, y, ...)`: the arrays side by side, as rows."""
-    shapes = [column(key, values.type.item_type) for key, values in columns.items()]  # type: ignore[attr-defined]
-    return func.unnest(*columns.values()).table_valued(*shapes, name=alias).render_derived(name=alias)
+    shapes = [sa.column(key, values.type.item_type) for key, values in columns.items()]  # type: ignore[attr-defined]
+    return sa.func.unnest(*columns.values()).table_valued(*shapes, name=alias).render_derived(name=alias)
 
 
-def members(of: ColumnElement[Any], query: Any) -> ColumnElement[bool]:
+def members(of: sa.ColumnElement[Any], query: Any) -> sa.ColumnElement[bool]:
     """`of = ANY (ARRAY (SELECT ...))`: the query runs once, and its rows are looked up by index, however many rows the planner
     expects.
     """
-    return of == func.any(func.array(query.scalar_subquery()), type_=of.type)
+    return of == sa.func.any(sa.func.array(query.scalar_subquery()), type_=of.type)
 
 
 def in_seconds(
-    seconds: ColumnElement[Any] | float, *, name: str | None = None, after: ColumnElement[Any] | None = None
-) -> ColumnElement[Any]:
+    seconds: sa.ColumnElement[Any] | float, *, name: str | None = None, after: sa.ColumnElement[Any] | None = None
+) -> sa.ColumnElement[Any]:
     """`seconds` after the database's now(), or after that time."""
-    amount = bindparam(name, seconds, Float) if name is not None else seconds
-    since = func.now() if after is None else after
-    return type_coerce(since + amount * _SECOND, DateTime(timezone=True))
+    amount = sa.bindparam(name, seconds, sa.Float) if name is not None else seconds
+    since = sa.func.now() if after is None else after
+    return sa.type_coerce(since + amount * _SECOND, sa.DateTime(timezone=True))
 
 
-def epoch(time: ColumnElement[Any]) -> ColumnElement[float]:
+def epoch(time: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
     """A time in seconds since 1970, exact to the microsecond from 1930 to 2106. Python can hold any such number, infinity
     too, which no `datetime` can. And two datetimes per job took a tenth of the time of a job that does nothing.
     """
-    return func.date_part(_EPOCH, time, type_=Float)
+    return sa.func.date_part(_EPOCH, time, type_=sa.Float)
 
 
-def epoch_of(time: KeyedColumnElement[Any]) -> ColumnElement[float]:
+def epoch_of(time: KeyedColumnElement[Any]) -> sa.ColumnElement[float]:
     """The same of a column, under its name."""
     return epoch(time).label(time.key)
 
 
-def in_calendar(time: ColumnElement[Any]) -> ColumnElement[Any]:
+def in_calendar(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """A time that Python can hold: its first or last one in place of those outside, infinity among them."""
-    return case((time < _FIRST_DAY, _FIRST_DAY), (time > _LAST_DAY, _LAST_DAY), else_=time)
+    return sa.case((time < _FIRST_DAY, _FIRST_DAY), (time > _LAST_DAY, _LAST_DAY), else_=time)
 
 
 def lock_in_order(
-    table: Table,
-    *where: ColumnExpressionArgument[bool],
+    table: sa.Table,
+    *where: sa.ColumnExpressionArgument[bool],
     skip_locked: bool = True,
     nowait: bool = False,
     to_delete: bool = False,
-    also: Sequence[ColumnElement[Any]] = (),
-) -> CTE:
+    also: Sequence[sa.ColumnElement[Any]] = (),
+) -> sa.CTE:
     """The ids that match, locked by this statement, lowest first. So two batches over the same rows cannot deadlock,
     and a row that an operator has locked does not hold up its neighbours.
 
@@ -173,7 +150,7 @@ def lock_in_order(
     application's that references the job in a transaction that is still open. `also`: more columns of these rows.
     """
     return (
-        select(table.c.id, *also)
+        sa.select(table.c.id, *also)
         .where(*where)
         .order_by(table.c.id)
         .with_for_update(key_share=not to_delete, skip_locked=skip_locked, nowait=nowait, of=table)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 
-from sqlalchemy import ColumnElement, SmallInteger, Text, case, cast, func, literal_column, or_
+import sqlalchemy as sa
 
 from ..errors import OptionError
 from ..models import TASK_GROUP, JobMixin
@@ -17,7 +17,7 @@ from .parts import in_seconds, table_of
 
 __all__ = ["check_together", "expression", "per_row"]
 
-_Value: TypeAlias = ColumnElement[Any]
+_Value: TypeAlias = sa.ColumnElement[Any]
 
 #: What the values of these must be.
 _HINTS: Mapping[str, type[Any]] = {"queue": str, "priority": int, "max_attempts": int, "key": str, "units": int}
@@ -35,7 +35,7 @@ _TIMES, _DURATIONS = ("run_at", "expires_at", "deadline"), ("delay", "expires_in
 def expression(name: str, value: Any) -> _Value:
     """`value` if it is an expression of SQL. Raises OptionError for any other."""
     found = value.__clause_element__() if hasattr(value, "__clause_element__") else value
-    if not isinstance(found, ColumnElement):
+    if not isinstance(found, sa.ColumnElement):
         raise OptionError(
             f"{name}={shown(value)} would be the same for all jobs: give it to the task, task.options({name}=...); here it is an "
             "expression of SQL, which differs from row to row"
@@ -69,14 +69,14 @@ def _checked(name: str, value: _Value, task: str, schema: str | None) -> _Value:
                 f"task {task!r}: {name} must be {'text' if hint is str else 'an integer'}, not {kind.said}"
             )
         if hint is int:
-            return cast(value, SmallInteger)
-        return _checked_key(value, task, schema) if name == "key" else cast(value, Text)
+            return sa.cast(value, sa.SmallInteger)
+        return _checked_key(value, task, schema) if name == "key" else sa.cast(value, sa.Text)
     if name in _TIMES and kind.fits(datetime):
         if not getattr(value.type, "timezone", False):
             raise OptionError(f"task {task!r}: {name} must have a time zone: func.timezone('UTC', ...) gives it one")
         return value
     if name in _DURATIONS and kind.fits(timedelta):
-        return func.now() + value
+        return sa.func.now() + value
     if name in _DURATIONS and kind.fits(float):
         return in_seconds(value)
     wanted = {
@@ -90,14 +90,15 @@ def _checked(name: str, value: _Value, task: str, schema: str | None) -> _Value:
 
 def _checked_key(value: _Value, task: str, schema: str | None) -> _Value:
     """As `checked_key`, of each row."""
-    key = cast(value, Text)
-    length = func.char_length(key)
-    wrong = or_(
-        length < literal_column("1"),
-        length > literal_column(str(MAX_NAME)),
-        func.starts_with(key, literal_column(f"chr({ord(TASK_GROUP)})")),
+    key = sa.cast(value, sa.Text)
+    length = sa.func.char_length(key)
+    wrong = sa.or_(
+        length < sa.literal_column("1"),
+        length > sa.literal_column(str(MAX_NAME)),
+        sa.func.starts_with(key, sa.literal_column(f"chr({ord(TASK_GROUP)})")),
     )
     mend = f": a key has 1 to {MAX_NAME} characters, and does not begin with {TASK_GROUP!r}"
-    return case(
-        (wrong, cast(refusing(f"task {task!r}: the key of a row is ", value, mend, schema=schema), Text)), else_=key
+    return sa.case(
+        (wrong, sa.cast(refusing(f"task {task!r}: the key of a row is ", value, mend, schema=schema), sa.Text)),
+        else_=key,
     )

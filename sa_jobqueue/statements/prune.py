@@ -5,21 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Delete,
-    Executable,
-    Float,
-    Integer,
-    Select,
-    bindparam,
-    delete,
-    func,
-    not_,
-    select,
-    text,
-    update,
-)
+import sqlalchemy as sa
 
 from ..lifecycle import FINISHED
 from ..models import ArchivedTask, Job, JobMixin, LogPart, Progress, WorkflowRow, status_in
@@ -51,7 +37,7 @@ def prune_jobs(
     log: type[LogPart] = LogPart,
     workflow: type[WorkflowRow] = WorkflowRow,
     archived_task: type[ArchivedTask] = ArchivedTask,
-) -> Executable:
+) -> sa.Executable:
     """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
 
     Without criteria, jobs of archived tasks are left to the workers, which move them to the archive.
@@ -67,8 +53,8 @@ def prune_jobs(
         raise ValueError(f"limit must be 0 or more, not {limit!r}")
     check_criteria("prune_jobs", where)
     columns = table_of(job).c
-    goes_on = select(workflow.id).where(workflow.id == columns.workflow_id, workflow.finished_at.is_(None))
-    named = select(columns.id).where(*where, not_(goes_on.correlate(table_of(job)).exists())).order_by(columns.id)
+    goes_on = sa.select(workflow.id).where(workflow.id == columns.workflow_id, workflow.finished_at.is_(None))
+    named = sa.select(columns.id).where(*where, sa.not_(goes_on.correlate(table_of(job)).exists())).order_by(columns.id)
     chosen = named if where else _over(job).where(is_not_archived(job, archived_task=archived_task))
     return _delete_finished(job, chosen, limit, progress=progress, log=log).returning(columns.id)
 
@@ -81,7 +67,7 @@ def prune_page(
     progress: type[Progress] = Progress,
     log: type[LogPart] = LogPart,
     archived_task: type[ArchivedTask] = ArchivedTask,
-) -> Executable:
+) -> sa.Executable:
     """Delete a page of the jobs whose time is over, from `after` on, in seconds since 1970. Not those of archived tasks: a worker may
     not have heard of these yet.
 
@@ -94,7 +80,7 @@ def prune_page(
     return gone.returning(columns.id, epoch_of(columns.purge_at))
 
 
-def move_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job, **beside: Any) -> Executable:
+def move_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job, **beside: Any) -> sa.Executable:
     """The same where there are archived tasks: their jobs are moved to the archive, the others are deleted.
 
     `beside`: the other tables of `move_jobs`, which says what it returns.
@@ -102,15 +88,15 @@ def move_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Jo
     return move_jobs(_ids(job, _over(job, after=after), limit), job=job, **beside)
 
 
-def make_months_of_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job) -> Executable:
+def make_months_of_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Make the months of the archive that this page needs; see `make_months_of`."""
-    page = _over(job, after=after).where(_is_finished(job)).limit(bindparam("page", limit, Integer))
+    page = _over(job, after=after).where(_is_finished(job)).limit(sa.bindparam("page", limit, sa.Integer))
     return make_months_of(page, job=job)
 
 
-def move_this(*where: Criterion, job: type[JobMixin] = Job, **beside: Any) -> Executable:
+def move_this(*where: Criterion, job: type[JobMixin] = Job, **beside: Any) -> sa.Executable:
     """Move or delete the one finished job that matches."""
-    return move_jobs(_ids(job, select(table_of(job).c.id).where(*where), 1), job=job, **beside)
+    return move_jobs(_ids(job, sa.select(table_of(job).c.id).where(*where), 1), job=job, **beside)
 
 
 def first_over(
@@ -119,7 +105,7 @@ def first_over(
     archive: bool = False,
     job: type[JobMixin] = Job,
     archived_task: type[ArchivedTask] = ArchivedTask,
-) -> Select[Any]:
+) -> sa.Select[Any]:
     """The job whose time has been over for longest, from `after` on, locked. `archive`: also one of an archived task."""
     over = _over(job, after=after)
     if not archive:
@@ -127,50 +113,52 @@ def first_over(
     return _locked_to_delete(job, over).limit(1)
 
 
-def _over(job: type[JobMixin], *, after: float | None = None) -> Select[Any]:
+def _over(job: type[JobMixin], *, after: float | None = None) -> sa.Select[Any]:
     # Sorted by the time alone, as the index is: a page would otherwise read and sort all jobs of one time.
     columns = table_of(job).c
-    over = select(columns.id).where(columns.purge_at <= func.now()).order_by(columns.purge_at)
+    over = sa.select(columns.id).where(columns.purge_at <= sa.func.now()).order_by(columns.purge_at)
     return (
-        over if after is None else over.where(columns.purge_at >= func.to_timestamp(bindparam("after", after, Float)))
+        over
+        if after is None
+        else over.where(columns.purge_at >= sa.func.to_timestamp(sa.bindparam("after", after, sa.Float)))
     )
 
 
-def _is_finished(job: type[JobMixin]) -> ColumnElement[bool]:
+def _is_finished(job: type[JobMixin]) -> sa.ColumnElement[bool]:
     return status_in(table_of(job).c.status, FINISHED)
 
 
-def _locked_to_delete(job: type[JobMixin], chosen: Select[Any]) -> Select[Any]:
+def _locked_to_delete(job: type[JobMixin], chosen: sa.Select[Any]) -> sa.Select[Any]:
     return chosen.where(_is_finished(job)).with_for_update(skip_locked=True)
 
 
-def _ids(job: type[JobMixin], chosen: Select[Any], limit: int) -> Select[Any]:
+def _ids(job: type[JobMixin], chosen: sa.Select[Any], limit: int) -> sa.Select[Any]:
     """The ids of at most `limit` of those jobs, locked."""
-    page = _locked_to_delete(job, chosen).limit(bindparam("page", limit, Integer))
-    return select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
+    page = _locked_to_delete(job, chosen).limit(sa.bindparam("page", limit, sa.Integer))
+    return sa.select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
 
 
 def _delete_finished(
-    job: type[JobMixin], chosen: Select[Any], limit: int, *, progress: type[Progress], log: type[LogPart]
-) -> Delete:
+    job: type[JobMixin], chosen: sa.Select[Any], limit: int, *, progress: type[Progress], log: type[LogPart]
+) -> sa.Delete:
     """Delete those jobs, and with them what is kept of what they said."""
     ids = _ids(job, chosen, limit)
-    gone = delete(job).where(members(table_of(job).c.id, ids)).execution_options(**UNSYNCHRONIZED)
+    gone = sa.delete(job).where(members(table_of(job).c.id, ids)).execution_options(**UNSYNCHRONIZED)
     return gone.add_cte(*delete_notes(ids, progress=progress, log=log))
 
 
-def postpone_purge(*where: Criterion, by: timedelta, job: type[JobMixin] = Job) -> Executable:
+def postpone_purge(*where: Criterion, by: timedelta, job: type[JobMixin] = Job) -> sa.Executable:
     """Finished jobs that could not be deleted are due again after `by`."""
     later = in_seconds(by.total_seconds(), name="delay_seconds")
     columns = table_of(job).c
-    return update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**UNSYNCHRONIZED)
+    return sa.update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**UNSYNCHRONIZED)
 
 
-def refuse_at_once() -> Executable:
+def refuse_at_once() -> sa.Executable:
     """A deferred foreign key refuses a DELETE at once. Else it would do so only at the commit, and with it everything."""
-    return text("SET CONSTRAINTS ALL IMMEDIATE")
+    return sa.text("SET CONSTRAINTS ALL IMMEDIATE")
 
 
-def limit_statements(seconds: float) -> Executable:
+def limit_statements(seconds: float) -> sa.Executable:
     """The statements of this transaction are given up after `seconds`."""
-    return select(func.set_config("statement_timeout", f"{int(seconds * 1000)}ms", True))
+    return sa.select(sa.func.set_config("statement_timeout", f"{int(seconds * 1000)}ms", True))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sqlalchemy import Executable, text
+import sqlalchemy as sa
 
 from ..schema import quote
 
 __all__ = ["identities", "index_sizes", "next_ids", "table_sizes"]
 
 
-def identities(*, schema: str, tables: Sequence[str]) -> Executable:
+def identities(*, schema: str, tables: Sequence[str]) -> sa.Executable:
     """The name of each of these tables that numbers its rows by a column `id`, and its sequence, quoted."""
-    return text(_IDENTITIES).bindparams(in_schema=schema, tables=list(tables))
+    return sa.text(_IDENTITIES).bindparams(in_schema=schema, tables=list(tables))
 
 
 _IDENTITIES = """
@@ -26,7 +26,7 @@ ORDER BY rel.relname
 """
 
 
-def next_ids(*, schema: str, sequences: Mapping[str, str]) -> Executable:
+def next_ids(*, schema: str, sequences: Mapping[str, str]) -> sa.Executable:
     """A row per table: the id that its next row gets, and the highest there is. `sequences`: as `identities` returned them.
 
     One statement: its snapshot is older than what it reads of a sequence, so a row that is inserted meanwhile has no higher id.
@@ -37,7 +37,7 @@ def next_ids(*, schema: str, sequences: Mapping[str, str]) -> Executable:
         for number, (table, sequence) in enumerate(sequences.items())
     )
     names = {f"name_{number}": table for number, table in enumerate(sequences)}
-    return text(" UNION ALL ".join(parts)).bindparams(**names)
+    return sa.text(" UNION ALL ".join(parts)).bindparams(**names)
 
 
 def _verbatim(name: str) -> str:
@@ -45,13 +45,13 @@ def _verbatim(name: str) -> str:
     return name.replace(":", r"\:")
 
 
-def table_sizes(*, schema: str, tables: Sequence[str]) -> Executable:
+def table_sizes(*, schema: str, tables: Sequence[str]) -> sa.Executable:
     """A row per table: rows alive and dead as PostgreSQL counts them, sizes in bytes, the age of its oldest transaction, and
     seconds since the last vacuum and the last analyze, NULL if there was none.
 
     `row_bytes`: the mean size of a row, by the statistics of the last analyze; NULL before the first.
     """
-    return text(_TABLES).bindparams(in_schema=schema, tables=list(tables))
+    return sa.text(_TABLES).bindparams(in_schema=schema, tables=list(tables))
 
 
 _TABLES = """
@@ -84,12 +84,12 @@ ORDER BY rel.relname
 """
 
 
-def index_sizes(*, schema: str, tables: Sequence[str]) -> Executable:
+def index_sizes(*, schema: str, tables: Sequence[str]) -> sa.Executable:
     """A row per index of these tables: whether it is valid, its size, and how often it was read.
 
     `entry_bytes`: the mean size of an entry, by the statistics of the table; NULL where these are missing.
     """
-    return text(_INDEXES).bindparams(in_schema=schema, tables=list(tables))
+    return sa.text(_INDEXES).bindparams(in_schema=schema, tables=list(tables))
 
 
 _INDEXES = """

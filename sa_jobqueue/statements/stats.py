@@ -7,25 +7,7 @@ from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    ColumnElement,
-    Executable,
-    Float,
-    Integer,
-    Table,
-    Text,
-    bindparam,
-    cast,
-    delete,
-    exists,
-    func,
-    literal_column,
-    select,
-    type_coerce,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.dialects.postgresql import array as pg_array
 
@@ -80,7 +62,7 @@ def add_stats(
     number: int,
     stat: type[Stat] = Stat,
     workers: type[WorkerRow] = WorkerRow,
-) -> Executable:
+) -> sa.Executable:
     """Add what a worker counted to the rows of the current minute, the `number`th time that it does so.
 
     Returns that number, or no row: the worker has added it before, or its own row is gone; then nothing is added. The rows are
@@ -88,41 +70,42 @@ def add_stats(
     """
     table = table_of(stat)
     given = stats_parameters(tallies, worker=worker, number=number)
-    times = bindparam("stat_number", number, BigInteger)
+    times = sa.bindparam("stat_number", number, sa.BigInteger)
     marked = (
-        update(workers)
-        .where(workers.id == bindparam("stat_worker", worker), workers.stats_written < times)
+        sa.update(workers)
+        .where(workers.id == sa.bindparam("stat_worker", worker), workers.stats_written < times)
         .values(stats_written=times)
         .returning(workers.stats_written)
         .cte("marked")
     )
-    types: dict[str, Any] = dict.fromkeys(COUNTED, BigInteger()) | dict.fromkeys(_SECONDS, Float(53))
+    types: dict[str, Any] = dict.fromkeys(COUNTED, sa.BigInteger()) | dict.fromkeys(_SECONDS, sa.Float(53))
     counted = rows(
-        "counted", **{name: array(f"stat_{name}", given[f"stat_{name}"], types.get(name, Text())) for name in _GIVEN}
+        "counted", **{name: array(f"stat_{name}", given[f"stat_{name}"], types.get(name, sa.Text())) for name in _GIVEN}
     )
     values = [
-        cast(counted.c[name], ARRAY(BigInteger)).label(name) if name in _COUNTS else counted.c[name] for name in _GIVEN
+        sa.cast(counted.c[name], ARRAY(sa.BigInteger)).label(name) if name in _COUNTS else counted.c[name]
+        for name in _GIVEN
     ]
-    minute = func.date_trunc(literal_column("'minute'"), func.now())
+    minute = sa.func.date_trunc(sa.literal_column("'minute'"), sa.func.now())
     added = (
         _adding(
             table,
-            select(literal_column(str(MINUTE)), minute, *values)
-            .where(exists(select(marked.c.stats_written)))
+            sa.select(sa.literal_column(str(MINUTE)), minute, *values)
+            .where(sa.exists(sa.select(marked.c.stats_written)))
             .order_by(counted.c.queue, counted.c.task),
         )
         .returning(table.c.seconds)
         .cte("added")
     )
-    return select(marked.c.stats_written).add_cte(added)
+    return sa.select(marked.c.stats_written).add_cte(added)
 
 
-def written_stats(worker: uuid.UUID, *, workers: type[WorkerRow] = WorkerRow) -> Executable:
+def written_stats(worker: uuid.UUID, *, workers: type[WorkerRow] = WorkerRow) -> sa.Executable:
     """How often a worker has added what it counted; no row: its own row is gone."""
-    return select(workers.stats_written).where(workers.id == worker)
+    return sa.select(workers.stats_written).where(workers.id == worker)
 
 
-def roll_up_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> Executable:
+def roll_up_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> sa.Executable:
     """Move at most `limit` rows of minutes older than `keep` into the rows of their hours. Returns how many were moved.
 
     Rows that another transaction has locked are left for the next time, and a row is moved by one transaction only.
@@ -133,23 +116,26 @@ def roll_up_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> Ex
     old = _page(table, MINUTE, before, limit)
     # The values of the rows as they are when they are locked.
     moved = (
-        delete(table).where(*_same(table, old)).returning(*(columns[name] for name in (*_KEY, *_VALUES))).cte("moved")
+        sa.delete(table)
+        .where(*_same(table, old))
+        .returning(*(columns[name] for name in (*_KEY, *_VALUES)))
+        .cte("moved")
     )
-    hour = func.date_trunc(literal_column("'hour'"), moved.c.at, literal_column("'UTC'"))
+    hour = sa.func.date_trunc(sa.literal_column("'hour'"), moved.c.at, sa.literal_column("'UTC'"))
     summed = (
-        select(literal_column(str(HOUR)), hour, moved.c.queue, moved.c.task, *_sums(moved))
+        sa.select(sa.literal_column(str(HOUR)), hour, moved.c.queue, moved.c.task, *_sums(moved))
         .group_by(hour, moved.c.queue, moved.c.task)
         .order_by(hour, moved.c.queue, moved.c.task)
     )
     added = _adding(table, summed).returning(columns.seconds).cte("added")
-    return select(func.count()).select_from(moved).add_cte(added)
+    return sa.select(sa.func.count()).select_from(moved).add_cte(added)
 
 
-def drop_old_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> Executable:
+def drop_old_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> sa.Executable:
     """Delete at most `limit` rows of hours older than `keep`, except those that are locked."""
     table = table_of(stat)
     old = _page(table, HOUR, in_seconds(-keep.total_seconds(), name="keep_seconds"), limit)
-    return delete(table).where(*_same(table, old))
+    return sa.delete(table).where(*_same(table, old))
 
 
 def sum_stats(
@@ -161,7 +147,7 @@ def sum_stats(
     step: timedelta | None = None,
     values: Collection[str] = (),
     stat: type[Stat] = Stat,
-) -> Executable:
+) -> sa.Executable:
     """What jobs came to since then: a row for each combination of `by`, in order; without `by`, one row.
 
     The columns of `by`; completed, retried, failed, cancelled, snoozed, released, rescued, lost; run_seconds, wait_seconds; runs and
@@ -172,25 +158,25 @@ def sum_stats(
     columns = table.c
     keys: list[Any] = [columns[name] for name in ("queue", "task") if name in by]
     if step is not None:
-        apart: ColumnElement[Any] = bindparam("step", step)
-        start = func.date_bin(apart, columns.at, literal_column("timestamptz 'epoch'"))
+        apart: sa.ColumnElement[Any] = sa.bindparam("step", step)
+        start = sa.func.date_bin(apart, columns.at, sa.literal_column("timestamptz 'epoch'"))
         keys.insert(0, start.label("at"))
-    begin = func.date_trunc(literal_column("'minute'"), in_seconds(-since.total_seconds(), name="since_seconds"))
+    begin = sa.func.date_trunc(sa.literal_column("'minute'"), in_seconds(-since.total_seconds(), name="since_seconds"))
     sums = [one for one in _sums(table) if not values or one.key in values]
-    query = select(*keys, *sums).where(
-        columns.seconds.in_([literal_column(str(MINUTE)), literal_column(str(HOUR))]), columns.at >= begin
+    query = sa.select(*keys, *sums).where(
+        columns.seconds.in_([sa.literal_column(str(MINUTE)), sa.literal_column(str(HOUR))]), columns.at >= begin
     )
     if queues:
         query = query.where(columns.queue.in_(list(queues)))
     if tasks:
         query = query.where(columns.task.in_(list(tasks)))
     if keys:
-        names: list[Any] = [literal_column(str(number + 1)) for number in range(len(keys))]
+        names: list[Any] = [sa.literal_column(str(number + 1)) for number in range(len(keys))]
         query = query.group_by(*names).order_by(*names)
     return query
 
 
-def _adding(table: Table, query: Any) -> Any:
+def _adding(table: sa.Table, query: Any) -> Any:
     """INSERT what `query` returns, or add it to the rows that are there."""
     insertion = insert(table).from_select(["seconds", "at", *_GIVEN], query)
     new, old = insertion.excluded, table.c
@@ -201,48 +187,51 @@ def _adding(table: Table, query: Any) -> Any:
     return insertion.on_conflict_do_update(index_elements=list(_KEY), set_=sums)
 
 
-def _sums(table: Any) -> list[ColumnElement[Any]]:
+def _sums(table: Any) -> list[sa.ColumnElement[Any]]:
     columns = table.c
     numbers = [
-        type_coerce(cast(func.coalesce(func.sum(columns[name]), literal_column("0")), BigInteger), BigInteger).label(name)
+        sa.type_coerce(sa.cast(sa.func.coalesce(sa.func.sum(columns[name]), sa.literal_column("0")), sa.BigInteger), sa.BigInteger).label(name)
         for name in COUNTED
     ]  # fmt: skip
-    seconds = [func.coalesce(func.sum(columns[name]), literal_column("0.0", Float)).label(name) for name in _SECONDS]
+    seconds = [
+        sa.func.coalesce(sa.func.sum(columns[name]), sa.literal_column("0.0", sa.Float)).label(name)
+        for name in _SECONDS
+    ]
     counts = [
-        cast(
+        sa.cast(
             pg_array(
                 [
-                    func.coalesce(func.sum(_bucket(columns[name], number)), literal_column("0"))
+                    sa.func.coalesce(sa.func.sum(_bucket(columns[name], number)), sa.literal_column("0"))
                     for number in range(1, BUCKETS + 1)
                 ]
             ),
-            ARRAY(BigInteger),
+            ARRAY(sa.BigInteger),
         ).label(name)
         for name in _COUNTS
     ]
     return [*numbers, *seconds, *counts]
 
 
-def _bucket(counts: Any, number: int) -> ColumnElement[int]:
+def _bucket(counts: Any, number: int) -> sa.ColumnElement[int]:
     """One bucket, from 1 on."""
-    found: ColumnElement[int] = counts[literal_column(str(number), Integer)]
+    found: sa.ColumnElement[int] = counts[sa.literal_column(str(number), sa.Integer)]
     return found
 
 
-def _page(table: Table, seconds: int, before: ColumnElement[Any], limit: int) -> CTE:
+def _page(table: sa.Table, seconds: int, before: sa.ColumnElement[Any], limit: int) -> sa.CTE:
     """The oldest rows of this kind, locked."""
     columns = table.c
     key = [columns[name] for name in _KEY]
     return (
-        select(*key)
-        .where(columns.seconds == literal_column(str(seconds)), columns.at < before)
+        sa.select(*key)
+        .where(columns.seconds == sa.literal_column(str(seconds)), columns.at < before)
         .order_by(*key)
-        .limit(bindparam("page", limit))
+        .limit(sa.bindparam("page", limit))
         .with_for_update(skip_locked=True)
         .cte("old")
         .prefix_with("MATERIALIZED")
     )
 
 
-def _same(table: Table, old: CTE) -> list[ColumnElement[bool]]:
+def _same(table: sa.Table, old: sa.CTE) -> list[sa.ColumnElement[bool]]:
     return [table.c[name] == old.c[name] for name in _KEY]

@@ -5,29 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    CTE,
-    BigInteger,
-    Boolean,
-    ColumnElement,
-    Executable,
-    FromClause,
-    Integer,
-    Text,
-    and_,
-    bindparam,
-    case,
-    cast,
-    delete,
-    func,
-    literal_column,
-    not_,
-    null,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from ..lifecycle import FINISHED
 from ..models import Job, JobMixin, UniqueKey, schema_function, status_in
@@ -49,31 +27,31 @@ __all__ = [
 ]
 
 
-def key_of(table: FromClause) -> ColumnElement[Any]:
+def key_of(table: sa.FromClause) -> sa.ColumnElement[Any]:
     """The unique key of a job, as text; NULL if it has none."""
     return _text(table.c.uniqueness, "key")
 
 
-def _text(rule: ColumnElement[Any], name: str) -> ColumnElement[Any]:
-    return rule.op("->>", return_type=Text())(literal_column(f"'{name}'"))
+def _text(rule: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[Any]:
+    return rule.op("->>", return_type=sa.Text())(sa.literal_column(f"'{name}'"))
 
 
-def started_key(table: FromClause) -> ColumnElement[Any]:
+def started_key(table: sa.FromClause) -> sa.ColumnElement[Any]:
     """The key that a job gives back when it is started; NULL if it has none, or keeps it."""
-    return case((_text(table.c.uniqueness, "scope") == literal_column("'queued'"), key_of(table)))
+    return sa.case((_text(table.c.uniqueness, "scope") == sa.literal_column("'queued'"), key_of(table)))
 
 
-def given_back(jobs: Sequence[FromClause], keys: type[UniqueKey]) -> list[CTE]:
+def given_back(jobs: Sequence[sa.FromClause], keys: type[UniqueKey]) -> list[sa.CTE]:
     """What gives the keys of these jobs back, to be added to the statement that ends them.
 
     `jobs` have the columns `id` and `key`, which is NULL where there is nothing to give back. A key that is kept for some time
     after its job's end is given that time; one that another transaction has locked is left, and maintenance will find it.
     """
     key = table_of(keys)
-    ids = [select(one.c.id).where(one.c.key.is_not(None)) for one in jobs]
-    texts = [select(one.c.key).where(one.c.key.is_not(None)) for one in jobs]
+    ids = [sa.select(one.c.id).where(one.c.key.is_not(None)) for one in jobs]
+    texts = [sa.select(one.c.key).where(one.c.key.is_not(None)) for one in jobs]
     mine = (
-        select(key.c.key)
+        sa.select(key.c.key)
         .where(
             members(key.c.key, texts[0].union_all(*texts[1:]) if len(texts) > 1 else texts[0]),
             members(key.c.job_id, ids[0].union_all(*ids[1:]) if len(ids) > 1 else ids[0]),
@@ -84,11 +62,11 @@ def given_back(jobs: Sequence[FromClause], keys: type[UniqueKey]) -> list[CTE]:
         .cte("given_back")
         .prefix_with("MATERIALIZED")
     )
-    ours = members(key.c.key, select(mine.c.key))
-    until = in_seconds(key.c.keep, after=func.statement_timestamp())
+    ours = members(key.c.key, sa.select(mine.c.key))
+    until = in_seconds(key.c.keep, after=sa.func.statement_timestamp())
     return [
-        delete(key).where(ours, key.c.keep.is_(None)).cte("freed_keys"),
-        update(key).where(ours, key.c.keep.is_not(None)).values(expires_at=until).cte("kept_keys"),
+        sa.delete(key).where(ours, key.c.keep.is_(None)).cte("freed_keys"),
+        sa.update(key).where(ours, key.c.keep.is_not(None)).values(expires_at=until).cte("kept_keys"),
     ]
 
 
@@ -97,7 +75,7 @@ def started_parameters(started: Mapping[int, str]) -> dict[str, Any]:
     return {"started_ids": packed(started), "started_keys": packed_texts(started.values())}
 
 
-def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = UniqueKey) -> Executable:
+def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = UniqueKey) -> sa.Executable:
     """Free the keys of jobs that have been started, given by their ids, except those that another transaction has locked.
 
     Returns the ids of the jobs whose keys it freed. To be executed in a transaction of its own: its commit does not wait for the
@@ -106,59 +84,67 @@ def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = Uni
     key = table_of(keys)
     given = started_parameters(started)
     # In the statement, which is nearly always its own transaction. To wait would take a worker of such jobs half of its time.
-    at_leisure = select(
-        func.set_config(
-            literal_column("'synchronous_commit'"), literal_column("'off'"), literal_column("true"), type_=Text()
+    at_leisure = sa.select(
+        sa.func.set_config(
+            sa.literal_column("'synchronous_commit'"),
+            sa.literal_column("'off'"),
+            sa.literal_column("true"),
+            type_=sa.Text(),
         )
     ).scalar_subquery()
     # By a subquery, which is executed once. In the condition itself the array's text would be read for each row.
-    ids = cast(select(array("started_ids", given["started_ids"], BigInteger())).scalar_subquery(), ARRAY(BigInteger))
+    ids = sa.cast(
+        sa.select(array("started_ids", given["started_ids"], sa.BigInteger())).scalar_subquery(),
+        sa.ARRAY(sa.BigInteger),
+    )
     mine = (
-        select(key.c.key)
+        sa.select(key.c.key)
         .where(
-            key.c.key == func.any(array("started_keys", given["started_keys"], Text())),
-            key.c.job_id == func.any(ids),
-            at_leisure == literal_column("'off'"),
+            key.c.key == sa.func.any(array("started_keys", given["started_keys"], sa.Text())),
+            key.c.job_id == sa.func.any(ids),
+            at_leisure == sa.literal_column("'off'"),
         )
         .order_by(key.c.key)
         .with_for_update(skip_locked=True)
         .cte("mine")
         .prefix_with("MATERIALIZED")
     )
-    return delete(key).where(members(key.c.key, select(mine.c.key))).returning(key.c.job_id)
+    return sa.delete(key).where(members(key.c.key, sa.select(mine.c.key))).returning(key.c.job_id)
 
 
-def key_holders(ids: Sequence[int], *, job: type[JobMixin] = Job, keys: type[UniqueKey] = UniqueKey) -> Executable:
+def key_holders(ids: Sequence[int], *, job: type[JobMixin] = Job, keys: type[UniqueKey] = UniqueKey) -> sa.Executable:
     """Of these jobs, those whose unique keys another job has: the id, and the other's."""
     table, key = table_of(job), table_of(keys)
-    mine = table.c.id == func.any(array("of_ids", ids, BigInteger()))
+    mine = table.c.id == sa.func.any(array("of_ids", ids, sa.BigInteger()))
     return (
-        select(table.c.id, key.c.job_id)
+        sa.select(table.c.id, key.c.job_id)
         .select_from(table.join(key, key.c.key == key_of(table)))
         .where(mine, key.c.job_id != table.c.id)
     )
 
 
-def drop_expired_keys(*, limit: int, keys: type[UniqueKey] = UniqueKey) -> Executable:
+def drop_expired_keys(*, limit: int, keys: type[UniqueKey] = UniqueKey) -> sa.Executable:
     """Delete at most `limit` keys whose time is over. Returns them."""
     key = table_of(keys)
     over = (
-        select(key.c.key)
-        .where(key.c.expires_at <= func.now())
+        sa.select(key.c.key)
+        .where(key.c.expires_at <= sa.func.now())
         .order_by(key.c.expires_at)
-        .limit(bindparam("page", limit, Integer))
+        .limit(sa.bindparam("page", limit, sa.Integer))
         .with_for_update(skip_locked=True)
         .cte("over")
         .prefix_with("MATERIALIZED")
     )
     return (
-        delete(key).where(members(key.c.key, select(over.c.key)), key.c.expires_at <= func.now()).returning(key.c.key)
+        sa.delete(key)
+        .where(members(key.c.key, sa.select(over.c.key)), key.c.expires_at <= sa.func.now())
+        .returning(key.c.key)
     )
 
 
 def free_stray_keys(
     *, after: str, limit: int, job: type[JobMixin] = Job, keys: type[UniqueKey] = UniqueKey
-) -> Executable:
+) -> sa.Executable:
     """Free, of `limit` keys from `after` (exclusive) on, those whose jobs have ended, have another key, or are gone: by plain
     SQL by hand.
 
@@ -166,67 +152,68 @@ def free_stray_keys(
     """
     key, table = table_of(keys), table_of(job)
     page = (
-        select(key.c.key, key.c.job_id)
-        .where(key.c.key > bindparam("after_key", after, Text), key.c.expires_at.is_(None))
+        sa.select(key.c.key, key.c.job_id)
+        .where(key.c.key > sa.bindparam("after_key", after, sa.Text), key.c.expires_at.is_(None))
         .order_by(key.c.key)
-        .limit(bindparam("page", limit, Integer))
+        .limit(sa.bindparam("page", limit, sa.Integer))
         .cte("page")
         .prefix_with("MATERIALIZED")
     )
     # Locked, and looked at under the lock: an operator may bring one back just now.
     ended = lock_in_order(
         table,
-        members(table.c.id, select(page.c.job_id)),
-        or_(status_in(table.c.status, FINISHED), and_(is_held(table), started_key(table).is_not(None))),
+        members(table.c.id, sa.select(page.c.job_id)),
+        sa.or_(status_in(table.c.status, FINISHED), sa.and_(is_held(table), started_key(table).is_not(None))),
     )
-    there = select(table.c.id).where(table.c.id == page.c.job_id, key_of(table) == page.c.key).correlate(page)
+    there = sa.select(table.c.id).where(table.c.id == page.c.job_id, key_of(table) == page.c.key).correlate(page)
     stray = (
-        select(page.c.job_id.label("id"), page.c.key)
-        .where(or_(page.c.job_id.in_(select(ended.c.id)), not_(there.exists())))
+        sa.select(page.c.job_id.label("id"), page.c.key)
+        .where(sa.or_(page.c.job_id.in_(sa.select(ended.c.id)), sa.not_(there.exists())))
         .cte("stray")
         .prefix_with("MATERIALIZED")
     )
-    looked_at = select(func.max(page.c.key)).scalar_subquery()
-    return select(looked_at, select(func.count()).select_from(stray).scalar_subquery()).add_cte(
+    looked_at = sa.select(sa.func.max(page.c.key)).scalar_subquery()
+    return sa.select(looked_at, sa.select(sa.func.count()).select_from(stray).scalar_subquery()).add_cte(
         *given_back([stray], keys)
     )
 
 
 def find_stray_keys(
     *, limit: int, sample: int = 10_000, job: type[JobMixin] = Job, keys: type[UniqueKey] = UniqueKey
-) -> Executable:
+) -> sa.Executable:
     """The keys of jobs that have ended, have another key, or are gone, among the first `sample` keys: to read all keys would be to read
     all their jobs. Columns: key, job_id; and total, of all that were found. No more than `limit` rows, in the order of the keys.
     """
     held, table = table_of(keys), table_of(job)
-    first = select(held.c.key, held.c.job_id).where(held.c.expires_at.is_(None)).order_by(held.c.key)
-    key = first.limit(bindparam("sample", sample, Integer)).subquery("key")
+    first = sa.select(held.c.key, held.c.job_id).where(held.c.expires_at.is_(None)).order_by(held.c.key)
+    key = first.limit(sa.bindparam("sample", sample, sa.Integer)).subquery("key")
     # OFFSET 0 is a fence: it is looked up for each key. As a join it would be by a scan of all jobs.
     lives = (
-        select(table.c.id)
-        .where(table.c.id == key.c.job_id, key_of(table) == key.c.key, not_(status_in(table.c.status, FINISHED)))
-        .offset(literal_column("0"))
+        sa.select(table.c.id)
+        .where(table.c.id == key.c.job_id, key_of(table) == key.c.key, sa.not_(status_in(table.c.status, FINISHED)))
+        .offset(sa.literal_column("0"))
     )
     return (
-        select(key.c.key, key.c.job_id, func.count().over().label("total"))
-        .where(not_(lives.exists()))
+        sa.select(key.c.key, key.c.job_id, sa.func.count().over().label("total"))
+        .where(sa.not_(lives.exists()))
         .order_by(key.c.key)
         .limit(limit)
     )
 
 
-def ended_key(table: FromClause, status: ColumnElement[Any]) -> ColumnElement[Any]:
+def ended_key(table: sa.FromClause, status: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """The key that a job gives back by becoming `status`."""
-    return case((status_in(status, FINISHED), key_of(table)), else_=null())
+    return sa.case((status_in(status, FINISHED), key_of(table)), else_=sa.null())
 
 
 def takes_key(
-    table: FromClause, id: ColumnElement[Any], uniqueness: ColumnElement[Any], keyless: ColumnElement[bool]
-) -> ColumnElement[bool]:
+    table: sa.FromClause, id: sa.ColumnElement[Any], uniqueness: sa.ColumnElement[Any], keyless: sa.ColumnElement[bool]
+) -> sa.ColumnElement[bool]:
     """Whether a job may be queued again. One that is `keyless` takes its key once more, if it is not held by another."""
-    needs = and_(
-        keyless, uniqueness.is_not(None), _text(uniqueness, "scope").is_distinct_from(literal_column("'window'"))
+    needs = sa.and_(
+        keyless, uniqueness.is_not(None), _text(uniqueness, "scope").is_distinct_from(sa.literal_column("'window'"))
     )
-    return case(
-        (needs, schema_function("take_key", table.schema, id, uniqueness, of=Boolean())), else_=literal_column("true")
+    return sa.case(
+        (needs, schema_function("take_key", table.schema, id, uniqueness, of=sa.Boolean())),
+        else_=sa.literal_column("true"),
     )

@@ -10,19 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Executable,
-    Float,
-    Text,
-    bindparam,
-    cast,
-    func,
-    literal_column,
-    select,
-    union_all,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import REGCLASS
 
 from ..models import SCHEMA
@@ -39,26 +27,30 @@ PERMITS_CHANGED = "(limits)"
 WORKFLOWS_CHANGED = "(workflows)"
 
 
-def open_gates(*, queues: Sequence[str] | None, seconds: float, schema: str = SCHEMA) -> Executable:
+def open_gates(*, queues: Sequence[str] | None, seconds: float, schema: str = SCHEMA) -> sa.Executable:
     """Ask to be woken for `queues`, None: for any, during the next `seconds`. Never shortens what another worker asked for."""
-    number: ColumnElement[Any]
+    number: sa.ColumnElement[Any]
     if queues is None:
-        number = func.generate_series(literal_column("0"), literal_column(str(GATES - 1)))
+        number = sa.func.generate_series(sa.literal_column("0"), sa.literal_column(str(GATES - 1)))
     else:
-        wanted = rows("wanted", queue=array("queue_names", queues, Text()))
-        number = func.hashtext(wanted.c.queue).op("&")(literal_column(str(GATES - 1)))
-    each, latest = select(cast(number, Text).label("gate")), select(literal_column("'any'", Text))
-    asked = union_all(each, latest).subquery("asked")
-    prefix = func.concat(func.quote_ident(bindparam("in_schema", schema, Text)), literal_column("'.gate_'"))
-    gate = cast(func.concat(prefix, asked.c.gate), REGCLASS)
-    clock = func.extract("epoch", func.clock_timestamp()) + bindparam("open_seconds", seconds, Float)
-    until = cast(func.ceil(clock), BigInteger)
-    return select(func.setval(gate, func.greatest(until, func.pg_sequence_last_value(gate)))).select_from(asked)
+        wanted = rows("wanted", queue=array("queue_names", queues, sa.Text()))
+        number = sa.func.hashtext(wanted.c.queue).op("&")(sa.literal_column(str(GATES - 1)))
+    each, latest = sa.select(sa.cast(number, sa.Text).label("gate")), sa.select(sa.literal_column("'any'", sa.Text))
+    asked = sa.union_all(each, latest).subquery("asked")
+    prefix = sa.func.concat(
+        sa.func.quote_ident(sa.bindparam("in_schema", schema, sa.Text)), sa.literal_column("'.gate_'")
+    )
+    gate = sa.cast(sa.func.concat(prefix, asked.c.gate), REGCLASS)
+    clock = sa.func.extract("epoch", sa.func.clock_timestamp()) + sa.bindparam("open_seconds", seconds, sa.Float)
+    until = sa.cast(sa.func.ceil(clock), sa.BigInteger)
+    return sa.select(sa.func.setval(gate, sa.func.greatest(until, sa.func.pg_sequence_last_value(gate)))).select_from(
+        asked
+    )
 
 
-def channel_of(*, table: str, schema: str = SCHEMA) -> Executable:
+def channel_of(*, table: str, schema: str = SCHEMA) -> sa.Executable:
     """The channel on which a table's wake-ups come."""
-    in_schema, of_table = bindparam("in_schema", schema, Text), bindparam("of_table", table, Text)
-    name = func.concat(func.quote_ident(in_schema), literal_column("'.'"), func.quote_ident(of_table))
-    oid = cast(cast(name, REGCLASS), BigInteger)
-    return select(func.concat(literal_column("'sa_jobqueue_'"), oid))
+    in_schema, of_table = sa.bindparam("in_schema", schema, sa.Text), sa.bindparam("of_table", table, sa.Text)
+    name = sa.func.concat(sa.func.quote_ident(in_schema), sa.literal_column("'.'"), sa.func.quote_ident(of_table))
+    oid = sa.cast(sa.cast(name, REGCLASS), sa.BigInteger)
+    return sa.select(sa.func.concat(sa.literal_column("'sa_jobqueue_'"), oid))

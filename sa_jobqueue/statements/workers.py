@@ -8,22 +8,7 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    ColumnExpressionArgument,
-    Executable,
-    Text,
-    cast,
-    column,
-    delete,
-    func,
-    literal_column,
-    or_,
-    select,
-    table,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import UUID, insert
 
 from ..models import ArchivedTask, Job, JobMixin, LimitRow, Schedule, WorkerRow
@@ -55,9 +40,9 @@ def serves(queues: Collection[str], name: str) -> bool:
     return name in queues or EVERY_QUEUE in queues
 
 
-def served_by(queues: ColumnElement[Any], name: ColumnElement[str]) -> ColumnElement[bool]:
+def served_by(queues: sa.ColumnElement[Any], name: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
     """`serves` in SQL."""
-    return or_(name == func.any(queues), literal_column(f"'{EVERY_QUEUE}'", Text) == func.any(queues))
+    return sa.or_(name == sa.func.any(queues), sa.literal_column(f"'{EVERY_QUEUE}'", sa.Text) == sa.func.any(queues))
 
 
 def enrol_worker(
@@ -81,7 +66,7 @@ def enrol_worker(
     schedule: type[Schedule] = Schedule,
     limit: type[LimitRow] = LimitRow,
     archived_task: type[ArchivedTask] = ArchivedTask,
-) -> Executable:
+) -> sa.Executable:
     """Insert the row of a worker process; or, where it is there, say that the process was seen now, and what changes of it.
 
     `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`, `skipped`, `slots`: see `WorkerRow`.
@@ -95,24 +80,24 @@ def enrol_worker(
         id=id, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version, lease=lease,
         schema_version=schema_version, tasks=dict(tasks), slots=slots, **changing,
     )  # fmt: skip
-    return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": func.now(), **changing}).returning(
+    return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": sa.func.now(), **changing}).returning(
         next_look(schedule=schedule).scalar_subquery().label("next_look"),
-        epoch(func.clock_timestamp()).label("clock"),
+        epoch(sa.func.clock_timestamp()).label("clock"),
         are_undeclared(after=undeclared_for, limit=limit).label("undeclared"),
         archived_names(archived_task=archived_task).label("archived"),
         worker.drain_requested_at.is_not(None).label("drains"),
     )
 
 
-def remove_worker(id: uuid.UUID, *, worker: type[WorkerRow] = WorkerRow) -> Executable:
+def remove_worker(id: uuid.UUID, *, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
     """Delete the row of a worker process that leaves."""
-    return delete(worker).where(worker.id == id)
+    return sa.delete(worker).where(worker.id == id)
 
 
 @with_companions
 def drain_workers(
-    *where: ColumnExpressionArgument[bool], job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow
-) -> Executable:
+    *where: sa.ColumnExpressionArgument[bool], job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow
+) -> sa.Executable:
     """Ask worker processes to drain, as SIGTERM does: they claim no more, let running jobs finish, and end. Returns their ids.
 
     >>> from sa_jobqueue.models import WorkerRow
@@ -126,38 +111,40 @@ def drain_workers(
             "say which workers: drain_workers(WorkerRow.host == 'web-1'), or drain_workers(true()) for all of them"
         )
     check_criteria("drain_workers", where)
-    chosen = select(worker.id).where(worker.drain_requested_at.is_(None), *where).order_by(worker.id).with_for_update()
+    chosen = (
+        sa.select(worker.id).where(worker.drain_requested_at.is_(None), *where).order_by(worker.id).with_for_update()
+    )
     return (
-        update(worker)
+        sa.update(worker)
         .where(worker.id.in_(chosen))
-        .values(drain_requested_at=func.now())
+        .values(drain_requested_at=sa.func.now())
         .returning(worker.id)
         .execution_options(**UNSYNCHRONIZED)
     )
 
 
-def forget_workers(*, unseen_for: timedelta, worker: type[WorkerRow] = WorkerRow) -> Executable:
+def forget_workers(*, unseen_for: timedelta, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
     """Delete the rows of the workers that have not been seen for `unseen_for`."""
-    unseen = select(worker.id).where(worker.seen_at < func.now() - unseen_for).with_for_update(skip_locked=True)
-    return delete(worker).where(worker.id.in_(unseen))
+    unseen = sa.select(worker.id).where(worker.seen_at < sa.func.now() - unseen_for).with_for_update(skip_locked=True)
+    return sa.delete(worker).where(worker.id.in_(unseen))
 
 
-def places_of(ids: Collection[uuid.UUID], *, worker: type[WorkerRow] = WorkerRow) -> Executable:
+def places_of(ids: Collection[uuid.UUID], *, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
     """The id, host and pid of those of these workers whose rows are still there."""
     wanted = array("worker_ids", [str(one) for one in ids], UUID())
-    return select(worker.id, worker.host, worker.pid).where(worker.id == func.any(wanted))
+    return sa.select(worker.id, worker.host, worker.pid).where(worker.id == sa.func.any(wanted))
 
 
-def end_backend(pid: int, *, application: str, seconds: float) -> Executable:
+def end_backend(pid: int, *, application: str, seconds: float) -> sa.Executable:
     """End another server process, if it is still there, and wait at most `seconds` for its end.
 
     It must bear this `application_name` and belong to a role of ours: its number may be another's by now.
     """
-    processes = table("pg_stat_activity", column("pid"), column("application_name"), column("usesysid")).c
-    ended = func.pg_terminate_backend(processes.pid, cast(int(seconds * 1000), BigInteger))
-    return select(ended).where(
+    processes = sa.table("pg_stat_activity", sa.column("pid"), sa.column("application_name"), sa.column("usesysid")).c
+    ended = sa.func.pg_terminate_backend(processes.pid, sa.cast(int(seconds * 1000), sa.BigInteger))
+    return sa.select(ended).where(
         processes.pid == pid,
-        processes.pid != func.pg_backend_pid(),
+        processes.pid != sa.func.pg_backend_pid(),
         processes.application_name == application,
-        func.pg_has_role(processes.usesysid, "USAGE"),
+        sa.func.pg_has_role(processes.usesysid, "USAGE"),
     )

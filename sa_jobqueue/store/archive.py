@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..statements.archive import declare_archived, drop_archive_month, make_months_ahead
 from ..statements.archived import archive_parts
@@ -18,22 +18,22 @@ class Archive(OfTables):
     the way.
     """
 
-    def declare_archived(self, connection: Connection, add: Collection[str], remove: Collection[str]) -> None:
+    def declare_archived(self, connection: sa.Connection, add: Collection[str], remove: Collection[str]) -> None:
         """Finished jobs of the tasks in `add` are archived from now on, and those of the tasks in `remove` no longer."""
         names = sorted(add), sorted(remove)  # in order, so that workers that start together do not deadlock
         connection.execute(declare_archived(*names, archived_task=self.tables.archived_task))
 
-    def archive_parts(self, connection: Connection) -> Sequence[str]:
+    def archive_parts(self, connection: sa.Connection) -> Sequence[str]:
         """The months of the archive that there are, the newest first; none where the role may not read it."""
         return connection.scalars(
             archive_parts(schema=self.schema_on(connection), table=self.tables.job.__tablename__)
         ).all()
 
-    def make_months_ahead(self, connection: Connection) -> int:
+    def make_months_ahead(self, connection: sa.Connection) -> int:
         """Make this month's table of the archive, and the next one's, if they are missing; how many were."""
         return int(connection.scalar(make_months_ahead(schema=self._schema)) or 0)
 
-    def drop_archive_month(self, connection: Connection, kept: int) -> str | None:
+    def drop_archive_month(self, connection: sa.Connection, kept: int) -> str | None:
         """Drop the oldest month that ended more than `kept` months ago. Returns it, as "2026-11"; None: there is none."""
         name: str | None = connection.scalar(drop_archive_month(kept, schema=self._schema))
         return None if name is None else name.removeprefix("archived_job_").replace("_", "-")

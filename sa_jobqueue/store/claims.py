@@ -7,7 +7,7 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Update
+import sqlalchemy as sa
 
 from ..context import ClaimedJob
 from ..statements.claim import (
@@ -47,18 +47,20 @@ class Texts(NamedTuple):
 class Claims(OfTables):
     """Claiming: due jobs in general, or listed ones; and locking them, to see what a claim would take."""
 
-    def claim(self, connection: Connection, request: ClaimRequest) -> list[ClaimedJob]:
+    def claim(self, connection: sa.Connection, request: ClaimRequest) -> list[ClaimedJob]:
         """Claim due jobs. They come in the order to run them."""
         statement = self._claim_but if request.but else self._claim
         return in_order(statement.rows(connection, claim_parameters(request)))
 
-    def claim_these(self, connection: Connection, ids: Sequence[int], *, worker: str, lease: float) -> list[ClaimedJob]:
+    def claim_these(
+        self, connection: sa.Connection, ids: Sequence[int], *, worker: str, lease: float
+    ) -> list[ClaimedJob]:
         """Claim those of these jobs that are due and not locked by another; without their arguments and meta."""
         parameters = listed_parameters(ids, worker=worker, lease=lease, args_limit=NOTHING_INLINE)
         return in_order(self._claim_listed.rows(connection, parameters))
 
     def lock_due(
-        self, connection: Connection, queues: Mapping[str, int], *, but: Sequence[int] = (), known: int | None = None
+        self, connection: sa.Connection, queues: Mapping[str, int], *, but: Sequence[int] = (), known: int | None = None
     ) -> dict[int, str]:
         """The jobs that a claim would take, by id their queue, in its order. They are locked till the transaction ends.
 
@@ -67,20 +69,20 @@ class Claims(OfTables):
         return dict(self._due.rows(connection, due_parameters(queues=queues, but=but, known=known)))
 
     def lock_these(
-        self, connection: Connection, ids: Sequence[int], *, queues: Collection[str] = (), known: int | None = None
+        self, connection: sa.Connection, ids: Sequence[int], *, queues: Collection[str] = (), known: int | None = None
     ) -> list[int]:
         """The same for those among these, of these queues, that are due."""
         parameters = lock_parameters(ids, queues=queues, known=known)
         return [row[0] for row in self._lock_listed.rows(connection, parameters)]
 
-    def fetch_args(self, connection: Connection, id: int, *, most: int = MOST_TEXT) -> Texts | None:
+    def fetch_args(self, connection: sa.Connection, id: int, *, most: int = MOST_TEXT) -> Texts | None:
         """One job's arguments and meta, unless they are longer than `most` bytes as text; None if the row is gone."""
         row = connection.execute(fetch_args(id, most=most, job=self.tables.job)).one_or_none()
         return None if row is None else Texts._make(row)
 
     # The values are given at each execution.
 
-    def claim_statement(self, *, some_left_out: bool) -> Update:
+    def claim_statement(self, *, some_left_out: bool) -> sa.Update:
         """A claim to be executed often; a completion may have it in it."""
         return claim_jobs(
             worker="",

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Dialect, Executable
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
 
@@ -40,13 +40,13 @@ class Compiled:
     `binary`: the rows come in the server's binary format, which is faster on both sides. Only on a sync connection.
     """
 
-    def __init__(self, statement: Executable, *, binary: bool = False) -> None:
+    def __init__(self, statement: sa.Executable, *, binary: bool = False) -> None:
         assert isinstance(statement, ClauseElement)
         self._statement: Any = statement
         self._binary = binary
         self._texts: dict[tuple[Any, ...], _Text] = {}
 
-    def rows(self, connection: Connection, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+    def rows(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
         """Execute it in the connection's transaction; the rows as the driver gives them.
 
         Raises what SQLAlchemy would.
@@ -77,7 +77,7 @@ class Compiled:
         finally:
             cursor.close()
 
-    def _text(self, connection: Connection) -> _Text:
+    def _text(self, connection: sa.Connection) -> _Text:
         """The statement for this connection's schemas."""
         schemas = connection.get_execution_options().get("schema_translate_map") or {}
         # A schema that is translated to None is the dialect's default schema.
@@ -118,7 +118,7 @@ def _numbered(text: str) -> tuple[str, list[str]]:
     return _PLACES.sub(place, text), list(numbers)
 
 
-def is_heard(connection: Connection, *events: str) -> bool:
+def is_heard(connection: sa.Connection, *events: str) -> bool:
     """Whether a listener, `echo` or the log wants this connection's statements, errors or `events`, so that Core must
     execute them.
     """
@@ -132,19 +132,21 @@ def is_heard(connection: Connection, *events: str) -> bool:
     )
 
 
-def _may_be_heard(connection: Connection) -> bool:
+def _may_be_heard(connection: sa.Connection) -> bool:
     """False if there never was a listener, which Core notes. Looking at the listeners of a new connection takes 4 µs."""
     engine = connection.engine
     return bool(getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True))
 
 
-def _has_listeners(connection: Connection, *events: str) -> bool:
+def _has_listeners(connection: sa.Connection, *events: str) -> bool:
     return any(getattr(connection.dispatch, name) for name in (*_OF_STATEMENTS, *events))
 
 
-def as_sqlalchemy(error: Exception, text: str, parameters: Mapping[str, Any], connection: Connection) -> BaseException:
+def as_sqlalchemy(
+    error: Exception, text: str, parameters: Mapping[str, Any], connection: sa.Connection
+) -> BaseException:
     """The error that Core would raise. A broken connection is invalidated; Core would invalidate its whole pool."""
-    dialect: Dialect = connection.dialect
+    dialect: sa.Dialect = connection.dialect
     broken = dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
     if broken:
         connection.invalidate(error)

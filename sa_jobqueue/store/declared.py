@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..models import Schedule
 from ..statements.declared import (
@@ -32,7 +32,9 @@ def definition_of(schedule: Schedule) -> Definition:
 class DeclaredSchedules(OfTables):
     """What workers' code declares, in the table of schedules."""
 
-    def declare(self, connection: Connection, definitions: Mapping[str, Definition], *, gone: timedelta) -> Declaring:
+    def declare(
+        self, connection: sa.Connection, definitions: Mapping[str, Definition], *, gone: timedelta
+    ) -> Declaring:
         """Write down what this worker's code declares.
 
         A definition that was replaced does not come back while a living worker declares the one that replaced it. `gone`: what no
@@ -69,7 +71,7 @@ class DeclaredSchedules(OfTables):
             result.resumed = list(connection.scalars(resume_declared(resumed, schedule=schedule)))
         return result
 
-    def _replace(self, connection: Connection, name: str, new: Definition, result: Declaring, *, gone: bool) -> bool:
+    def _replace(self, connection: sa.Connection, name: str, new: Definition, result: Declaring, *, gone: bool) -> bool:
         row = connection.execute(lock_declared(name, schedule=self.tables.schedule)).first()
         if row is None:
             result.locked.append(name)
@@ -87,6 +89,6 @@ class DeclaredSchedules(OfTables):
         result.changed.append(name)
         return True
 
-    def pause_undeclared(self, connection: Connection, *, after: timedelta) -> list[str]:
+    def pause_undeclared(self, connection: sa.Connection, *, after: timedelta) -> list[str]:
         """Pause the schedules that no code has declared for this long. Returns their names."""
         return list(connection.scalars(pause_undeclared(after=after, schedule=self.tables.schedule)))

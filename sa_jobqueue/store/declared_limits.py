@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import timedelta
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..limits import Limits, Owner
 from ..statements.declared_limits import (
@@ -32,7 +32,7 @@ class DeclaredLimits(OfTables):
     """What workers' code declares, in the table of limits."""
 
     def declare_limits(
-        self, connection: Connection, definitions: Mapping[tuple[Owner, str], Definition], *, gone: timedelta
+        self, connection: sa.Connection, definitions: Mapping[tuple[Owner, str], Definition], *, gone: timedelta
     ) -> Declaring:
         """Write down what this worker's code declares, by owner and name.
 
@@ -64,7 +64,7 @@ class DeclaredLimits(OfTables):
         return result
 
     def _replace_limit(
-        self, connection: Connection, owner: str, name: str, new: Definition, result: Declaring, *, gone: bool
+        self, connection: sa.Connection, owner: str, name: str, new: Definition, result: Declaring, *, gone: bool
     ) -> None:
         limit, said = self.tables.limit, _said(owner, name)
         row = connection.execute(lock_declared_limit(owner, name, limit=limit)).first()
@@ -82,7 +82,7 @@ class DeclaredLimits(OfTables):
         )
         (result.held if row.held else result.changed).append(said)
 
-    def drop_undeclared_limits(self, connection: Connection, *, after: timedelta) -> list[str]:
+    def drop_undeclared_limits(self, connection: sa.Connection, *, after: timedelta) -> list[str]:
         """Delete the limits that no code has declared for this long. Returns what they were of."""
         found = connection.execute(drop_undeclared_limits(after=after, limit=self.tables.limit))
         return [_said(row.owner, row.name) for row in found]

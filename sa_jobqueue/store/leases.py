@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..lifecycle import Claim
 from ..statements.admin import held_by, release_jobs
@@ -61,7 +61,7 @@ class Leases(OfTables):
     """Renewing leases, and finding those that have run out."""
 
     def renew(
-        self, connection: Connection, held: Mapping[int, int], *, lease: float, seconds: float | None = None
+        self, connection: sa.Connection, held: Mapping[int, int], *, lease: float, seconds: float | None = None
     ) -> Renewal:
         """Let the leases of `held` (id -> token) end `lease` seconds from now. `seconds`: after which that is given up."""
         if seconds is not None:
@@ -73,11 +73,11 @@ class Leases(OfTables):
             cancel_requested=frozenset(row.id for row in answers if row.cancel_requested),
         )
 
-    def cancelled_among(self, connection: Connection, held: Mapping[int, int]) -> frozenset[int]:
+    def cancelled_among(self, connection: sa.Connection, held: Mapping[int, int]) -> frozenset[int]:
         """The ids among `held` (id -> token) for which a cancel was asked for."""
         return frozenset(connection.scalars(self._cancel_requests, held_parameters(held)))
 
-    def attest(self, connection: Connection, *, lease: float, outage: float) -> bool:
+    def attest(self, connection: sa.Connection, *, lease: float, outage: float) -> bool:
         """Bear witness that leases can be renewed now; whether they could be during the whole of the last `lease` seconds.
 
         What has run out since the transaction began, or before, may then be rescued. `outage`: the most seconds between
@@ -85,7 +85,7 @@ class Leases(OfTables):
         """
         return bool(connection.scalar(self._attest, uptime_parameters(lease=lease, outage=outage)))
 
-    def expired(self, connection: Connection, *, after: int = FIRST_ID, limit: int = 100) -> list[Expired]:
+    def expired(self, connection: sa.Connection, *, after: int = FIRST_ID, limit: int = 100) -> list[Expired]:
         """A page of running jobs whose lease has run out, by id from `after` (exclusive) on."""
         found = connection.execute(self._expired, expired_parameters(after=after, limit=limit)).all()
         places = self._places(connection, {row.worker for row in found}) if found else {}
@@ -98,7 +98,7 @@ class Leases(OfTables):
         ]  # fmt: skip
 
     def release_unknown(
-        self, connection: Connection, *, worker: str, known: Collection[tuple[int, int | None]]
+        self, connection: sa.Connection, *, worker: str, known: Collection[tuple[int, int | None]]
     ) -> list[int]:
         """Give back the running jobs that bear this worker's id without being `known`, as (id, token): a commit's answer
         was lost.
@@ -108,7 +108,7 @@ class Leases(OfTables):
             connection.scalars(release_jobs(held_by(worker, but=known, job=job), job=job, events=self.tables.event))
         )
 
-    def _places(self, connection: Connection, workers: Iterable[str | None]) -> dict[str | None, str]:
+    def _places(self, connection: sa.Connection, workers: Iterable[str | None]) -> dict[str | None, str]:
         """Where these workers run, or ran, as far as their rows are still there. (Any text may stand for a worker.)"""
         ids: list[uuid.UUID] = []
         for worker in workers:

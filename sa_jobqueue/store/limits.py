@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..context import ClaimedJob
 from ..lifecycle import Change
@@ -54,7 +54,7 @@ class ForgottenStates(NamedTuple):
 class LimitedClaims(OfTables):
     """Claims of queues with limits or keys."""
 
-    def read_limits(self, connection: Connection, queues: Collection[str]) -> KnownLimits:
+    def read_limits(self, connection: sa.Connection, queues: Collection[str]) -> KnownLimits:
         """Where there are limits, of these queues and of all tasks."""
         tables = self.tables
         statement = read_limits(queues=queues, job=tables.job, limit=tables.limit, limit_key=tables.key)
@@ -62,7 +62,7 @@ class LimitedClaims(OfTables):
         return KnownLimits(row.version, frozenset(row.queues or ()), tuple(sorted(row.tasks or ())))
 
     def claim_limited(
-        self, connection: Connection, changes: Sequence[Change], request: LimitedRequest
+        self, connection: sa.Connection, changes: Sequence[Change], request: LimitedRequest
     ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]]:
         """As `exchange`, where limits hold; and by queue, how to go on."""
         parameters = limited_parameters(request)
@@ -79,16 +79,16 @@ class LimitedClaims(OfTables):
         states = dict(ring_state(row[_META]) for row in rows if is_state(row))
         return answers, in_order(row for row in rows if not is_state(row)), states
 
-    def pick_limited(self, connection: Connection, request: LimitedRequest) -> list[int]:
+    def pick_limited(self, connection: sa.Connection, request: LimitedRequest) -> list[int]:
         """The jobs that a claim would take. They are locked till the transaction ends."""
         return [row[0] for row in self._pick.rows(connection, pick_parameters(request))]
 
-    def permits_freed(self, connection: Connection, *, opener: int = NOBODY) -> None:
+    def permits_freed(self, connection: sa.Connection, *, opener: int = NOBODY) -> None:
         """Permits are free: tell the workers that wait for one, except the `opener`, which knows."""
         connection.execute(permits_freed(opener=opener, job=self.tables.job))
 
     def forget_states(
-        self, connection: Connection, *, after: StateKey = FIRST_STATE, limit: int = 1_000
+        self, connection: sa.Connection, *, after: StateKey = FIRST_STATE, limit: int = 1_000
     ) -> ForgottenStates:
         """Look at a page of what claims keep, and delete what says nothing any more."""
         tables = self.tables

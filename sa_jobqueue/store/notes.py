@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..statements.notes import drop_old_logs, drop_stray_logs, drop_stray_progress, write_logs, write_progress
 from ..statements.parts import FIRST_ID
@@ -48,12 +48,12 @@ class LogLines(NamedTuple):
 class JobNotes(OfTables):
     """Writing what running jobs say, and deleting what was kept of jobs that are gone."""
 
-    def write_progress(self, connection: Connection, reports: Sequence[Report]) -> Claims:
+    def write_progress(self, connection: sa.Connection, reports: Sequence[Report]) -> Claims:
         """Write how far jobs are. Returns the claims that are still valid."""
         names = ("note_ids", "note_tokens", "note_fractions", "note_messages", "note_ended")
         return self._write(connection, self._write_progress, names, reports)
 
-    def write_logs(self, connection: Connection, parts: Sequence[LogLines]) -> Claims:
+    def write_logs(self, connection: sa.Connection, parts: Sequence[LogLines]) -> Claims:
         """Write log lines. Returns the claims that are still valid, or have just ended."""
         names = ("log_ids", "log_tokens", "log_parts", "log_first", "log_attempts", "log_lines", "log_ended")
         written = self._write(connection, self._write_logs, names, parts)
@@ -62,7 +62,7 @@ class JobNotes(OfTables):
         return written
 
     def drop_stray_notes(
-        self, connection: Connection, *, after: tuple[int, int] = (FIRST_ID, FIRST_ID), limit: int = 1_000
+        self, connection: sa.Connection, *, after: tuple[int, int] = (FIRST_ID, FIRST_ID), limit: int = 1_000
     ) -> tuple[tuple[int, int], int]:
         """Look at a page of each table, and delete what jobs that are gone have left behind.
 
@@ -77,7 +77,7 @@ class JobNotes(OfTables):
 
     @staticmethod
     def _write(
-        connection: Connection, statement: Any, names: Sequence[str], notes: Sequence[tuple[Any, ...]]
+        connection: sa.Connection, statement: Any, names: Sequence[str], notes: Sequence[tuple[Any, ...]]
     ) -> Claims:
         columns = dict(zip(names, map(list, zip(*notes, strict=True)), strict=True))
         return frozenset((row.job_id, row.claim_token) for row in connection.execute(statement, columns))

@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..context import ClaimedJob
 from ..lifecycle import Change
@@ -66,7 +66,7 @@ def kept_for_now(change: Change, fault: Fault) -> Change:
 class Outcomes(Claims):
     """Writing changes: a batch, one in the transaction of its handler, or a batch together with the next claim."""
 
-    def apply(self, connection: Connection, changes: Sequence[Change]) -> dict[int, Answer]:
+    def apply(self, connection: sa.Connection, changes: Sequence[Change]) -> dict[int, Answer]:
         """Write `changes`, each behind its fence. Returns the answer for each job id.
 
         The faster statements write those that say no more than "done". The general one writes all others, and asks about
@@ -90,7 +90,7 @@ class Outcomes(Claims):
             self._block(connection, [change for change in left if answers[change.id] in _WRITTEN])
         return answers
 
-    def apply_one(self, connection: Connection, change: Change) -> Answer:
+    def apply_one(self, connection: sa.Connection, change: Change) -> Answer:
         """Write one change in the transaction of its handler; waits for a row that is locked just now.
 
         So the change is applied or lost, perhaps to the transaction that had the lock.
@@ -105,7 +105,7 @@ class Outcomes(Claims):
             return Answer.LOST if answer is Answer.LOCKED else answer  # as the statement first saw it, before it waited
         return Answer.APPLIED if written else Answer.LOST
 
-    def written_before(self, connection: Connection, changes: Sequence[Change]) -> list[Change]:
+    def written_before(self, connection: sa.Connection, changes: Sequence[Change]) -> list[Change]:
         """Those of these that an earlier transaction has written, the answer to whose commit was lost; `cancelled` where it wrote that.
         Of several for one job, the first that it may have written.
 
@@ -130,7 +130,7 @@ class Outcomes(Claims):
         return list(written.values())
 
     def exchange(
-        self, connection: Connection, changes: Sequence[Change], request: ClaimRequest
+        self, connection: sa.Connection, changes: Sequence[Change], request: ClaimRequest
     ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
         """Write `changes`, which are `alike`, and claim, in one statement: it can be its own transaction.
 
@@ -147,7 +147,7 @@ class Outcomes(Claims):
         first, *claimed = statements[bool(request.but)].rows(connection, parameters)
         return dict.fromkeys(written_ids(first), Answer.APPLIED), in_order(claimed)
 
-    def _block(self, connection: Connection, written: Sequence[Change]) -> None:
+    def _block(self, connection: sa.Connection, written: Sequence[Change]) -> None:
         """Where these have said that others are to wait, too: those that are written.
 
         Not in the transaction of a claim. Another worker's claim may write these rows, and wait for locks that this one would take.

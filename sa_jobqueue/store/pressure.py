@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..statements.pressure import database_pressure
 
@@ -36,6 +36,6 @@ class Pressure:
     """Sessions in this database, and standbys, of which this role may not know what they do. `GRANT pg_read_all_stats` shows them."""
 
 
-def read_pressure(connection: Connection) -> Pressure:
+def read_pressure(connection: sa.Connection) -> Pressure:
     """Read it; some milliseconds with hundreds of sessions."""
     return Pressure(**connection.execute(database_pressure()).mappings().one())

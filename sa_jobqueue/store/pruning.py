@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import NamedTuple
 
-from sqlalchemy import Connection, not_, select
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ..log import get_logger
@@ -46,7 +46,7 @@ class Pruning(OfTables):
 
     def prune(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         *,
         limit: int = 1_000,
         seconds: float | None = None,
@@ -70,13 +70,13 @@ class Pruning(OfTables):
         gone = connection.execute(page).all()
         return Pruned(len(gone), max((row.purge_at for row in gone), default=after))
 
-    def make_months_of_page(self, connection: Connection, *, limit: int, after: float = FIRST_TIME) -> int:
+    def make_months_of_page(self, connection: sa.Connection, *, limit: int, after: float = FIRST_TIME) -> int:
         """Make the months of the archive that the next page needs; how many were missing."""
         return int(connection.scalar(make_months_of_page(after=after, limit=limit, job=self.tables.job)) or 0)
 
     def prune_first(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         *,
         seconds: float | None = None,
         after: float = FIRST_TIME,
@@ -99,7 +99,9 @@ class Pruning(OfTables):
             return None
         this = job.__table__.c.id == first
         if months:
-            moved = select(job.__table__.c.id).where(this, not_(is_not_archived(job, archived_task=archived_task)))
+            moved = sa.select(job.__table__.c.id).where(
+                this, sa.not_(is_not_archived(job, archived_task=archived_task))
+            )
             connection.execute(make_months_of(moved, job=job))
         try:
             with connection.begin_nested():
@@ -120,7 +122,7 @@ class Pruning(OfTables):
         return True
 
 
-def _refuse_soon(connection: Connection, seconds: float | None) -> None:
+def _refuse_soon(connection: sa.Connection, seconds: float | None) -> None:
     """Let a DELETE say that it cannot be done by itself, and in time."""
     connection.execute(refuse_at_once())
     if seconds is not None:

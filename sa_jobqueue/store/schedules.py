@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..errors import OptionError
 from ..schedules import due_ticks, rule_of
@@ -89,14 +89,14 @@ class _Step(NamedTuple):
 class Schedules(OfTables):
     """Enqueueing what is due."""
 
-    def next_look(self, connection: Connection) -> float | None:
+    def next_look(self, connection: sa.Connection) -> float | None:
         """Seconds until a worker has to look at a schedule next; None if there is none."""
         found: float | None = connection.scalar(next_look(schedule=self.tables.schedule))
         return found
 
     def enqueue_due(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         result: Ticked,
         *,
         limit: int,
@@ -145,14 +145,14 @@ class Schedules(OfTables):
             given = dict(zip(MOVE, zip(*(step.move for step in steps), strict=True), strict=True))
             connection.execute(move_schedules(schedule=tables.schedule, **given))
 
-    def set_aside(self, connection: Connection, id: int, error: str, *, briefly: bool = False) -> str | None:
+    def set_aside(self, connection: sa.Connection, id: int, error: str, *, briefly: bool = False) -> str | None:
         """Write down why nothing could be done about a schedule. Returns its name, or None if that had been written down before."""
         seconds = _LOOK_AGAIN if briefly else _SET_ASIDE
         statement = set_aside(id, error=_clean(error), seconds=seconds, schedule=self.tables.schedule)
         row = connection.execute(statement).first()
         return None if row is None or row.before == _clean(error) else str(row.name)
 
-    def _failing(self, connection: Connection, looks: Sequence[_Look], result: Ticked) -> set[int]:
+    def _failing(self, connection: sa.Connection, looks: Sequence[_Look], result: Ticked) -> set[int]:
         """Pause those of them whose jobs fail."""
         asked = [look.row.id for look in looks if look.row.pause_after is not None and look.ticks]
         if not asked:
@@ -164,7 +164,7 @@ class Schedules(OfTables):
             result.paused = [(row.name, row.pause_after) for row in paused]
         return set(ids)
 
-    def _live(self, connection: Connection, looks: Sequence[_Look]) -> set[int]:
+    def _live(self, connection: sa.Connection, looks: Sequence[_Look]) -> set[int]:
         asked = [look.row.id for look in looks if look.row.overlap != "allow" and look.ticks]
         return {row.id for row in connection.execute(live_jobs(asked, job=self.tables.job))} if asked else set()
 

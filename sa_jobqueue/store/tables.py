@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..errors import ConfigurationError
 from ..models import Companions, Job, JobMixin, companions_of
@@ -62,10 +62,10 @@ class OfTables:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
 
-    def schema_on(self, connection: Connection) -> str:
+    def schema_on(self, connection: sa.Connection) -> str:
         """The schema where this connection finds the tables."""
         return schema_on(connection, self.tables.job.__table__)
 
-    def is_archive_locked(self, connection: Connection) -> bool:
+    def is_archive_locked(self, connection: sa.Connection) -> bool:
         """Whether no job can be moved to the archive just now, whichever it is."""
         return bool(connection.scalar(is_archive_locked(schema=self.schema_on(connection))))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..context import ClaimedJob
 from ..lifecycle import extra
@@ -40,7 +40,7 @@ class FreedKeys(NamedTuple):
 class UniqueKeys(OfTables):
     """Freeing keys: of jobs that have been started, those whose time is over, and those that changes by hand left behind."""
 
-    def free_started_keys(self, connection: Connection, started: Mapping[int, str]) -> set[int]:
+    def free_started_keys(self, connection: sa.Connection, started: Mapping[int, str]) -> set[int]:
         """Free the keys, given by their jobs' ids, of jobs that have been started. Returns those whose keys were freed."""
         return {job_id for (job_id,) in self._free_started.rows(connection, started_parameters(started))}
 
@@ -48,11 +48,11 @@ class UniqueKeys(OfTables):
     def _free_started(self) -> Compiled:
         return Compiled(free_started_keys({}, keys=self.tables.unique_key))
 
-    def drop_expired_keys(self, connection: Connection, *, limit: int = 1_000) -> int:
+    def drop_expired_keys(self, connection: sa.Connection, *, limit: int = 1_000) -> int:
         """Delete a page of the keys whose time is over. Returns how many there were."""
         return len(connection.execute(drop_expired_keys(limit=limit, keys=self.tables.unique_key)).all())
 
-    def free_stray_keys(self, connection: Connection, *, after: str = "", limit: int = 1_000) -> FreedKeys:
+    def free_stray_keys(self, connection: sa.Connection, *, after: str = "", limit: int = 1_000) -> FreedKeys:
         """Look at a page of keys, and free those whose jobs have ended or are gone."""
         statement = free_stray_keys(after=after, limit=limit, job=self.tables.job, keys=self.tables.unique_key)
         return FreedKeys._make(connection.execute(statement).one())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..lifecycle import FINISHED
 from ..results import JobEnd
@@ -20,7 +20,7 @@ __all__ = ["Waiting"]
 class Waiting(OfTables):
     """Which jobs are awaited, what became of them, and the channel on which their ends are told."""
 
-    def ends(self, connection: Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
+    def ends(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
         """Of these jobs what became of each: None while it has not ended, and a `JobEnd` that `is_gone` where there is none."""
         found: dict[int, JobEnd | None] = {job_id: JobEnd(job_id, None, None, None, None) for job_id in ids}
         for job_id, task, status, result, error in connection.execute(ends_of(ids, job=self.tables.job)):
@@ -28,7 +28,7 @@ class Waiting(OfTables):
             found[job_id] = JobEnd(job_id, task, status, result, last) if status in FINISHED else None
         return found
 
-    def archived_ends(self, connection: Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
+    def archived_ends(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
         """What became of those of these jobs that are in the archive."""
         found: dict[int, JobEnd | None] = {}
         for job_id, task, status, result, error in connection.execute(
@@ -38,7 +38,7 @@ class Waiting(OfTables):
         return found
 
     def wait_for(
-        self, connection: Connection, ids: Sequence[int], *, waiter: uuid.UUID, seconds: float, schema: str
+        self, connection: sa.Connection, ids: Sequence[int], *, waiter: uuid.UUID, seconds: float, schema: str
     ) -> None:
         """Have the ends of these jobs told during the next `seconds`."""
         connection.execute(
@@ -46,14 +46,14 @@ class Waiting(OfTables):
         )  # first, because a row says nothing while the gate is closed
         connection.execute(wait_for_jobs(ids, waiter=waiter, seconds=seconds, awaited=self.tables.awaited))
 
-    def end_waits(self, connection: Connection, ids: Sequence[int], *, waiter: uuid.UUID) -> None:
+    def end_waits(self, connection: sa.Connection, ids: Sequence[int], *, waiter: uuid.UUID) -> None:
         """Say that `waiter` does not wait for these any more."""
         connection.execute(end_waits(ids, waiter=waiter, awaited=self.tables.awaited))
 
-    def drop_expired_waits(self, connection: Connection) -> None:
+    def drop_expired_waits(self, connection: sa.Connection) -> None:
         """Delete what processes left behind that were killed while they waited."""
         connection.execute(drop_expired_waits(awaited=self.tables.awaited))
 
-    def channel_of_ends(self, connection: Connection, *, schema: str) -> str:
+    def channel_of_ends(self, connection: sa.Connection, *, schema: str) -> str:
         """The channel on which the ends of awaited jobs are told, by id."""
         return str(connection.scalar(channel_of(table=self.tables.awaited.__tablename__, schema=schema)))

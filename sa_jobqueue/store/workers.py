@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..statements import workers as statements
 from ..statements.workers import enrol_worker, forget_workers, remove_worker
@@ -36,7 +36,7 @@ class Workers(OfTables):
 
     def enrol(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         worker: uuid.UUID,
         *,
         host: str,
@@ -56,16 +56,16 @@ class Workers(OfTables):
         ).one()  # fmt: skip
         return Enrolled(row.next_look, row.clock, frozenset(row.archived), row.undeclared, row.drains)
 
-    def forget_workers(self, connection: Connection, *, unseen_for: timedelta) -> int:
+    def forget_workers(self, connection: sa.Connection, *, unseen_for: timedelta) -> int:
         """Strike off the workers that have not been seen for `unseen_for`; how many they were."""
         return connection.execute(forget_workers(unseen_for=unseen_for, worker=self.tables.worker)).rowcount
 
-    def leave(self, connection: Connection, worker: uuid.UUID) -> None:
+    def leave(self, connection: sa.Connection, worker: uuid.UUID) -> None:
         """Strike this worker off."""
         connection.execute(remove_worker(worker, worker=self.tables.worker))
 
 
-def end_backend(connection: Connection, pid: int, *, application: str, seconds: float) -> None:
+def end_backend(connection: sa.Connection, pid: int, *, application: str, seconds: float) -> None:
     """End the server process of a connection that broke, if it is still there, and wait at most `seconds` for that.
 
     Its last statement may be at work, unnoticed, and would commit.

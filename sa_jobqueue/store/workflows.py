@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ..log import get_logger
@@ -65,7 +65,7 @@ class Input(NamedTuple):
 class Workflows(OfTables):
     """What moves workflows on, and what the members take."""
 
-    def advance(self, connection: Connection, after: Mapping[int, int], *, most: int = 1_000) -> Advanced:
+    def advance(self, connection: sa.Connection, after: Mapping[int, int], *, most: int = 1_000) -> Advanced:
         """Read what has happened in these workflows, behind these events, and release the members that waited for it."""
         ((again, busy, read, last, queues, eaten),) = self._advance.rows(
             connection, advance_parameters(after, most=most)
@@ -77,7 +77,7 @@ class Workflows(OfTables):
     def _advance(self) -> Compiled:
         return Compiled(advance_workflows(_NONE, most=0, schema=self.tables.job.__table__.schema or ""))
 
-    def stray_workflows(self, connection: Connection, *, limit: int = 1_000) -> list[int]:
+    def stray_workflows(self, connection: sa.Connection, *, limit: int = 1_000) -> list[int]:
         """Workflows with events that perhaps no worker has heard of. Those whose deadline is over are cancelled first."""
         schema = self.tables.job.__table__.schema or ""
         looked = stray_workflows(limit=limit, workflow=self.tables.workflow, event=self.tables.event)
@@ -89,7 +89,7 @@ class Workflows(OfTables):
         return strays
 
     def heal_members(
-        self, connection: Connection, *, after: int = FIRST_ID, limit: int = 1_000
+        self, connection: sa.Connection, *, after: int = FIRST_ID, limit: int = 1_000
     ) -> tuple[int | None, int]:
         """Look at a page of the members that wait for another. Returns where it ended, None if it was the last; and how many were healed."""
         tables = self.tables
@@ -104,7 +104,7 @@ class Workflows(OfTables):
         return last, healed
 
     def heal_workflows(
-        self, connection: Connection, *, after: int = FIRST_ID, limit: int = 1_000
+        self, connection: sa.Connection, *, after: int = FIRST_ID, limit: int = 1_000
     ) -> tuple[int | None, int]:
         """Look at a page of the workflows: whether one goes on of which all has ended. Returns what `heal_members` does."""
         tables = self.tables
@@ -117,7 +117,7 @@ class Workflows(OfTables):
 
     # ---- what members take
 
-    def inputs_of(self, connection: Connection, ids: Sequence[int]) -> dict[int, list[Input] | None]:
+    def inputs_of(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, list[Input] | None]:
         """What each of these members takes, by its id; None where that is too much to be read at once."""
         statement = inputs_of(
             ids, most=_MOST_INPUTS, size=_MOST_BYTES, job=self.tables.job, dependency=self.tables.dependency
@@ -131,26 +131,26 @@ class Workflows(OfTables):
                 inputs.append(taken)
         return found
 
-    def page_of_inputs(self, connection: Connection, id: int, *, after: int, limit: int) -> list[Input]:
+    def page_of_inputs(self, connection: sa.Connection, id: int, *, after: int, limit: int) -> list[Input]:
         """A page of what one member takes, by position."""
         statement = page_of_inputs(id, after=after, limit=limit, job=self.tables.job, dependency=self.tables.dependency)
         return [Input(*row) for row in connection.execute(statement)]
 
     # ---- deleting
 
-    def workflows_over(self, connection: Connection, *, limit: int = 100) -> list[int]:
+    def workflows_over(self, connection: sa.Connection, *, limit: int = 100) -> list[int]:
         """Workflows whose time to be kept is over."""
         return list(
             connection.scalars(workflows_over(limit=limit, workflow=self.tables.workflow, event=self.tables.event))
         )
 
-    def make_months_of_members(self, connection: Connection, id: int, *, limit: int = 1_000) -> int:
+    def make_months_of_members(self, connection: sa.Connection, id: int, *, limit: int = 1_000) -> int:
         """Make the months of the archive that a page of its members needs; how many were missing."""
         return int(connection.scalar(make_months_of_members(id, limit=limit, job=self.tables.job)) or 0)
 
     def prune_workflow(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         id: int,
         *,
         limit: int = 1_000,
@@ -187,7 +187,7 @@ class Workflows(OfTables):
             logger.warning("workflow %d cannot be deleted; it stays for another day: %s", id, error.orig)
             return None
 
-    def _prune_members(self, connection: Connection, id: int, limit: int, archive: bool) -> int:
+    def _prune_members(self, connection: sa.Connection, id: int, limit: int, archive: bool) -> int:
         tables = self.tables
         of_flow: dict[str, Any] = {
             "limit": limit, "dependency": tables.dependency, "workflow": tables.workflow, "event": tables.event,

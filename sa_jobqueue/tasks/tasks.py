@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
-from sqlalchemy import Executable, Text, bindparam, cast, update
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..context import AsyncJobContext, JobContext
@@ -121,7 +121,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         """One job with these arguments, for `enqueue_many`. Raises PayloadError if they do not fit."""
         return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
 
-    def edit(self, job: JobMixin | int, /, *args: P.args, **kwargs: P.kwargs) -> Executable:
+    def edit(self, job: JobMixin | int, /, *args: P.args, **kwargs: P.kwargs) -> sa.Executable:
         """A statement that gives a job of this task, itself or its id, these arguments in place of its own. Returns its id if it did.
 
         They are checked as those of `enqueue`, and are all arguments of the job. Only a job that waits is changed; it keeps its subject,
@@ -152,8 +152,8 @@ class Task(Enqueueable, Generic[F, P, R]):
             text, _, waiting = about(self.name, text, None, None)
             text = text if waiting is None else waiting.completed(text)
         here = model.id == job_id, model.task.in_(names), status_in(model.status, _WAITING), model.inputs.is_(None)
-        changed = {"args": cast(bindparam("edited_args", str(text), Text), JSONB)}
-        edited = update(model).where(*here).values(changed).returning(model.id)
+        changed = {"args": sa.cast(sa.bindparam("edited_args", str(text), sa.Text), JSONB)}
+        edited = sa.update(model).where(*here).values(changed).returning(model.id)
         return edited.execution_options(synchronize_session=False)
 
     def call_after(self, count: int, /, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:

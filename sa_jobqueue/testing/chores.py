@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from ..errors import OptionError
@@ -36,7 +36,7 @@ def do_chores(session: Session, *, registry: Registry, job: type[JobMixin]) -> N
         raise OptionError(f"schedule {name!r} cannot be used: {reason}")
 
 
-def _rescue(connection: Connection, store: Store, registry: Registry) -> None:
+def _rescue(connection: sa.Connection, store: Store, registry: Registry) -> None:
     if found := store.expired(connection, limit=_PAGE):
         rescued = Rescued(entry("WorkerLost", "the lease of its worker had run out"))
         store.apply(

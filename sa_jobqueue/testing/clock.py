@@ -7,7 +7,7 @@ from dataclasses import fields
 from datetime import timedelta
 from typing import Any, overload
 
-from sqlalchemy import Column, DateTime, Interval, Table, TypeDecorator, cast, literal, update
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from sqlalchemy.types import TypeEngine
 
@@ -39,28 +39,28 @@ def move_clock(session: Side, by: Duration, *, job: type[JobMixin] = Job) -> Any
 
     Raises OptionError for what is no duration.
     """
-    earlier = cast(literal(timedelta(seconds=checked_duration(by, "move_clock: by")), Interval), Interval)
+    earlier = sa.cast(sa.literal(timedelta(seconds=checked_duration(by, "move_clock: by")), sa.Interval), sa.Interval)
     at_once = is_async(session)
 
     def work(own: Session) -> None:
         own.flush()
         connection = connection_of(own, job)
         for table, times in _tables(job):
-            connection.execute(update(table).values({one: one - earlier for one in times}))
+            connection.execute(sa.update(table).values({one: one - earlier for one in times}))
         see_again(own, at_once=at_once)
 
     return on(session, work)
 
 
-def _tables(job: type[JobMixin]) -> Iterator[tuple[Table, list[Column[Any]]]]:
+def _tables(job: type[JobMixin]) -> Iterator[tuple[sa.Table, list[sa.Column[Any]]]]:
     """The job table and those beside it, each with its times."""
     beside = companions_of(job)
     others = [getattr(beside, one.name) for one in fields(beside) if one.name not in _LEFT]
     for table in (table_of(job), *map(table_of, others)):
         ours = table.info.get("sa_jobqueue", table.columns.keys())  # of a job table that has others, too
-        if times := [one for one in table.columns if one.name in ours and isinstance(_stored(one.type), DateTime)]:
+        if times := [one for one in table.columns if one.name in ours and isinstance(_stored(one.type), sa.DateTime)]:
             yield table, times
 
 
 def _stored(of: TypeEngine[Any]) -> TypeEngine[Any]:
-    return of.impl_instance if isinstance(of, TypeDecorator) else of
+    return of.impl_instance if isinstance(of, sa.TypeDecorator) else of

@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, asyn
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
-from sqlalchemy import Connection, func, literal_column, select, table, text
+import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, SessionTransaction
@@ -28,11 +28,11 @@ _Kind: TypeAlias = Literal["insert", "update", "delete"]
 _Rows: TypeAlias = dict[tuple[str, int], tuple[Mapping[str, Any], Mapping[str, Any]]]
 
 # Of this session, and also within savepoints that are still open.
-_TOUCHED = text(
+_TOUCHED = sa.text(
     "SELECT relid::bigint, schemaname, relname, n_tup_ins + n_tup_upd + n_tup_del AS times FROM pg_stat_xact_user_tables "
     "WHERE n_tup_ins + n_tup_upd + n_tup_del > 0"
 )
-_KEY = text(
+_KEY = sa.text(
     "SELECT attname FROM pg_index, unnest(indkey) WITH ORDINALITY AS part (attnum, place) JOIN pg_attribute USING (attnum) "
     "WHERE indrelid = :relid AND attrelid = :relid AND indisprimary ORDER BY place"
 )
@@ -161,16 +161,16 @@ class _Relation(NamedTuple):
     schema: str
     name: str
 
-    def is_shown(self, connection: Connection) -> bool:
+    def is_shown(self, connection: sa.Connection) -> bool:
         """Whether it is the application's, or has jobs."""
         return self.schema not in _our_schemas(connection) or self.name == Job.__tablename__
 
-    def rows(self, connection: Connection) -> _Rows:
+    def rows(self, connection: sa.Connection) -> _Rows:
         """All rows as plain JSON, by their primary key; without one, by themselves and a number."""
         key = connection.scalars(_KEY, {"relid": self.id}).all()
-        row = table(self.name, schema=self.schema).alias("row")
-        whole = func.to_jsonb(literal_column("row"), type_=JSONB)
-        found: Sequence[Any] = connection.scalars(select(whole).select_from(row).limit(_MOST + 1)).all()
+        row = sa.table(self.name, schema=self.schema).alias("row")
+        whole = sa.func.to_jsonb(sa.literal_column("row"), type_=JSONB)
+        found: Sequence[Any] = connection.scalars(sa.select(whole).select_from(row).limit(_MOST + 1)).all()
         if len(found) > _MOST:
             raise JobQueueError(f"the table {self.name} has more than {_MOST:,} rows, which is too much to compare")
         times: Counter[str] = Counter()
@@ -194,12 +194,12 @@ class _Relation(NamedTuple):
         return found
 
 
-def _touched(connection: Connection) -> dict[_Relation, int]:
+def _touched(connection: sa.Connection) -> dict[_Relation, int]:
     """The tables that this transaction has written to, and how often."""
     return {_Relation(*row[:3]): row.times for row in connection.execute(_TOUCHED)}
 
 
-def _our_schemas(connection: Connection) -> set[str]:
+def _our_schemas(connection: sa.Connection) -> set[str]:
     """The schemas that have jobs, the package's and the application's own."""
     translated = connection.get_execution_options().get("schema_translate_map") or {}
     return {translated.get(one, one) for one in job_schemas()}

@@ -7,8 +7,8 @@ from dataclasses import fields
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias, cast, overload
 
+import sqlalchemy as sa
 from pydantic_core import to_json
-from sqlalchemy import Select, inspect, select
 from sqlalchemy.orm import InstanceState, Session
 
 from ..errors import PayloadError
@@ -137,7 +137,7 @@ def _named_value(value: Any) -> str:
     """A value for a message; objects by their class and key."""
     if isinstance(value, list):
         return f"[{', '.join(map(_named_value, value))}]"
-    return named_anything(value) if isinstance(inspect(value, raiseerr=False), InstanceState) else repr(value)
+    return named_anything(value) if isinstance(sa.inspect(value, raiseerr=False), InstanceState) else repr(value)
 
 
 def _changed(task: AnyTask | TaskName) -> Iterator[tuple[str, Any]]:
@@ -215,10 +215,10 @@ def _shown(value: Any) -> str:
 def _live(session: Session, wanted: _Wanted) -> Sequence[Job]:
     session.flush()
     job = wanted.job
-    return _read(session, select(job).where(job.task.in_(wanted.names), job.is_live).order_by(job.id))
+    return _read(session, sa.select(job).where(job.task.in_(wanted.names), job.is_live).order_by(job.id))
 
 
-def _read(session: Session, jobs: Select[Any]) -> Sequence[Job]:
+def _read(session: Session, jobs: sa.Select[Any]) -> Sequence[Job]:
     """As they are in the database, whatever the session has loaded before."""
     found: Sequence[Job] = session.scalars(jobs.execution_options(populate_existing=True)).all()
     return found
@@ -234,10 +234,10 @@ def _absent(session: Session, wanted: _Wanted, live: Sequence[Job]) -> str:
         )
         lines += [f"  job {job.id}: {', '.join(wanted.differences(job))}" for job in live[:_SHOWN]]
     else:
-        others = _read(session, select(of).where(of.is_live, ~of_task).order_by(of.id).limit(_SHOWN))
+        others = _read(session, sa.select(of).where(of.is_live, ~of_task).order_by(of.id).limit(_SHOWN))
         lines.append("No job of this task is; enqueued are:" if others else "No job of any task is.")
         lines += map(_said, others)
-    ended = _read(session, select(of).where(of.is_finished, of_task).order_by(of.id.desc()).limit(_SHOWN))
+    ended = _read(session, sa.select(of).where(of.is_finished, of_task).order_by(of.id.desc()).limit(_SHOWN))
     if ended:
         lines += ["Ended, and so no longer enqueued:", *(f"{_said(job)}, {job.status.value}" for job in ended)]
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import SimpleNamespace
 from typing import Any, overload
 
-from sqlalchemy import func, select
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from ..explain import Crew, look, reasons_of
@@ -111,9 +111,9 @@ def explain_in(
     session: Session, *, queues: Collection[str] | None, registry: Registry, job: type[JobMixin]
 ) -> Explanation:
     """The same, in a `Session`."""
-    count = select(func.count()).select_from(job)
+    count = sa.select(sa.func.count()).select_from(job)
     live, ended = session.scalar(count.where(job.is_live)) or 0, session.scalar(count.where(job.is_finished)) or 0
-    ids = session.scalars(select(job.id).where(job.is_live).order_by(job.id).limit(_SHOWN)).all()
+    ids = session.scalars(sa.select(job.id).where(job.is_live).order_by(job.id).limit(_SHOWN)).all()
     free = _unlocked(session, ids, job)
     found = list[Unrun]()
     for row, waits in look(connection_of(session, job), ids, job):
@@ -125,7 +125,7 @@ def explain_in(
 
 
 def _unlocked(session: Session, ids: Sequence[int], job: type[JobMixin]) -> set[int]:
-    locked = select(job.id).where(job.id.in_(ids)).with_for_update(key_share=True, skip_locked=True)
+    locked = sa.select(job.id).where(job.id.in_(ids)).with_for_update(key_share=True, skip_locked=True)
     return set(session.scalars(locked))
 
 

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import Connection, Select, func, select, update
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -72,7 +72,7 @@ class Inline:
         session.flush()
 
     @property
-    def _connection(self) -> Connection:
+    def _connection(self) -> sa.Connection:
         return connection_of(self._session, self._job)
 
     # ---- claiming
@@ -81,10 +81,10 @@ class Inline:
         """Claim a due job: the one that a worker with all of these queues would start first. None: no worker would start any."""
         connection, table = self._connection, table_of(self._job)
         self._move_workflows()
-        due = (status_in(table.c.status, sources(Event.CLAIM)), table.c.run_at > func.now())
+        due = (status_in(table.c.status, sources(Event.CLAIM)), table.c.run_at > sa.func.now())
         # In a transaction that is open for long, now() is its beginning, which no worker's is.
-        passed = table.c.run_at <= func.clock_timestamp()
-        connection.execute(update(table).where(*due, passed).values(run_at=func.now()))
+        passed = table.c.run_at <= sa.func.clock_timestamp()
+        connection.execute(sa.update(table).where(*due, passed).values(run_at=sa.func.now()))
         for queue in connection.scalars(self._due_queues()).all():
             if (found := self._claim_from(connection, queue)) is not None:
                 return self._run(found)
@@ -102,18 +102,18 @@ class Inline:
         found = self._claim(job_id)
         return None if found is None else self._run(found)
 
-    def _due_queues(self) -> Select[Any]:
+    def _due_queues(self) -> sa.Select[Any]:
         """The queues in which jobs are due, the one first whose job is to be started first."""
         columns = table_of(self._job).c
         wanted = [] if self._queues is None else [columns.queue.in_(list(self._queues))]
         return (
-            select(columns.queue)
-            .where(status_in(columns.status, sources(Event.CLAIM)), columns.run_at <= func.now(), *wanted)
+            sa.select(columns.queue)
+            .where(status_in(columns.status, sources(Event.CLAIM)), columns.run_at <= sa.func.now(), *wanted)
             .group_by(columns.queue)
-            .order_by(func.max(columns.priority).desc(), func.min(columns.run_at), func.min(columns.id))
+            .order_by(sa.func.max(columns.priority).desc(), sa.func.min(columns.run_at), sa.func.min(columns.id))
         )
 
-    def _claim_from(self, connection: Connection, queue: str) -> ClaimedJob | None:
+    def _claim_from(self, connection: sa.Connection, queue: str) -> ClaimedJob | None:
         limits = self._store.read_limits(connection, [queue])
         if queue not in limits.queues and not limits.tasks:
             statement = claim_jobs(

@@ -11,7 +11,7 @@ from collections.abc import Generator
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -47,7 +47,9 @@ def jobqueue(request: pytest.FixtureRequest) -> Generator[JobQueue[Any]]:
             f"the fixture {name!r} gives no session ({error}): name the one that does, {_SETTING} = ... in pytest's configuration"
         ) from None
     if isinstance(own, AsyncSession):
-        event.listen(own.sync_session, "after_begin", lambda *_: own.info.update({_LOOP: asyncio.get_running_loop()}))
+        sa.event.listen(
+            own.sync_session, "after_begin", lambda *_: own.info.update({_LOOP: asyncio.get_running_loop()})
+        )
     with watched_jobs():
         yield JobQueue(session)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, inspect
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Mapper, Session, scoped_session
 
@@ -45,7 +45,7 @@ def on(session: Side, work: Callable[[Session], T]) -> T | Coroutine[Any, Any, T
     return own.run_sync(work) if isinstance(own, AsyncSession) else work(own)
 
 
-def connection_of(session: Session, job: type[JobMixin]) -> Connection:
+def connection_of(session: Session, job: type[JobMixin]) -> sa.Connection:
     """The connection, in the session's transaction, on which its jobs are."""
     return session.connection(bind_arguments={"mapper": job.__mapper__})
 
@@ -60,7 +60,7 @@ def see_again(session: Session, *, at_once: bool) -> None:
     known = [(one, _loaded_beside(one)) for one in session.identity_map.values()]
     session.expire_all()
     for one, _ in known:
-        if session.get(type(one), inspect(one).identity, populate_existing=True) is None:
+        if session.get(type(one), sa.inspect(one).identity, populate_existing=True) is None:
             session.expunge(one)  # a row that was deleted
     for one, beside in known:
         if beside and one in session:
@@ -69,7 +69,7 @@ def see_again(session: Session, *, at_once: bool) -> None:
 
 def _loaded_beside(one: Any) -> list[str]:
     """The relationships and deferred columns that are loaded: they are not read with the row."""
-    mapper: Mapper[Any] = inspect(one).mapper
+    mapper: Mapper[Any] = sa.inspect(one).mapper
     found = [of.key for of in mapper.relationships if of.lazy not in _NOT_LAZY]
     found += [of.key for of in mapper.column_attrs if of.deferred]
     return [name for name in found if name in vars(one)]

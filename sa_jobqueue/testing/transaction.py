@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import Connection, NestedTransaction
+import sqlalchemy as sa
 from sqlalchemy.exc import IllegalStateChangeError
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
@@ -39,11 +39,11 @@ class _JoinedTransaction(HandlerTransaction):
         self.session, self._test, self._job, self._store = session, test, job, store
         self.committing, self.unopened = None, None
         self._closed, self._opening = False, Lock()
-        self._savepoints: dict[Connection, NestedTransaction] = {}
+        self._savepoints: dict[sa.Connection, sa.NestedTransaction] = {}
         session.join_transaction_mode = "create_savepoint"
         session.get_bind = self._bind  # type: ignore[method-assign]
 
-    def _bind(self, *args: Any, **options: Any) -> Connection:
+    def _bind(self, *args: Any, **options: Any) -> sa.Connection:
         if self._closed:
             refuse()
         if args:

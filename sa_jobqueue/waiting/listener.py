@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TypeAlias
 
-from sqlalchemy import Engine, Pool
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import greenlet_spawn
 
@@ -72,7 +72,7 @@ class Listener:
     Only its thread keeps an engine from being collected.
     """
 
-    def __init__(self, store: Store, pool: Pool) -> None:
+    def __init__(self, store: Store, pool: sa.Pool) -> None:
         self._store = store
         self._pool = weakref.ref(pool)  # it refers to the engine
         self._lock = threading.Lock()  # of all below
@@ -84,7 +84,7 @@ class Listener:
         self._is_ending = False
         """Whether the process ends."""
 
-    def add(self, waiter: Waiter, engine: Engine) -> None:
+    def add(self, waiter: Waiter, engine: sa.Engine) -> None:
         """Begin to wait."""
         with self._lock:
             if self._receiver is None:
@@ -124,7 +124,7 @@ class Listener:
             receiver.wake()
             thread.join(_AT_EXIT)
 
-    def _start(self, engine: Engine) -> tuple[Receiver, threading.Thread]:
+    def _start(self, engine: sa.Engine) -> tuple[Receiver, threading.Thread]:
         receiver: Receiver
         if engine.dialect.is_async:
             loop = asyncio.SelectorEventLoop()  # all drivers work with it, on all systems
@@ -139,14 +139,14 @@ class Listener:
 
     # ---- on its own thread
 
-    def _run_loop(self, loop: asyncio.AbstractEventLoop, engine: Engine, receiver: Receiver) -> None:
+    def _run_loop(self, loop: asyncio.AbstractEventLoop, engine: sa.Engine, receiver: Receiver) -> None:
         try:
             loop.run_until_complete(greenlet_spawn(self._run, engine, receiver))
             loop.run_until_complete(loop.shutdown_asyncgens())
         finally:
             loop.close()
 
-    def _run(self, engine: Engine, receiver: Receiver) -> None:
+    def _run(self, engine: sa.Engine, receiver: Receiver) -> None:
         """Serve until no one has waited for a while."""
         failures = 0
         try:
@@ -209,7 +209,7 @@ class Listener:
     def is_ending(self) -> bool:
         return self._is_ending
 
-    def is_disposed_of(self, engine: Engine) -> bool:
+    def is_disposed_of(self, engine: sa.Engine) -> bool:
         return self._pool() is not engine.pool  # a disposal gives the engine another pool
 
     def cannot_tell(self, job_id: int, error: Exception) -> None:
@@ -238,11 +238,11 @@ def _in_a_line(error: Exception) -> str:
 _Key: TypeAlias = tuple[type[JobMixin], frozenset[tuple[str | None, str | None]]]
 """The class of the jobs, and the engine's `schema_translate_map`."""
 
-_listeners: weakref.WeakKeyDictionary[Pool, dict[_Key, Listener]] = weakref.WeakKeyDictionary()
+_listeners: weakref.WeakKeyDictionary[sa.Pool, dict[_Key, Listener]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
-def listener_of(engine: Engine, job: type[JobMixin]) -> Listener:
+def listener_of(engine: sa.Engine, job: type[JobMixin]) -> Listener:
     """The one of this engine in this process; of an AsyncEngine give its `sync_engine`.
 
     What `engine.execution_options()` returns has the engine's pool, and so its listener, unless its tables are elsewhere: an

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from time import monotonic
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, func, select
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import await_only
 
@@ -38,11 +38,11 @@ class Receiver(Protocol):
     def wake(self) -> None:
         """End the sleep, or the next one."""
 
-    def listen(self, connection: Connection, channel: str) -> bool:
+    def listen(self, connection: sa.Connection, channel: str) -> bool:
         """LISTEN on this channel. False if this driver or a pooler cannot."""
         ...
 
-    def within(self, seconds: float, connection: Connection) -> AbstractContextManager[None]:
+    def within(self, seconds: float, connection: sa.Connection) -> AbstractContextManager[None]:
         """What is asked inside, on this connection, has this much time. What takes longer ends by an error."""
         ...
 
@@ -80,7 +80,7 @@ class _Notifications:
         ids, self.ids = self.ids, set()
         return ids
 
-    def listen(self, connection: Connection, channel: str) -> bool:
+    def listen(self, connection: sa.Connection, channel: str) -> bool:
         raw: Any = connection.connection.driver_connection
         if hasattr(raw, "pgconn"):
             backend = raw.info.backend_pid
@@ -126,9 +126,9 @@ class _Notifications:
             raise ConnectionLost(str(error)) from error
 
 
-def _is_elsewhere(connection: Connection, backend: int) -> bool:
+def _is_elsewhere(connection: sa.Connection, backend: int) -> bool:
     """Whether a pooler answers, which may give the next statement to another server process: LISTEN would hear nothing."""
-    return bool(connection.scalar(select(func.pg_backend_pid())) != backend)
+    return bool(connection.scalar(sa.select(sa.func.pg_backend_pid())) != backend)
 
 
 class ThreadReceiver:
@@ -139,18 +139,18 @@ class ThreadReceiver:
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
-        self._busy: tuple[float, Connection] | None = None
+        self._busy: tuple[float, sa.Connection] | None = None
         """Until when the server may take, on which connection. Its own thread writes it, waiting ones read it."""
 
     def wake(self) -> None:
         with suppress(OSError):  # it was woken already, or has ended just now
             self._waker.send(b".")
 
-    def listen(self, connection: Connection, channel: str) -> bool:
+    def listen(self, connection: sa.Connection, channel: str) -> bool:
         return self._notifications.listen(connection, channel)
 
     @contextmanager
-    def within(self, seconds: float, connection: Connection) -> Generator[None]:
+    def within(self, seconds: float, connection: sa.Connection) -> Generator[None]:
         self._busy = (monotonic() + seconds, connection)
         try:
             yield
@@ -204,7 +204,7 @@ class LoopReceiver:
         with suppress(RuntimeError):  # the loop has ended just now
             self._loop.call_soon_threadsafe(self._woken.set)
 
-    def listen(self, connection: Connection, channel: str) -> bool:
+    def listen(self, connection: sa.Connection, channel: str) -> bool:
         if connection.dialect.driver != "asyncpg":
             return self._notifications.listen(connection, channel)
         raw: Any = connection.connection.driver_connection
@@ -225,7 +225,7 @@ class LoopReceiver:
             self._woken.set()
 
     @contextmanager
-    def within(self, seconds: float, connection: Connection) -> Generator[None]:
+    def within(self, seconds: float, connection: sa.Connection) -> Generator[None]:
         limit = asyncio.timeout(seconds)
         await_only(limit.__aenter__())
         try:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ..log import get_logger
@@ -56,7 +56,7 @@ class Waiters(Protocol):
         """Whether the process ends."""
         ...
 
-    def is_disposed_of(self, engine: Engine) -> bool:
+    def is_disposed_of(self, engine: sa.Engine) -> bool:
         """Whether the engine was disposed of since they began to wait: then no connection is expected to stay open."""
         ...
 
@@ -91,7 +91,7 @@ class _Look:
 class Subscription:
     """What a listener does with one connection."""
 
-    def __init__(self, waiters: Waiters, engine: Engine, store: Store, receiver: Receiver) -> None:
+    def __init__(self, waiters: Waiters, engine: sa.Engine, store: Store, receiver: Receiver) -> None:
         self._waiters, self._engine, self._store, self._receiver = waiters, engine, store, receiver
         self.has_served = False
         """Whether the connection has been of use."""
@@ -111,7 +111,7 @@ class Subscription:
         """Connect, and return when no one has waited for a while."""
         pool, dialect = self._engine.pool.recreate(), self._engine.dialect
         try:
-            connection = Connection(self._engine, pool.connect())
+            connection = sa.Connection(self._engine, pool.connect())
         except dialect.loaded_dbapi.Error as error:
             raise DBAPIError.instance(None, None, error, dialect.loaded_dbapi.Error, dialect=dialect) from error
         try:
@@ -243,7 +243,9 @@ class Subscription:
         wait_for = self._store.wait_for
         return self._write(wait_for, sorted(ids), waiter=self._waiter, seconds=_HOLD, schema=self._schema)
 
-    def _write(self, what: Callable[Concatenate[Connection, P], None], *arguments: P.args, **options: P.kwargs) -> bool:
+    def _write(
+        self, what: Callable[Concatenate[sa.Connection, P], None], *arguments: P.args, **options: P.kwargs
+    ) -> bool:
         """Change the table `awaited`. False: this connection may not; from now on it looks by itself."""
         if not self._listens:
             return False
@@ -262,7 +264,7 @@ class Subscription:
         reason = getattr(error, "orig", None) or error
         logger.warning("the ends of jobs are not told, because this connection may not say that it waits (%s)", reason)
 
-    def _ask(self, question: Callable[Concatenate[Connection, P], T], *arguments: P.args, **options: P.kwargs) -> T:
+    def _ask(self, question: Callable[Concatenate[sa.Connection, P], T], *arguments: P.args, **options: P.kwargs) -> T:
         with self._connection.begin():
             return question(self._connection, *arguments, **options)
 

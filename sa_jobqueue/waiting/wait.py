@@ -9,7 +9,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any, overload
 
-from sqlalchemy import Engine
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..durations import Duration, seconds_of
@@ -22,10 +22,10 @@ __all__ = ["wait_for"]
 
 
 @overload
-def wait_for(engine: Engine, ids: int, *, timeout: Duration | None, job: type[JobMixin] = Job) -> JobEnd: ...
+def wait_for(engine: sa.Engine, ids: int, *, timeout: Duration | None, job: type[JobMixin] = Job) -> JobEnd: ...
 @overload
 def wait_for(
-    engine: Engine, ids: Collection[int], *, timeout: Duration | None, job: type[JobMixin] = Job
+    engine: sa.Engine, ids: Collection[int], *, timeout: Duration | None, job: type[JobMixin] = Job
 ) -> list[JobEnd]: ...
 @overload
 def wait_for(
@@ -36,7 +36,7 @@ def wait_for(
     engine: AsyncEngine, ids: Collection[int], *, timeout: Duration | None, job: type[JobMixin] = Job
 ) -> Coroutine[Any, Any, list[JobEnd]]: ...
 def wait_for(
-    engine: Engine | AsyncEngine, ids: int | Collection[int], *, timeout: Duration | None, job: type[JobMixin] = Job
+    engine: sa.Engine | AsyncEngine, ids: int | Collection[int], *, timeout: Duration | None, job: type[JobMixin] = Job
 ) -> Any:
     """Wait until a job has ended: completed, failed for good, or cancelled. Of several jobs, until all have.
 
@@ -57,7 +57,7 @@ def wait_for(
         raise ValueError("wait_for(timeout=...) must be more than 0 seconds; to look without waiting, select the job")
     if isinstance(engine, AsyncEngine):
         return _wait_async(engine, wanted, seconds, job, one=one)
-    if not isinstance(engine, Engine):
+    if not isinstance(engine, sa.Engine):
         raise TypeError(f"wait_for takes an Engine or an AsyncEngine, not {engine!r}")
     if engine.dialect.is_async:
         raise TypeError(f"wait_for takes the AsyncEngine itself, not its sync_engine, and is awaited: {engine!r}")
@@ -73,7 +73,7 @@ def _checked(ids: Collection[Any]) -> list[int]:
     return list(ids)
 
 
-def _wait(engine: Engine, ids: list[int], seconds: float | None, job: type[JobMixin], *, one: bool) -> Any:
+def _wait(engine: sa.Engine, ids: list[int], seconds: float | None, job: type[JobMixin], *, one: bool) -> Any:
     ended = threading.Event()
     waiter = Waiter(ids, ended.set)
     if ids:

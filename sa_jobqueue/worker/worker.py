@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import URL, Engine
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..errors import ConfigurationError
@@ -67,7 +67,7 @@ class Worker:
 
     def __init__(
         self,
-        database: str | URL | Engine,
+        database: str | sa.URL | sa.Engine,
         queues: Mapping[str, int],
         *,
         async_engine: AsyncEngine | None = None,
@@ -76,7 +76,7 @@ class Worker:
         registry: Registry = default_registry,
         schema: str | None = None,
         listen: bool = True,
-        listen_url: str | URL | None = None,
+        listen_url: str | sa.URL | None = None,
         max_jobs: int | None = None,
         max_memory: int | None = None,
         settings: WorkerSettings | None = None,
@@ -130,7 +130,7 @@ class Worker:
             max_memory=max_memory,
             store=store,
             children=ChildSetup(
-                url=None if isinstance(database, Engine) else engines.main.url.render_as_string(hide_password=False),
+                url=None if isinstance(database, sa.Engine) else engines.main.url.render_as_string(hide_password=False),
                 maker=maker,
                 translate=tuple(engines.translate.items()),
                 pooled=self.settings.pooled,

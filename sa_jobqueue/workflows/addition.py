@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Executable
+import sqlalchemy as sa
 
 from ..errors import WorkflowError
 from ..models import SCHEMA
@@ -47,7 +47,7 @@ class Addition(AddsNodes):
         _ = self.me
         self._graph.rows.before += [-node.place.code for node in nodes]
 
-    def insert(self) -> Executable:
+    def insert(self) -> sa.Executable:
         """The statement that adds them, for `session.execute` or `connection.execute`: `ctx.session` in a handler. Execute it once.
 
         Raises WorkflowError the second time: it would add them twice.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, ParamSpec, Self, cast, overload
 
-from sqlalchemy import Connection, event
+import sqlalchemy as sa
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -124,7 +124,7 @@ class _Built(AddsOnly):
         self._graph.ids = ()
         self._callbacks = []
 
-    def _insert(self, connection: Connection) -> None:
+    def _insert(self, connection: sa.Connection) -> None:
         row = cast(WorkflowRow, self)
         if self._graph.nested:
             raise WorkflowError(f"workflow {row.name!r} is nested in another one: add that one to the session")
@@ -177,11 +177,11 @@ class Batch(_Built, WorkflowRow):
     """Jobs that wait for nothing, with callbacks: `session.add(batch)` enqueues all of them, in the caller's transaction."""
 
 
-@event.listens_for(_Built, "after_insert", propagate=True)
-def _insert_members(mapper: Mapper[Any], connection: Connection, workflow: Any) -> None:
+@sa.event.listens_for(_Built, "after_insert", propagate=True)
+def _insert_members(mapper: Mapper[Any], connection: sa.Connection, workflow: Any) -> None:
     workflow._insert(connection)  # noqa: SLF001
 
 
-@event.listens_for(_Built, "load", propagate=True)
+@sa.event.listens_for(_Built, "load", propagate=True)
 def _loaded(workflow: Any, context: object) -> None:
     workflow._close()  # noqa: SLF001

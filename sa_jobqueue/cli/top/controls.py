@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from sa_jobqueue.models import Job, Schedule
 from sa_jobqueue.statements import cancel_jobs, pause, pause_schedules, resume, resume_schedules, retry_jobs
@@ -86,32 +86,32 @@ def _of_schedule(name: str, seen: Seen) -> Question | None:
     return Question(f"Let the schedule {cleaned(name)} go on, from now?", partial(_resume, name))
 
 
-def _retry(id: int, connection: Connection) -> str:
+def _retry(id: int, connection: sa.Connection) -> str:
     # First the workflow: its retry locks its row before its jobs.
     done = [*connection.scalars(reopen_below([id])), *connection.scalars(retry_jobs(Job.id == id))]
     return f"job {id} is queued again" if done else f"job {id} cannot be retried: it runs, or another job has its key"
 
 
-def _cancel(id: int, connection: Connection) -> str:
+def _cancel(id: int, connection: sa.Connection) -> str:
     done = connection.execute(cancel_jobs(Job.id == id)).all()
     return f"job {id} is cancelled, or was asked to stop" if done else f"job {id} is not cancelled: it has ended"
 
 
-def _pause_queue(name: str, connection: Connection) -> str:
+def _pause_queue(name: str, connection: sa.Connection) -> str:
     connection.execute(pause(name))
     return f"queue {cleaned(name)} is paused"
 
 
-def _resume_queue(name: str, connection: Connection) -> str:
+def _resume_queue(name: str, connection: sa.Connection) -> str:
     done = connection.execute(resume(name)).all()
     return f"queue {cleaned(name)} is resumed" if done else f"queue {cleaned(name)} was not paused any more"
 
 
-def _pause(name: str, connection: Connection) -> str:
+def _pause(name: str, connection: sa.Connection) -> str:
     done = connection.execute(pause_schedules(Schedule.name == name)).all()
     return f"schedule {cleaned(name)} is paused" if done else f"there is no schedule {cleaned(name)} any more"
 
 
-def _resume(name: str, connection: Connection) -> str:
+def _resume(name: str, connection: sa.Connection) -> str:
     done = connection.execute(resume_schedules(Schedule.name == name)).all()
     return f"schedule {cleaned(name)} goes on" if done else f"schedule {cleaned(name)} was not paused any more"

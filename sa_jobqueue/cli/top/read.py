@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, func, select
+import sqlalchemy as sa
 
 from sa_jobqueue.health import QueueSeen, WorkerSeen, WorkflowCounts, one_job, read_workflows, read_working
 from sa_jobqueue.health.figures import Figures
@@ -48,12 +48,12 @@ class Picture:
     """None: there are none."""
 
 
-def settle(connection: Connection) -> None:
+def settle(connection: sa.Connection) -> None:
     """Set what holds for the transaction of a read."""
-    connection.execute(select(*(func.set_config(name, value, True) for name, value in _SETTINGS.items())))
+    connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in _SETTINGS.items())))
 
 
-def read_picture(connection: Connection, *, failures: int, schedules: bool = False) -> Picture:
+def read_picture(connection: sa.Connection, *, failures: int, schedules: bool = False) -> Picture:
     """Read a picture with at most this number of failed jobs. The connection is in a transaction that was begun for it."""
     settle(connection)
     found = read_working(connection)
@@ -71,7 +71,7 @@ def read_picture(connection: Connection, *, failures: int, schedules: bool = Fal
     )
 
 
-def read_job(connection: Connection, id: int) -> JobSeen | None:
+def read_job(connection: sa.Connection, id: int) -> JobSeen | None:
     """Read one job; None if it is not there."""
     settle(connection)
     return one_job.read_job(connection, id)

@@ -11,7 +11,7 @@ from datetime import datetime
 from time import monotonic
 from typing import TypeAlias
 
-from sqlalchemy import Connection, Engine
+import sqlalchemy as sa
 
 from sa_jobqueue.log import one_line
 from sa_jobqueue.urls import mask_passwords
@@ -22,7 +22,7 @@ from .read import JobSeen, Picture, read_job, read_picture
 __all__ = ["Action", "Reader", "Seen", "Wanted"]
 
 #: Does something in a transaction, and says what.
-Action: TypeAlias = Callable[[Connection], str]
+Action: TypeAlias = Callable[[sa.Connection], str]
 
 #: The share of the time that may be spent on reading: what is slow is read less often.
 _SHARE = 0.1
@@ -61,7 +61,7 @@ class Reader:
     `seen` is written by the thread of the reader alone, and `wanted` by the screen's; each reads the other's.
     """
 
-    def __init__(self, engine: Engine, picture: Picture, *, every: float, tell: Callable[[], None]) -> None:
+    def __init__(self, engine: sa.Engine, picture: Picture, *, every: float, tell: Callable[[], None]) -> None:
         self.seen = Seen(picture)
         self.wanted = Wanted()
         self._engine = engine
@@ -69,7 +69,7 @@ class Reader:
         self._tell = tell
         self._actions: deque[Action] = deque()
         self._again = threading.Event()
-        self._connection: Connection | None = None
+        self._connection: sa.Connection | None = None
         self._stopped = False
 
     def start(self) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
+import sqlalchemy as sa
 from rich.console import Console, ConsoleDimensions
 from rich.live import Live
-from sqlalchemy import Engine
 
 from .controls import QUIT, press
 from .frame import body_lines, frame
@@ -23,7 +23,7 @@ from .views import Stand, View
 __all__ = ["show_live"]
 
 
-def show_live(engine: Engine, picture: Picture, *, name: str, every: float) -> None:
+def show_live(engine: sa.Engine, picture: Picture, *, name: str, every: float) -> None:
     """Show this picture, and a new one `every` seconds. `name`: of the database."""
     console = Console(highlight=False)
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, func, literal_column, select
+import sqlalchemy as sa
 
 from ...failures import error_text
 from ...health.one_job import clamped
@@ -33,7 +33,7 @@ def read_archived(look: Look) -> dict[str, Any]:
     month, before = _month(query.one("month")), query.id("before")
     archived = seen_in_archive(look)
     shown: dict[str, Any] = {
-        "now": connection.scalar(select(func.now())),
+        "now": connection.scalar(sa.select(sa.func.now())),
         "jobs": [],
         "before": None,
         "searched": None,
@@ -52,7 +52,7 @@ def read_archived(look: Look) -> dict[str, Any]:
         within.append(job.id >= lowest)
     error = error_type(job)
     statement = (
-        select(
+        sa.select(
             job.id, job.status, job.queue, job.task, job.attempt, job.max_attempts, clamped(job.created_at).label("created_at"),
             job.finished_at, job.subject_type, job.subject_id, error.label("error_type"), job.errors[-1]["message"].astext.label("error_message"),
         )
@@ -78,9 +78,9 @@ def _is_found(look: Look) -> bool:
     return not (look.mine() or any(query.one(name) for name in FILTERS))
 
 
-def _last(job: Any, within: list[ColumnElement[bool]]) -> Any:
+def _last(job: Any, within: list[sa.ColumnElement[bool]]) -> Any:
     """The id of the last of the jobs that are looked at."""
-    return select(job.id).where(*within).order_by(job.id.desc()).offset(MOST - 1).limit(literal_column("1"))
+    return sa.select(job.id).where(*within).order_by(job.id.desc()).offset(MOST - 1).limit(sa.literal_column("1"))
 
 
 def _month(given: str) -> tuple[int, int] | None:
@@ -91,7 +91,7 @@ def _month(given: str) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
-def month_of(job: Any, month: tuple[int, int] | None) -> list[ColumnElement[bool]]:
+def month_of(job: Any, month: tuple[int, int] | None) -> list[sa.ColumnElement[bool]]:
     """The criteria of the jobs that ended in this month, of which each is a partition."""
     if month is None:
         return []
@@ -100,7 +100,7 @@ def month_of(job: Any, month: tuple[int, int] | None) -> list[ColumnElement[bool
     return [job.finished_at >= begin, job.finished_at < end]
 
 
-def _shown(row: RowMapping) -> dict[str, Any]:
+def _shown(row: sa.RowMapping) -> dict[str, Any]:
     """A row as the table shows it."""
     error = ""
     if row["error_type"] is not None:

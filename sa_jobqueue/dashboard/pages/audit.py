@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, select
+import sqlalchemy as sa
 
 from ...statements import list_audit
 from ..look import Look
@@ -30,10 +30,10 @@ def read_audit(look: Look) -> dict[str, Any]:
         before=query.id("before"), who=who or None, action=action or None, limit=_PAGE + 1, job=look.job
     )
     if who or action:
-        statement = statement.where(audit.id > select(func.max(audit.id) - _NEWEST).scalar_subquery())
+        statement = statement.where(audit.id > sa.select(sa.func.max(audit.id) - _NEWEST).scalar_subquery())
     rows = look.connection.execute(statement).mappings().all()
     return {
-        "now": look.connection.scalar(select(func.now())),
+        "now": look.connection.scalar(sa.select(sa.func.now())),
         "entries": [{**row, "target": _said(row["target"])} for row in rows[:_PAGE]],
         "before": rows[_PAGE - 1]["id"] if len(rows) > _PAGE else None,
         "filtered": bool(who or action),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, select
+import sqlalchemy as sa
 
 from ...health import Holder, read_holders, read_indexes, read_server, read_tables
 from ...health.sizes import IndexSize, TableSize
@@ -35,7 +35,7 @@ def read_database(look: Look) -> dict[str, Any]:
     )
     levels = [one.level for one in doctor.findings]
     return {
-        "now": connection.scalar(select(func.now())),
+        "now": connection.scalar(sa.select(sa.func.now())),
         "server": read_server(connection),
         "looked": doctor.at,
         "findings": doctor.findings,

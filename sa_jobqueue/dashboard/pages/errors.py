@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func, select
+import sqlalchemy as sa
 
 from ...health.one_job import clamped
 from ...urls import mask_passwords
@@ -25,7 +25,7 @@ _COLUMNS = ("task", "group", "jobs", "first", "last", "error")
 
 def read_errors(look: Look) -> dict[str, Any]:
     """The groups; or, where one is named, its newest jobs."""
-    now = look.connection.scalar(select(func.now()))
+    now = look.connection.scalar(sa.select(sa.func.now()))
     actions = [name for name, deed in ERROR_DEEDS.items() if look.access.may(deed.needs)]
     shown: dict[str, Any] = {"now": now, "actions": actions, "most": NEWEST_FAILED, "group": None}
     if look.query.one("group"):
@@ -60,7 +60,7 @@ def _points(hours: Sequence[int]) -> str:
 def _jobs(look: Look) -> list[dict[str, Any]]:
     job = look.job
     statement = (
-        select(
+        sa.select(
             job.id, job.task, job.queue, job.attempt, job.max_attempts, clamped(job.finished_at).label("finished_at"),
             job.errors[-1]["type"].astext.label("error"), job.errors[-1]["message"].astext.label("message"),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import any_, func, literal, literal_column, select
+import sqlalchemy as sa
 
 from ...lifecycle import JobStatus
 from ...models import status_literal
@@ -47,7 +47,7 @@ def _is_there(look: Look, id: int) -> bool:
     """Whether there is a job with this id that the viewer may see, in its table or in the archive."""
 
     def has(seen: Look) -> bool:
-        found = select(seen.job.id).where(seen.job.id == id, *seen.mine()).limit(literal_column("1"))
+        found = sa.select(seen.job.id).where(seen.job.id == id, *seen.mine()).limit(sa.literal_column("1"))
         return seen.connection.scalar(found) is not None
 
     return has(look) or ((archived := seen_in_archive(look)) is not None and has(archived))
@@ -74,19 +74,19 @@ def _kinds(look: Look, name: str) -> list[str]:
     if look.access.is_partial:
         return []
     worker, stat = beside.worker, beside.stat
-    lately = [stat.seconds == 60, stat.at > func.now() - _LATELY]
+    lately = [stat.seconds == 60, stat.at > sa.func.now() - _LATELY]
     queues = [] if look.queues is None else [stat.queue.in_(sorted(look.queues))]
     is_task = [
-        select(literal(1)).where(*lately, *queues, stat.task == name).exists(),
-        *([select(literal(1)).where(worker.tasks.has_key(name)).exists()] if look.queues is None else []),
+        sa.select(sa.literal(1)).where(*lately, *queues, stat.task == name).exists(),
+        *([sa.select(sa.literal(1)).where(worker.tasks.has_key(name)).exists()] if look.queues is None else []),
     ]
     queued = job.status == status_literal(JobStatus.QUEUED)
     is_queue = [
-        select(literal(1)).where(*lately, stat.queue == name).exists(),
-        select(literal(1)).where(literal(name) == any_(worker.queues)).exists(),
-        select(literal(1)).where(queued, job.concurrency_key.is_(None), job.queue == name).exists(),
+        sa.select(sa.literal(1)).where(*lately, stat.queue == name).exists(),
+        sa.select(sa.literal(1)).where(sa.literal(name) == sa.any_(worker.queues)).exists(),
+        sa.select(sa.literal(1)).where(queued, job.concurrency_key.is_(None), job.queue == name).exists(),
     ]
-    found = look.connection.execute(select(*is_task, *is_queue)).one()
+    found = look.connection.execute(sa.select(*is_task, *is_queue)).one()
     task, queue = any(found[: len(is_task)]), any(found[len(is_task) :])
     may_see = look.queues is None or name in look.queues
     return [kind for kind, is_there in (("task", task), ("queue", queue and may_see)) if is_there]

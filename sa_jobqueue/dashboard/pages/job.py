@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Text, cast, select
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...explain import explain_job
@@ -164,7 +164,7 @@ def _worker(look: Look, id: str | None) -> str:
     if id is None:
         return ""
     worker = look.options.beside.worker
-    row = look.connection.execute(select(worker.host, worker.pid).where(cast(worker.id, Text) == id)).first()
+    row = look.connection.execute(sa.select(worker.host, worker.pid).where(sa.cast(worker.id, sa.Text) == id)).first()
     return text("job.worker_left", id=id) if row is None else f"{row.host}:{row.pid}"
 
 
@@ -173,7 +173,7 @@ def _schedule(look: Look, id: int | None) -> str:
     if id is None:
         return ""
     schedule = look.options.beside.schedule
-    name = look.connection.scalar(select(schedule.name).where(schedule.id == id))
+    name = look.connection.scalar(sa.select(schedule.name).where(schedule.id == id))
     return text("job.schedule_gone", id=id) if name is None else name
 
 
@@ -182,7 +182,7 @@ def _holder(look: Look, key: str | None) -> int | None:
     if key is None:
         return None
     held = look.options.beside.unique_key
-    holder = look.connection.scalars(select(held.job_id).where(held.key == key)).all()
+    holder = look.connection.scalars(sa.select(held.job_id).where(held.key == key)).all()
     return next(iter(look.seen(holder)), None)
 
 

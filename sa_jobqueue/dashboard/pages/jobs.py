@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, RowMapping, Select, case, func, literal, select
+import sqlalchemy as sa
 
 from ...failures import error_text
 from ...health.one_job import clamped
@@ -33,7 +33,7 @@ def read_jobs(look: Look) -> dict[str, Any]:
     highest = highest_id(look)
     page = _by_due(look) if is_by_due(query) else _by_id(look, highest)
     return {
-        "now": connection.scalar(select(func.now())),
+        "now": connection.scalar(sa.select(sa.func.now())),
         **page,
         "tabs": tabs(look, highest),
         "actions": [name for name, deed in JOB_DEEDS.items() if look.access.may(deed.needs)],
@@ -61,7 +61,9 @@ def _by_id(look: Look, highest: int) -> dict[str, Any]:
 
 def _by_due(look: Look) -> dict[str, Any]:
     job, page = look.job, due_page(look, _PAGE)
-    rows = _rows(look, job.id == func.any(literal(page.ids, ARRAY(BigInteger)))).order_by(job.run_at, job.id)
+    rows = _rows(look, job.id == sa.func.any(sa.literal(page.ids, sa.ARRAY(sa.BigInteger)))).order_by(
+        job.run_at, job.id
+    )
     return {
         "jobs": [_shown(row) for row in look.connection.execute(rows).mappings()],
         "next": ("due", page.after),
@@ -71,17 +73,17 @@ def _by_due(look: Look) -> dict[str, Any]:
     }
 
 
-def _rows(look: Look, *where: ColumnElement[bool]) -> Select[Any]:
+def _rows(look: Look, *where: sa.ColumnElement[bool]) -> sa.Select[Any]:
     job = look.job
     error = error_type(job)
-    return select(
+    return sa.select(
         job.id, job.status, reading_of(job).label("reading"), job.queue, job.task, job.attempt, job.max_attempts,
         *(clamped(job.__table__.c[name]).label(name) for name in _TIMES), job.subject_type, job.subject_id, error.label("error_type"),
-        case((error.is_not(None), job.errors[-1]["message"].astext)).label("error_message"),
+        sa.case((error.is_not(None), job.errors[-1]["message"].astext)).label("error_message"),
     ).where(*where)  # fmt: skip
 
 
-def _shown(row: RowMapping) -> dict[str, Any]:
+def _shown(row: sa.RowMapping) -> dict[str, Any]:
     """A row as the table shows it."""
     error = ""
     if row["error_type"] is not None:

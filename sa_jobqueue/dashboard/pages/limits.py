@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, RowMapping, and_, func, literal, select
+import sqlalchemy as sa
 
 from ...health import LimitUse, PausedKey, read_limit_uses, read_paused_keys
 from ...limits import rate_said
@@ -32,7 +32,7 @@ def read_limits(look: Look) -> dict[str, Any]:
     owners, keys = _owners(look, used), _keys(look, used)
     paused: list[LimitUse | PausedKey] = [one for one in read_limit_uses(connection, store) if one.paused is not None]
     paused += read_paused_keys(connection, store)
-    now: Any = connection.scalar(select(func.now()))
+    now: Any = connection.scalar(sa.select(sa.func.now()))
     return {
         "now": now,
         "name": look.query.one("name"),
@@ -78,7 +78,7 @@ def _used(look: Look) -> Counter[tuple[str, str, str | None]]:
 
 def _owners(look: Look, used: Counter[tuple[str, str, str | None]]) -> list[dict[str, Any]]:
     """The queues and tasks."""
-    return [_shown(row, None, used) for row in _rows(look, look.options.beside.limit, literal(""))]
+    return [_shown(row, None, used) for row in _rows(look, look.options.beside.limit, sa.literal(""))]
 
 
 def _keys(look: Look, used: Counter[tuple[str, str, str | None]]) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ def _keys(look: Look, used: Counter[tuple[str, str, str | None]]) -> list[dict[s
     return [_shown(row, row["key"], used) for row in _rows(look, mapped, key, *([key == wanted] if wanted else []))]
 
 
-def _rows(look: Look, mapped: type[Any], key: Any, *where: ColumnElement[bool]) -> Sequence[RowMapping]:
+def _rows(look: Look, mapped: type[Any], key: Any, *where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:
     """The rows that the viewer asks for, and may see, and until when each is blocked."""
     of, state = table_of(mapped), table_of(look.options.beside.limit_state)
     criteria = list(where)
@@ -97,9 +97,9 @@ def _rows(look: Look, mapped: type[Any], key: Any, *where: ColumnElement[bool]) 
         criteria += [of.c.owner == "queue", of.c.name.in_(sorted(look.queues))]
     if name := look.query.one("name"):
         criteria.append(of.c.name == name)
-    its_own = and_(state.c.owner == of.c.owner, state.c.name == of.c.name, state.c.key == key)
+    its_own = sa.and_(state.c.owner == of.c.owner, state.c.name == of.c.name, state.c.key == key)
     statement = (
-        select(*of.c, state.c.blocked_until)
+        sa.select(*of.c, state.c.blocked_until)
         .select_from(of.outerjoin(state, its_own))
         .where(*criteria)
         .order_by(*of.primary_key.columns)

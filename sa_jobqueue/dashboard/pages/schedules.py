@@ -6,7 +6,7 @@ from datetime import datetime, tzinfo
 from itertools import islice
 from typing import Any
 
-from sqlalchemy import RowMapping
+import sqlalchemy as sa
 
 from ...errors import OptionError
 from ...log import one_line
@@ -51,7 +51,7 @@ def read_schedules(look: Look) -> dict[str, Any]:
     }
 
 
-def _shown(row: RowMapping) -> dict[str, Any]:
+def _shown(row: sa.RowMapping) -> dict[str, Any]:
     """A row as the table shows it."""
     words, zone, times, problem = "", None, list[datetime](), row["error"]
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import func, select
+import sqlalchemy as sa
 
 from ...health import read_workers as workers_of
 from ...store import store_of
@@ -22,7 +22,7 @@ def read_workers(look: Look) -> dict[str, Any]:
     """A row for each worker that has not left; the stale ones first."""
     workers = workers_of(look.connection, store_of(look.job), only=look.queues)
     return {
-        "now": look.connection.scalar(select(func.now())),
+        "now": look.connection.scalar(sa.select(sa.func.now())),
         "workers": workers[:_MOST],
         "more": max(len(workers) - _MOST, 0),
         "live": sum(not one.stale for one in workers),

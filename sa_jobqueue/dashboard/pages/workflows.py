@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, literal_column, select
+import sqlalchemy as sa
 
 from ...lifecycle import JobStatus
 from ...log import one_line
@@ -42,11 +42,11 @@ def read_workflows(look: Look) -> dict[str, Any]:
     if name:
         criteria.append(workflow.name == name)
     if is_partly := bool(name) or state in _RARE:
-        criteria.append(workflow.id > select(func.max(workflow.id) - _NEWEST).scalar_subquery())
+        criteria.append(workflow.id > sa.select(sa.func.max(workflow.id) - _NEWEST).scalar_subquery())
     if before is not None:
         criteria.append(workflow.id < before)
     statement = (
-        select(
+        sa.select(
             workflow.id, workflow.name, workflow.status, workflow.created_at, workflow.finished_at, workflow.paused_at,
             workflow.deadline_at, workflow.reason,
         )
@@ -58,7 +58,7 @@ def read_workflows(look: Look) -> dict[str, Any]:
     shown = rows[:_PAGE]
     counts = counted(look, [row.id for row in shown], _COUNTED)
     return {
-        "now": look.connection.scalar(select(func.now())),
+        "now": look.connection.scalar(sa.select(sa.func.now())),
         "workflows": [_shown(row, counts[row.id]) for row in shown],
         "before": shown[-1].id if len(rows) > _PAGE else None,
         "tabs": _tabs(look),
@@ -68,15 +68,15 @@ def read_workflows(look: Look) -> dict[str, Any]:
     }
 
 
-def _is(state: str, workflow: type[WorkflowRow]) -> ColumnElement[bool]:
+def _is(state: str, workflow: type[WorkflowRow]) -> sa.ColumnElement[bool]:
     """Each as the index says it that finds them."""
     if state == "running":
-        return and_(workflow.finished_at.is_(None), workflow.paused_at.is_(None))
+        return sa.and_(workflow.finished_at.is_(None), workflow.paused_at.is_(None))
     if state == "paused":
-        return and_(workflow.finished_at.is_(None), workflow.paused_at.is_not(None))
+        return sa.and_(workflow.finished_at.is_(None), workflow.paused_at.is_not(None))
     if state not in STATES:
         raise BadInput("state", state, f"one of {', '.join(STATES)}")
-    return workflow.status == literal_column(f"'{state}'")
+    return workflow.status == sa.literal_column(f"'{state}'")
 
 
 def counted(look: Look, ids: Sequence[int], cap: int) -> dict[int, Counter[str]]:

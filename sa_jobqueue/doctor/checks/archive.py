@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, select
+import sqlalchemy as sa
 
 from ...statements.archive_size import archive_months, archive_needs
 from ...words import size
@@ -15,7 +15,7 @@ __all__ = ["check_archive"]
 def check_archive(examination: Examination) -> Finding:
     """Workers make this month's table and the next one's, if there are tasks whose jobs are archived."""
     task, connection = examination.store.tables.archived_task, examination.connection
-    tasks = connection.scalar(select(func.count()).select_from(task)) or 0
+    tasks = connection.scalar(sa.select(sa.func.count()).select_from(task)) or 0
     months = connection.execute(archive_months(schema=examination.schema)).all()
     there = {row.month for row in months}
     rows, total = sum(row.rows for row in months), sum(row.bytes for row in months)

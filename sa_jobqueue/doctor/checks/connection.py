@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import func, select, text
+import sqlalchemy as sa
 
 from ...errors import ConfigurationError, SchemaError
 from ...log import escaped
@@ -21,7 +21,7 @@ _NOTIFY_PATIENCE = 5.0
 def check_database(examination: Examination) -> Finding:
     """A supported version, and a server that takes writes."""
     version, number, read_only, name = examination.connection.execute(
-        text(
+        sa.text(
             "SELECT current_setting('server_version'), current_setting('server_version_num')::int / 10000, "
             "pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool, current_database()"
         )
@@ -47,7 +47,7 @@ def check_database(examination: Examination) -> Finding:
 def check_clock(examination: Examination) -> Finding:
     """The server's clock beside that of this machine."""
     before = time.time()
-    there = float(examination.connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0)
+    there = float(examination.connection.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")) or 0)
     after = time.time()
     skew = there - (before + after) / 2
     detail = f"the server is {abs(skew):.3f} s {'ahead of' if skew > 0 else 'behind'} this machine"
@@ -99,7 +99,7 @@ def check_wake_ups(examination: Examination) -> Finding:
         raw.autocommit = True
         raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(probe)))
         begun = time.monotonic()
-        other.execute(select(func.pg_notify(probe, "")))
+        other.execute(sa.select(sa.func.pg_notify(probe, "")))
         other.commit()
         heard = next(iter(raw.notifies(timeout=_NOTIFY_PATIENCE, stop_after=1)), None)
         took = time.monotonic() - begun

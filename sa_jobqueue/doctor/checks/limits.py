@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import select
+import sqlalchemy as sa
 
 from ...health import LimitUse, PausedKey
 from ...log import escaped, one_line
@@ -186,7 +186,7 @@ def _names(examination: Examination, owner: str) -> set[str]:
     at = 0 if owner == "queue" else 1
     used = {pair[at] for pair in examination.queued_tasks}
     schedule = tables.schedule.queue if owner == "queue" else tables.schedule.task
-    used |= set(examination.connection.scalars(select(schedule).distinct()))
+    used |= set(examination.connection.scalars(sa.select(schedule).distinct()))
     if owner == "task":
         used |= known_tasks(examination) | (examination.tasks or frozenset())
         return used | {row.task for row in examination.stats(_DAY)}

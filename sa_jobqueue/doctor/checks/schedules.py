@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, or_, select
+import sqlalchemy as sa
 
 from ...log import escaped, one_line
 from ...statements.parts import in_seconds
@@ -21,12 +21,14 @@ def check_schedules(examination: Examination) -> Finding:
     late = schedule.due_at < in_seconds(-examination.thresholds.seen, name="seen_seconds")
     active = schedule.paused_at.is_(None)
     rows = examination.connection.execute(
-        select(schedule.name, schedule.error, schedule.paused_by, schedule.pause_reason, (active & late).label("late"))
-        .where(or_(active & late, schedule.error.is_not(None), schedule.paused_by == "failures"))
+        sa.select(
+            schedule.name, schedule.error, schedule.paused_by, schedule.pause_reason, (active & late).label("late")
+        )
+        .where(sa.or_(active & late, schedule.error.is_not(None), schedule.paused_by == "failures"))
         .order_by(schedule.name)
         .limit(_MOST)
     ).all()
-    number = examination.connection.scalar(select(func.count()).select_from(schedule)) or 0
+    number = examination.connection.scalar(sa.select(sa.func.count()).select_from(schedule)) or 0
     behind = [escaped(row.name) for row in rows if row.late]
     failing = [f"{escaped(row.name)} ({escaped(one_line(row.error))})" for row in rows if row.error]
     paused = [escaped(row.name) for row in rows if row.paused_by == "failures"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import select
+import sqlalchemy as sa
 
 from ...histogram import BOUNDS, quantile
 from ...log import escaped
@@ -53,7 +53,7 @@ def _queued(examination: Examination) -> list[tuple[str, str]]:
     """Queue and task of jobs that wait, and of schedules that will enqueue some."""
     tables = examination.store.tables
     active = tables.schedule.paused_at.is_(None)
-    planned = examination.connection.execute(select(tables.schedule.queue, tables.schedule.task).where(active))
+    planned = examination.connection.execute(sa.select(tables.schedule.queue, tables.schedule.task).where(active))
     return sorted({*examination.queued_tasks, *((row.queue, row.task) for row in planned)})
 
 

@@ -10,24 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    ColumnElement,
-    Executable,
-    Integer,
-    ScalarSelect,
-    Text,
-    and_,
-    bindparam,
-    case,
-    column,
-    func,
-    literal_column,
-    not_,
-    select,
-    true,
-)
+import sqlalchemy as sa
 
 from ...lifecycle import JobStatus
 from ...models import (
@@ -55,8 +38,8 @@ __all__ = [
 ]
 
 _OUT: Mapping[str, Any] = {
-    "again_ids": ARRAY(BigInteger), "busy_ids": ARRAY(BigInteger), "read_ids": ARRAY(BigInteger), "last_ids": ARRAY(BigInteger),
-    "queues": ARRAY(Text), "eaten": Integer,
+    "again_ids": sa.ARRAY(sa.BigInteger), "busy_ids": sa.ARRAY(sa.BigInteger), "read_ids": sa.ARRAY(sa.BigInteger), "last_ids": sa.ARRAY(sa.BigInteger),
+    "queues": sa.ARRAY(sa.Text), "eaten": sa.Integer,
 }  # fmt: skip
 
 
@@ -65,7 +48,7 @@ def advance_parameters(after: Mapping[int, int], *, most: int) -> dict[str, Any]
     return {"advance_ids": packed(after), "advance_after": packed(after.values()), "most": most}
 
 
-def advance_workflows(after: Mapping[int, int], *, most: int, schema: str = SCHEMA) -> Executable:
+def advance_workflows(after: Mapping[int, int], *, most: int, schema: str = SCHEMA) -> sa.Executable:
     """Read what has happened to members of these workflows, at most `most` events, and release or cancel those that waited for it.
 
     Returns one row: the workflows that have `again_ids` something to read; the `busy_ids`, which another transaction has locked, or
@@ -76,61 +59,65 @@ def advance_workflows(after: Mapping[int, int], *, most: int, schema: str = SCHE
     call: Any = schema_function(
         "advance",
         schema,
-        array("advance_ids", given["advance_ids"], BigInteger()),
-        array("advance_after", given["advance_after"], BigInteger()),
-        bindparam("most", most, Integer),
-        of=Text(),
+        array("advance_ids", given["advance_ids"], sa.BigInteger()),
+        array("advance_after", given["advance_after"], sa.BigInteger()),
+        sa.bindparam("most", most, sa.Integer),
+        of=sa.Text(),
     )
-    row = call.table_valued(*(column(name, of) for name, of in _OUT.items()), name="moved").render_derived(name="moved")
-    return select(*row.c)
+    row = call.table_valued(*(sa.column(name, of) for name, of in _OUT.items()), name="moved").render_derived(
+        name="moved"
+    )
+    return sa.select(*row.c)
 
 
 def stray_workflows(
     *, limit: int, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
-) -> Executable:
+) -> sa.Executable:
     """Two arrays: workflows with events that perhaps no worker has heard of, and workflows whose deadline is over.
 
     A paused workflow is left out: what happens in it is read when it goes on. Those that were deleted by hand are among them.
     """
     happened = table_of(event).c.workflow_id
-    page = bindparam("page", limit, Integer)
+    page = sa.bindparam("page", limit, sa.Integer)
 
-    def first(*after: ColumnElement[bool]) -> ScalarSelect[int]:
-        return select(happened).where(*after).order_by(happened).limit(literal_column("1")).scalar_subquery()
+    def first(*after: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:
+        return sa.select(happened).where(*after).order_by(happened).limit(sa.literal_column("1")).scalar_subquery()
 
     # By workflow, not by event: many of one hide no other.
-    start = select(first().label("id")).cte("flow", recursive=True)
-    flow = start.union_all(select(first(happened > start.c.id)).where(start.c.id.is_not(None)))
+    start = sa.select(first().label("id")).cte("flow", recursive=True)
+    flow = start.union_all(sa.select(first(happened > start.c.id)).where(start.c.id.is_not(None)))
     # OFFSET 0 is a fence: each is looked up by its id.
     is_paused = (
-        select(workflow.id)
+        sa.select(workflow.id)
         .where(workflow.id == flow.c.id, workflow.paused_at.is_not(None), workflow.cancelled_at.is_(None))
-        .offset(literal_column("0"))
+        .offset(sa.literal_column("0"))
         .correlate(flow)
     )
-    found = select(flow.c.id).where(flow.c.id.is_not(None), not_(is_paused.exists())).limit(page).subquery("found")
+    found = (
+        sa.select(flow.c.id).where(flow.c.id.is_not(None), sa.not_(is_paused.exists())).limit(page).subquery("found")
+    )
     overdue = (
-        select(workflow.id)
-        .where(workflow.deadline_at <= func.now(), workflow.finished_at.is_(None), workflow.cancelled_at.is_(None))
+        sa.select(workflow.id)
+        .where(workflow.deadline_at <= sa.func.now(), workflow.finished_at.is_(None), workflow.cancelled_at.is_(None))
         .order_by(workflow.deadline_at)
         .limit(page)
         .subquery("overdue")
     )
-    return select(
-        select(func.array_agg(found.c.id)).scalar_subquery().label("workflows"),
-        select(func.array_agg(overdue.c.id)).scalar_subquery().label("overdue"),
+    return sa.select(
+        sa.select(sa.func.array_agg(found.c.id)).scalar_subquery().label("workflows"),
+        sa.select(sa.func.array_agg(overdue.c.id)).scalar_subquery().label("overdue"),
     )
 
 
-def _acted(name: str, ids: Any, *more: Any, schema: str) -> Executable:
-    acted: Any = schema_function(name, schema, ids, *more, of=BigInteger())
-    row = acted.table_valued(column("id", BigInteger), name="acted").render_derived(name="acted")
-    return select(row.c.id)
+def _acted(name: str, ids: Any, *more: Any, schema: str) -> sa.Executable:
+    acted: Any = schema_function(name, schema, ids, *more, of=sa.BigInteger())
+    row = acted.table_valued(sa.column("id", sa.BigInteger), name="acted").render_derived(name="acted")
+    return sa.select(row.c.id)
 
 
 def cancel_workflows(
     *ids: int, reason: str = "the workflow was cancelled by an operator", schema: str = SCHEMA
-) -> Executable:
+) -> sa.Executable:
     """Cancel workflows: members that wait are cancelled with this reason, those that run are asked to stop.
 
     Members that are added meanwhile are cancelled, too. Returns the ids of those that had not ended.
@@ -138,13 +125,13 @@ def cancel_workflows(
     _check(ids)
     return _acted(
         "cancel_workflows",
-        array("workflow_ids", list(ids), BigInteger()),
-        bindparam("reason", reason, Text),
+        array("workflow_ids", list(ids), sa.BigInteger()),
+        sa.bindparam("reason", reason, sa.Text),
         schema=schema,
     )
 
 
-def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEMA) -> Executable:
+def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEMA) -> sa.Executable:
     """Retry what failed or was cancelled in a workflow: each such job waits for its parents again, with all its attempts before it.
 
     `from_node`: the id of a job; then only this one, and those below it that were cancelled because of others. Returns the ids of the jobs
@@ -155,8 +142,8 @@ def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEM
         raise TypeError(f"from_node is the id of a job, not {from_node!r}; a node has it as job_id")
     return _acted(
         "retry_workflow",
-        bindparam("workflow", id, BigInteger),
-        bindparam("from_node", from_node, BigInteger),
+        sa.bindparam("workflow", id, sa.BigInteger),
+        sa.bindparam("from_node", from_node, sa.BigInteger),
         schema=schema,
     )
 
@@ -168,7 +155,7 @@ def reopen_below(
     job: type[JobMixin] = Job,
     edges: type[WorkflowDependency] = WorkflowDependency,
     workflow: type[WorkflowRow] = WorkflowRow,
-) -> Executable:
+) -> sa.Executable:
     """Retry those of these jobs because of which members of their workflows were cancelled, as by `retry_workflow(..., from_node=id)`.
 
     Where a workflow was cancelled because it is to fail fast, all of it is retried. A job that was itself cancelled because of another is
@@ -176,14 +163,14 @@ def reopen_below(
     """
     table, edge, flow = table_of(job), table_of(edges), table_of(workflow)
     child = table.alias("child")
-    failed_id = literal_column("'failed_id'", Text)
+    failed_id = sa.literal_column("'failed_id'", sa.Text)
 
-    def last(one: Any) -> ColumnElement[Any]:
-        found: ColumnElement[Any] = one.c.errors[literal_column("-1", Integer)].op("->>")(failed_id)
+    def last(one: Any) -> sa.ColumnElement[Any]:
+        found: sa.ColumnElement[Any] = one.c.errors[sa.literal_column("-1", sa.Integer)].op("->>")(failed_id)
         return found
 
     below = (
-        select(edge.c.child_id)
+        sa.select(edge.c.child_id)
         .join(child, child.c.id == edge.c.child_id)
         .where(
             edge.c.parent_id == table.c.id,
@@ -192,38 +179,40 @@ def reopen_below(
         )
         .correlate(table)
     )
-    failed_fast = and_(flow.c.cancelled_at.is_not(None), flow.c.reason.like(literal_column("'%to fail fast'")))
+    failed_fast = sa.and_(flow.c.cancelled_at.is_not(None), flow.c.reason.like(sa.literal_column("'%to fail fast'")))
     # OFFSET 0 is a fence: the workflows are locked in the order of their ids.
     nodes = (
-        select(flow.c.id.label("workflow_id"), case((not_(failed_fast), table.c.id)).label("from_node"))
+        sa.select(flow.c.id.label("workflow_id"), sa.case((sa.not_(failed_fast), table.c.id)).label("from_node"))
         .join_from(table, flow, flow.c.id == table.c.workflow_id)
         .where(
-            table.c.id == func.any(array("job_ids", list(ids), BigInteger())),
+            table.c.id == sa.func.any(array("job_ids", list(ids), sa.BigInteger())),
             last(table).is_(None),
             below.exists() | failed_fast,
         )
         .order_by(flow.c.id, table.c.id)
-        .offset(literal_column("0"))
+        .offset(sa.literal_column("0"))
         .subquery("node")
     )
-    call: Any = schema_function("retry_workflow", flow.schema, nodes.c.workflow_id, nodes.c.from_node, of=BigInteger())
-    back = call.table_valued(column("id", BigInteger), name="back").render_derived(name="back")
-    return select(back.c.id).select_from(nodes.join(back, true()))
+    call: Any = schema_function(
+        "retry_workflow", flow.schema, nodes.c.workflow_id, nodes.c.from_node, of=sa.BigInteger()
+    )
+    back = call.table_valued(sa.column("id", sa.BigInteger), name="back").render_derived(name="back")
+    return sa.select(back.c.id).select_from(nodes.join(back, sa.true()))
 
 
-def pause_workflows(*ids: int, schema: str = SCHEMA) -> Executable:
+def pause_workflows(*ids: int, schema: str = SCHEMA) -> sa.Executable:
     """Start no more jobs of these workflows; those that run go on. Returns the ids of those that were not paused.
 
     A job that another transaction has locked is waited for.
     """
     _check(ids)
-    return _acted("pause_workflows", array("workflow_ids", list(ids), BigInteger()), schema=schema)
+    return _acted("pause_workflows", array("workflow_ids", list(ids), sa.BigInteger()), schema=schema)
 
 
-def resume_workflows(*ids: int, schema: str = SCHEMA) -> Executable:
+def resume_workflows(*ids: int, schema: str = SCHEMA) -> sa.Executable:
     """Let paused workflows go on. Returns the ids of those that were paused."""
     _check(ids)
-    return _acted("resume_workflows", array("workflow_ids", list(ids), BigInteger()), schema=schema)
+    return _acted("resume_workflows", array("workflow_ids", list(ids), sa.BigInteger()), schema=schema)
 
 
 def _check(ids: Sequence[object]) -> None:

@@ -12,50 +12,52 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import CTE, Boolean, ColumnElement, FromClause, Insert, Text, cast, insert, literal_column, null, select
+import sqlalchemy as sa
 
 from ...models import WorkflowEvent, schema_function
 from ..parts import table_of
 
 __all__ = ["COMPLETED", "LOOK", "NOT_COMPLETED", "member_events", "members_ended"]
 
-COMPLETED: ColumnElement[Any] = literal_column("true", Boolean)
-NOT_COMPLETED: ColumnElement[Any] = literal_column("false", Boolean)
+COMPLETED: sa.ColumnElement[Any] = sa.literal_column("true", sa.Boolean)
+NOT_COMPLETED: sa.ColumnElement[Any] = sa.literal_column("false", sa.Boolean)
 #: The members are to be looked at.
-LOOK: ColumnElement[Any] = cast(null(), Boolean)
+LOOK: sa.ColumnElement[Any] = sa.cast(sa.null(), sa.Boolean)
 
 
 def members_ended(
-    jobs: Sequence[FromClause],
-    completed: ColumnElement[Any] = COMPLETED,
+    jobs: Sequence[sa.FromClause],
+    completed: sa.ColumnElement[Any] = COMPLETED,
     *,
     event: type[WorkflowEvent] = WorkflowEvent,
-) -> Insert:
+) -> sa.Insert:
     """Append an event for each of these jobs that is a member of a workflow.
 
     `jobs` have the columns `id` and `workflow_id`, which is NULL where there is nothing to say. `completed`: NULL for one that is to be
     looked at.
     """
     ends = [
-        select(one.c.workflow_id, one.c.id, completed if "completed" not in one.c else one.c.completed).where(
+        sa.select(one.c.workflow_id, one.c.id, completed if "completed" not in one.c else one.c.completed).where(
             one.c.workflow_id.is_not(None)
         )
         for one in jobs
     ]
     source: Any = ends[0] if len(ends) == 1 else ends[0].union_all(*ends[1:])
-    return insert(table_of(event)).from_select(["workflow_id", "job_id", "completed"], source, include_defaults=False)
+    return sa.insert(table_of(event)).from_select(
+        ["workflow_id", "job_id", "completed"], source, include_defaults=False
+    )
 
 
 def member_events(
-    jobs: Sequence[FromClause],
-    completed: ColumnElement[Any] = COMPLETED,
+    jobs: Sequence[sa.FromClause],
+    completed: sa.ColumnElement[Any] = COMPLETED,
     *,
     told: bool = False,
     event: type[WorkflowEvent] = WorkflowEvent,
-) -> CTE:
+) -> sa.CTE:
     """The same, to be added to the statement that ends the jobs. `told`: workers that listen are told at the commit."""
     appended = members_ended(jobs, completed, event=event)
     if told:
-        telling = schema_function("tell_workflows", table_of(event).schema, of=Text())
+        telling = schema_function("tell_workflows", table_of(event).schema, of=sa.Text())
         return appended.returning(telling.label("told")).cte("events")
     return appended.cte("events")

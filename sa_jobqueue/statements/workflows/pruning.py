@@ -5,22 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import (
-    CTE,
-    BigInteger,
-    ColumnElement,
-    Executable,
-    Integer,
-    Select,
-    and_,
-    bindparam,
-    delete,
-    func,
-    literal_column,
-    not_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 
 from ...lifecycle import FINISHED
 from ...models import (
@@ -51,21 +36,21 @@ __all__ = [
 ]
 
 
-def _is_over(workflow: type[WorkflowRow], event: type[WorkflowEvent]) -> ColumnElement[bool]:
+def _is_over(workflow: type[WorkflowRow], event: type[WorkflowEvent]) -> sa.ColumnElement[bool]:
     """Whether its time is over, and nothing has happened in it since, such as a retry of one of its jobs."""
-    unread = select(event.id).where(event.workflow_id == workflow.id).correlate(table_of(workflow))
-    return and_(workflow.purge_at <= func.now(), not_(unread.exists()))
+    unread = sa.select(event.id).where(event.workflow_id == workflow.id).correlate(table_of(workflow))
+    return sa.and_(workflow.purge_at <= sa.func.now(), sa.not_(unread.exists()))
 
 
 def workflows_over(
     *, limit: int, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
-) -> Executable:
+) -> sa.Executable:
     """The ids of workflows whose time to be kept is over."""
     return (
-        select(workflow.id)
+        sa.select(workflow.id)
         .where(_is_over(workflow, event))
         .order_by(workflow.purge_at)
-        .limit(bindparam("page", limit, Integer))
+        .limit(sa.bindparam("page", limit, sa.Integer))
     )
 
 
@@ -80,7 +65,7 @@ def prune_members(
     workflow: type[WorkflowRow] = WorkflowRow,
     event: type[WorkflowEvent] = WorkflowEvent,
     archived_task: type[ArchivedTask] = ArchivedTask,
-) -> Executable:
+) -> sa.Executable:
     """Delete a page of the members of a workflow whose time is over, and what each waited for. Returns their ids.
 
     None is deleted if the workflow has come back meanwhile; and none of archived tasks: a worker may not have heard of these yet.
@@ -88,7 +73,7 @@ def prune_members(
     columns = table_of(job).c
     plain = _members(id, limit, job, workflow, event).where(is_not_archived(job, archived_task=archived_task))
     ids = _locked(plain)
-    gone = delete(job).where(members(columns.id, ids)).execution_options(**UNSYNCHRONIZED)
+    gone = sa.delete(job).where(members(columns.id, ids)).execution_options(**UNSYNCHRONIZED)
     also = (*delete_notes(ids, progress=progress, log=log), _edges(ids, dependency))
     return gone.add_cte(*also).returning(columns.id)
 
@@ -102,7 +87,7 @@ def move_members(
     workflow: type[WorkflowRow] = WorkflowRow,
     event: type[WorkflowEvent] = WorkflowEvent,
     **beside: Any,
-) -> Executable:
+) -> sa.Executable:
     """The same where there are archived tasks: their jobs are moved to the archive.
 
     `beside`: the other tables of `move_jobs`, which says what it returns.
@@ -111,43 +96,43 @@ def move_members(
     return move_jobs(ids, job=job, **beside).add_cte(_edges(ids, dependency))
 
 
-def make_months_of_members(id: int, *, limit: int, job: type[JobMixin] = Job) -> Executable:
+def make_months_of_members(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Make the months of the archive that a page of these members needs; see `make_months_of`."""
     columns = table_of(job).c
-    page = select(columns.id).where(
-        columns.workflow_id == bindparam("of_workflow", id, BigInteger), status_in(columns.status, FINISHED)
+    page = sa.select(columns.id).where(
+        columns.workflow_id == sa.bindparam("of_workflow", id, sa.BigInteger), status_in(columns.status, FINISHED)
     )
-    return make_months_of(page.order_by(columns.id).limit(bindparam("page", limit, Integer)), job=job)
+    return make_months_of(page.order_by(columns.id).limit(sa.bindparam("page", limit, sa.Integer)), job=job)
 
 
 def _members(
     id: int, limit: int, job: type[JobMixin], workflow: type[WorkflowRow], event: type[WorkflowEvent]
-) -> Select[Any]:
+) -> sa.Select[Any]:
     """A page of the members, if the workflow's time is over; it is locked then."""
     columns = table_of(job).c
-    flow = bindparam("of_workflow", id, BigInteger)
+    flow = sa.bindparam("of_workflow", id, sa.BigInteger)
     over = (
-        select(workflow.id)
+        sa.select(workflow.id)
         .where(workflow.id == flow, _is_over(workflow, event))
         .with_for_update(key_share=True, skip_locked=True)
         .cte("over")
         .prefix_with("MATERIALIZED")
     )
     return (
-        select(columns.id)
-        .where(members(columns.workflow_id, select(over.c.id)), status_in(columns.status, FINISHED))
+        sa.select(columns.id)
+        .where(members(columns.workflow_id, sa.select(over.c.id)), status_in(columns.status, FINISHED))
         .order_by(columns.id)
-        .limit(bindparam("page", limit, Integer))
+        .limit(sa.bindparam("page", limit, sa.Integer))
     )
 
 
-def _locked(page: Select[Any]) -> Select[Any]:
-    return select(page.with_for_update().cte("chosen").prefix_with("MATERIALIZED").c.id)
+def _locked(page: sa.Select[Any]) -> sa.Select[Any]:
+    return sa.select(page.with_for_update().cte("chosen").prefix_with("MATERIALIZED").c.id)
 
 
-def _edges(ids: Select[Any], dependency: type[WorkflowDependency]) -> CTE:
+def _edges(ids: sa.Select[Any], dependency: type[WorkflowDependency]) -> sa.CTE:
     """What deletes what these members waited for."""
-    return delete(dependency).where(members(table_of(dependency).c.child_id, ids)).cte("edges")
+    return sa.delete(dependency).where(members(table_of(dependency).c.child_id, ids)).cte("edges")
 
 
 def forget_workflows(
@@ -158,28 +143,28 @@ def forget_workflows(
     callback: type[WorkflowCallback] = WorkflowCallback,
     join: type[WorkflowJoin] = WorkflowJoin,
     event: type[WorkflowEvent] = WorkflowEvent,
-) -> Executable:
+) -> sa.Executable:
     """Delete workflows whose time is over and that have no members left, and what else there is of them. Returns their ids."""
     columns = table_of(job).c
-    has_members = select(columns.id).where(columns.workflow_id == workflow.id).correlate(table_of(workflow)).exists()
-    these = array("workflow_ids", list(ids), BigInteger())
+    has_members = sa.select(columns.id).where(columns.workflow_id == workflow.id).correlate(table_of(workflow)).exists()
+    these = array("workflow_ids", list(ids), sa.BigInteger())
     chosen = (
-        select(workflow.id)
-        .where(workflow.id == func.any(these), _is_over(workflow, event), not_(has_members))
+        sa.select(workflow.id)
+        .where(workflow.id == sa.func.any(these), _is_over(workflow, event), sa.not_(has_members))
         .with_for_update()
     )
     found = chosen.cte("chosen").prefix_with("MATERIALIZED")
-    mine = select(found.c.id)
+    mine = sa.select(found.c.id)
     also = [
-        delete(one).where(members(table_of(one).c.workflow_id, mine)).cte(name)
+        sa.delete(one).where(members(table_of(one).c.workflow_id, mine)).cte(name)
         for one, name in ((callback, "callbacks"), (join, "joins"), (event, "events"))
     ]
-    gone = delete(workflow).where(members(table_of(workflow).c.id, mine)).execution_options(**UNSYNCHRONIZED)
+    gone = sa.delete(workflow).where(members(table_of(workflow).c.id, mine)).execution_options(**UNSYNCHRONIZED)
     return gone.add_cte(*also).returning(workflow.id)
 
 
-def postpone_workflow(id: int, *, workflow: type[WorkflowRow] = WorkflowRow) -> Executable:
+def postpone_workflow(id: int, *, workflow: type[WorkflowRow] = WorkflowRow) -> sa.Executable:
     """A workflow that could not be deleted is due again after a day."""
-    later = func.now() + literal_column("interval '1 day'")
-    due = update(workflow).where(and_(workflow.id == bindparam("of_workflow", id, BigInteger)))
+    later = sa.func.now() + sa.literal_column("interval '1 day'")
+    due = sa.update(workflow).where(sa.and_(workflow.id == sa.bindparam("of_workflow", id, sa.BigInteger)))
     return due.values(purge_at=later).execution_options(**UNSYNCHRONIZED)

@@ -7,21 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import (
-    ColumnElement,
-    Executable,
-    Float,
-    Integer,
-    ScalarSelect,
-    Select,
-    bindparam,
-    func,
-    literal_column,
-    or_,
-    select,
-    true,
-    type_coerce,
-)
+import sqlalchemy as sa
 
 from ...models import Job, JobMixin, WorkflowEvent, WorkflowRow
 from ..depths import CAP
@@ -38,30 +24,30 @@ _FIRST = 10
 #: Paused workflows that are named.
 _NAMED = 100
 
-_ONE: ColumnElement[int] = literal_column("1", Integer)
+_ONE: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
 
 
 def count_workflows(
     *, cap: int = CAP, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
-) -> Executable:
+) -> sa.Executable:
     """One row: whether workflows `exist`; how many are `running`, `paused`, `overdue` (their deadline is over, and they have not
     ended) and `failed`, and how many `events` were not read yet, each counted up to `cap`; and the `seconds` since the oldest running one was made.
     """
     columns, happened = table_of(workflow).c, table_of(event).c
-    most = bindparam("cap", cap, Integer)
+    most = sa.bindparam("cap", cap, sa.Integer)
     lives, runs = columns.finished_at.is_(None), columns.paused_at.is_(None)
 
-    def number(page: Select[Any]) -> ScalarSelect[int]:
-        return select(func.count()).select_from(page.limit(most).subquery("page")).scalar_subquery()
+    def number(page: sa.Select[Any]) -> sa.ScalarSelect[int]:
+        return sa.select(sa.func.count()).select_from(page.limit(most).subquery("page")).scalar_subquery()
 
-    oldest = select(columns.created_at).where(lives, runs).order_by(columns.created_at).limit(_ONE).scalar_subquery()
-    return select(
-        select(columns.id).exists().label("exist"),
-        number(select(_ONE).where(lives, runs).order_by(columns.created_at)).label("running"),
-        number(select(_ONE).where(lives, columns.paused_at.is_not(None)).order_by(columns.paused_at)).label("paused"),
-        number(select(_ONE).where(lives, columns.deadline_at <= func.now()).order_by(columns.deadline_at)).label("overdue"),
-        number(select(_ONE).where(columns.status == literal_column("'failed'")).order_by(columns.finished_at)).label("failed"),
-        number(select(_ONE).select_from(table_of(event)).order_by(happened.workflow_id, happened.id)).label("events"),
+    oldest = sa.select(columns.created_at).where(lives, runs).order_by(columns.created_at).limit(_ONE).scalar_subquery()
+    return sa.select(
+        sa.select(columns.id).exists().label("exist"),
+        number(sa.select(_ONE).where(lives, runs).order_by(columns.created_at)).label("running"),
+        number(sa.select(_ONE).where(lives, columns.paused_at.is_not(None)).order_by(columns.paused_at)).label("paused"),
+        number(sa.select(_ONE).where(lives, columns.deadline_at <= sa.func.now()).order_by(columns.deadline_at)).label("overdue"),
+        number(sa.select(_ONE).where(columns.status == sa.literal_column("'failed'")).order_by(columns.finished_at)).label("failed"),
+        number(sa.select(_ONE).select_from(table_of(event)).order_by(happened.workflow_id, happened.id)).label("events"),
         _seconds_since(oldest).label("seconds"),
     )  # fmt: skip
 
@@ -73,7 +59,7 @@ def workflows_behind(
     job: type[JobMixin] = Job,
     workflow: type[WorkflowRow] = WorkflowRow,
     event: type[WorkflowEvent] = WorkflowEvent,
-) -> Executable:
+) -> sa.Executable:
     """A row per workflow that has something to read and is not paused, the first `limit`, among the first `looked` that have some: its
     `id`, and the `seconds` since the first of it happened.
 
@@ -81,55 +67,55 @@ def workflows_behind(
     """
     jobs, happened, columns = table_of(job).c, table_of(event).c, table_of(workflow).c
 
-    def first(*after: ColumnElement[bool]) -> Select[Any]:
-        return select(happened.workflow_id).where(*after).order_by(happened.workflow_id).limit(_ONE)
+    def first(*after: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        return sa.select(happened.workflow_id).where(*after).order_by(happened.workflow_id).limit(_ONE)
 
     # By workflow, not by event: many of one hide no other.
-    start = select(first().scalar_subquery().label("id"), _ONE.label("number"))
+    start = sa.select(first().scalar_subquery().label("id"), _ONE.label("number"))
     flow = start.cte("flow", recursive=True)
     following = first(happened.workflow_id > flow.c.id).correlate(flow).scalar_subquery()
-    more = select(following, flow.c.number + _ONE).where(
-        flow.c.id.is_not(None), flow.c.number < bindparam("looked", looked, Integer)
+    more = sa.select(following, flow.c.number + _ONE).where(
+        flow.c.id.is_not(None), flow.c.number < sa.bindparam("looked", looked, sa.Integer)
     )
     flow = flow.union_all(more)
     # OFFSET 0 is a fence: each is looked up by its id.
-    fence: ColumnElement[Any] = literal_column("0")
+    fence: sa.ColumnElement[Any] = sa.literal_column("0")
     goes_on = (
-        select(columns.id)
-        .where(columns.id == flow.c.id, or_(columns.paused_at.is_(None), columns.cancelled_at.is_not(None)))
+        sa.select(columns.id)
+        .where(columns.id == flow.c.id, sa.or_(columns.paused_at.is_(None), columns.cancelled_at.is_not(None)))
         .offset(fence)
         .correlate(flow)
         .exists()
     )
-    behind = select(flow.c.id).where(goes_on).limit(bindparam("most", limit, Integer)).subquery("behind")
+    behind = sa.select(flow.c.id).where(goes_on).limit(sa.bindparam("most", limit, sa.Integer)).subquery("behind")
     page = (
-        select(happened.job_id)
+        sa.select(happened.job_id)
         .where(happened.workflow_id == behind.c.id)
         .order_by(happened.workflow_id, happened.id)
-        .limit(literal_column(str(_FIRST)))
+        .limit(sa.literal_column(str(_FIRST)))
         .correlate(behind)
         .subquery("page")
     )
-    ended = select(jobs.finished_at).where(jobs.id == page.c.job_id).offset(fence).correlate(page).scalar_subquery()
-    since = select(func.min(ended).label("first")).select_from(page).correlate(behind).lateral("since")
+    ended = sa.select(jobs.finished_at).where(jobs.id == page.c.job_id).offset(fence).correlate(page).scalar_subquery()
+    since = sa.select(sa.func.min(ended).label("first")).select_from(page).correlate(behind).lateral("since")
     seconds = _seconds_since(since.c.first).label("seconds")
-    return select(behind.c.id, seconds).select_from(behind.join(since, true()))
+    return sa.select(behind.c.id, seconds).select_from(behind.join(since, sa.true()))
 
 
-def paused_workflows(*, seconds: float, workflow: type[WorkflowRow] = WorkflowRow) -> Executable:
+def paused_workflows(*, seconds: float, workflow: type[WorkflowRow] = WorkflowRow) -> sa.Executable:
     """The ids of workflows that have been paused for so long, the longest first; 100 at most."""
     columns = table_of(workflow).c
     return (
-        select(columns.id)
-        .where(columns.finished_at.is_(None), columns.paused_at <= func.now() - _interval(seconds))
+        sa.select(columns.id)
+        .where(columns.finished_at.is_(None), columns.paused_at <= sa.func.now() - _interval(seconds))
         .order_by(columns.paused_at)
-        .limit(literal_column(str(_NAMED)))
+        .limit(sa.literal_column(str(_NAMED)))
     )
 
 
-def _interval(seconds: float) -> ColumnElement[Any]:
-    return bindparam("paused_seconds", seconds, Float) * literal_column("interval '1 second'")
+def _interval(seconds: float) -> sa.ColumnElement[Any]:
+    return sa.bindparam("paused_seconds", seconds, sa.Float) * sa.literal_column("interval '1 second'")
 
 
-def _seconds_since(time: ColumnElement[Any]) -> ColumnElement[float]:
-    return type_coerce(epoch(func.now() - time), Float)
+def _seconds_since(time: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+    return sa.type_coerce(epoch(sa.func.now() - time), sa.Float)

@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
 
-from sqlalchemy import Engine
+import sqlalchemy as sa
 
 from ...context import ClaimedJob
 from ...job_fields import add_job_fields
@@ -201,7 +201,7 @@ class _Jobs:
         run.ended = monotonic()
         self._ended |= message_of_ending(ending)
 
-    def _pause(self, queue: str, engine: Engine, why: str) -> None:
+    def _pause(self, queue: str, engine: sa.Engine, why: str) -> None:
         self._ended["unopened"] = why
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
 
-from sqlalchemy import Engine
+import sqlalchemy as sa
 
 from ...errors import TaskError
 from ...failures import describe, entry
@@ -60,8 +60,8 @@ class ChildRunner:
         executor: Executor,
         *,
         grace: float,
-        engine: Engine,
-        pause: Callable[[str, Engine, str], None],
+        engine: sa.Engine,
+        pause: Callable[[str, sa.Engine, str], None],
         notes: Notes,
     ) -> None:
         self._children, self._executor, self._grace = children, executor, grace

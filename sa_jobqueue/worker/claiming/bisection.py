@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import NamedTuple
 
-from sqlalchemy import Connection, text
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...context import ClaimedJob
@@ -70,7 +70,7 @@ class BisectingClaims:
     worker: str
 
     def claim_all(
-        self, connection: Connection, wanted: Mapping[str, int], *, seconds: float
+        self, connection: sa.Connection, wanted: Mapping[str, int], *, seconds: float
     ) -> Iterator[tuple[str, Found]]:
         """Claim at most `wanted[queue]` due jobs of each queue, skip those that cannot be claimed, and begin no transaction
         after `seconds`. Each part is for the caller to take over before the next one is claimed.
@@ -84,7 +84,7 @@ class BisectingClaims:
                     del left[queue]
                 yield queue, found
 
-    def _claim_some(self, connection: Connection, queue: str, most: int) -> Found:
+    def _claim_some(self, connection: sa.Connection, queue: str, most: int) -> Found:
         began = monotonic()
         with self._begin(connection):
             if self.limited.has(queue):
@@ -98,7 +98,7 @@ class BisectingClaims:
         return Found(bool(due), jobs, began, len(new), no_room=len(new) < len(refused))
 
     def claim_skipped(
-        self, connection: Connection, skipped: Mapping[int, str]
+        self, connection: sa.Connection, skipped: Mapping[int, str]
     ) -> Iterator[tuple[list[ClaimedJob], float]]:
         """Claim these skipped jobs, given by id and queue, as far as that is possible by now. Of a queue with limits, those
         that come next, skipped or not: which these are depends on what else runs. Each part, which is told with the time when it
@@ -121,7 +121,7 @@ class BisectingClaims:
             self.skipped.rest(monotonic() - began, in_vain=in_vain)
             yield jobs, began_part
 
-    def _lock_skipped(self, connection: Connection, limited: str | None, part: Mapping[int, str]) -> dict[int, str]:
+    def _lock_skipped(self, connection: sa.Connection, limited: str | None, part: Mapping[int, str]) -> dict[int, str]:
         """Those that are due, and their queues. `limited`: the limited queue that they are of, None: they are of others."""
         if limited is not None:
             return self.limited.lock_due(connection, limited, len(part), tried=part)
@@ -130,7 +130,9 @@ class BisectingClaims:
             one: part[one] for one in store.lock_these(connection, list(part), queues=queues, known=self.limited.known)
         }
 
-    def _claim(self, connection: Connection, ids: Sequence[int], most: int) -> tuple[list[ClaimedJob], dict[int, str]]:
+    def _claim(
+        self, connection: sa.Connection, ids: Sequence[int], most: int
+    ) -> tuple[list[ClaimedJob], dict[int, str]]:
         """Claim `most` of these locked jobs. Returns those that were claimed, and why others could not be, by id.
 
         They are tried in their order, because the claim of one may be why another is refused: fewer at a time after a failure,
@@ -180,10 +182,10 @@ class BisectingClaims:
         return new
 
     @contextmanager
-    def _begin(self, connection: Connection) -> Generator[None]:
+    def _begin(self, connection: sa.Connection) -> Generator[None]:
         with self.deadline.over(connection), self.connector.begin(connection):
             # A deferred constraint would refuse only at the commit, and with it everything.
-            connection.execute(text("SET CONSTRAINTS ALL IMMEDIATE"))
+            connection.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"))
             # Time for one claim that times out, and for the others after it.
             limit = f"{int(self.connector.limit * 250)}ms"
             connection.exec_driver_sql(setting({"statement_timeout": limit}, local=True))

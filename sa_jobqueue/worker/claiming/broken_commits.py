@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -28,7 +28,7 @@ class BrokenCommits:
     writer: OutcomeWriter
     worker: str
 
-    def give_back(self, connection: Connection, *, backend: int | None) -> None:
+    def give_back(self, connection: sa.Connection, *, backend: int | None) -> None:
         """Give them back, after ending the server process `backend` of the broken connection.
 
         That process may be busy with our last statement, which would claim after we have looked.
@@ -49,7 +49,7 @@ class BrokenCommits:
         if released:
             logger.warning("gave back %d jobs that a broken commit had claimed", len(released))
 
-    def _end(self, connection: Connection, backend: int) -> None:
+    def _end(self, connection: sa.Connection, backend: int) -> None:
         limit = self.connector.limit / 2
         try:
             with self.connector.begin_one(connection):

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...context import ClaimedJob
@@ -288,14 +288,14 @@ class Claimer:
                 self._limited.stale, self._connection.in_doubt = True, False
                 return True
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> sa.Connection:
         connection = self._connection.make(any_claimed=self.claimed > 0)
         self._gates.forget()
         self._limited.begin_again()
         self._demand.poll_all()
         return connection
 
-    def _round(self, connection: Connection) -> bool:
+    def _round(self, connection: sa.Connection) -> bool:
         """Take outcomes, write them and claim, settle, hand over. False: there was nothing to do."""
         for slots in self._all_slots.values():
             slots.measure()
@@ -330,7 +330,7 @@ class Claimer:
         return True
 
     def _write_claim_and_settle(
-        self, connection: Connection, changes: list[Change], wanted: dict[str, int], *, quiet: bool, limited: bool
+        self, connection: sa.Connection, changes: list[Change], wanted: dict[str, int], *, quiet: bool, limited: bool
     ) -> None:
         """One claim, from queues with limits or from others; these outcomes are written with it."""
         if (done := self._write_and_claim(connection, changes, wanted, limited=limited)) is not None:
@@ -342,7 +342,7 @@ class Claimer:
                 self._hand_over(connection, wanted, jobs, states if limited else None, quiet=quiet)
 
     def _write_and_claim(
-        self, connection: Connection, changes: list[Change], wanted: dict[str, int], *, limited: bool
+        self, connection: sa.Connection, changes: list[Change], wanted: dict[str, int], *, limited: bool
     ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]] | None:
         """In one transaction; and nearly always in one statement, which is its own transaction.
 
@@ -380,7 +380,7 @@ class Claimer:
             return None
 
     def _claim(
-        self, connection: Connection, wanted: dict[str, int], changes: Sequence[Change] = (), *, limited: bool
+        self, connection: sa.Connection, wanted: dict[str, int], changes: Sequence[Change] = (), *, limited: bool
     ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]]:
         """Claim, and write these changes in the same statement."""
         self._connection.in_doubt = self._connection.in_doubt or bool(wanted)
@@ -418,7 +418,7 @@ class Claimer:
 
     def _hand_over(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         wanted: dict[str, int],
         jobs: list[ClaimedJob],
         states: dict[str, RingState] | None,
@@ -439,7 +439,7 @@ class Claimer:
         if overlooks:
             self._mode = Mode.BISECTING
 
-    def _claim_by_bisection(self, connection: Connection, wanted: Mapping[str, int], *, quiet: bool) -> None:
+    def _claim_by_bisection(self, connection: sa.Connection, wanted: Mapping[str, int], *, quiet: bool) -> None:
         done = self._unclaimable.claim_by_bisection(connection, wanted)
         self._mode = Mode.BISECTING if done.any_skipped else Mode.TOGETHER
         if quiet and not done.any_claimed:
@@ -447,13 +447,13 @@ class Claimer:
 
     # ---- failures
 
-    def _write_apart(self, connection: Connection, changes: list[Change]) -> None:
+    def _write_apart(self, connection: sa.Connection, changes: list[Change]) -> None:
         """Write these in transactions without a claim: as few as can be, and a bad outcome alone."""
         if changes:
             self._writer.write_apart(lambda: self._begin_apart(connection), connection, changes)
 
     @contextmanager
-    def _begin_apart(self, connection: Connection) -> Generator[None]:
+    def _begin_apart(self, connection: sa.Connection) -> Generator[None]:
         """A transaction with a deadline of its own."""
         with self.deadline.over(connection), self._connector.begin(connection):
             yield

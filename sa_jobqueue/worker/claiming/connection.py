@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...failures import clean
@@ -29,7 +29,7 @@ class ClaimerConnection:
 
     def __init__(self, connector: Connector, deadline: Deadline, broken_commits: BrokenCommits) -> None:
         self._connector, self._deadline, self._broken_commits = connector, deadline, broken_commits
-        self.current: Connection | None = None
+        self.current: sa.Connection | None = None
         self.failures = 0
         """Rounds in a row that have failed."""
         self.refused: tuple[float, str] | None = None
@@ -40,7 +40,7 @@ class ClaimerConnection:
         """Whether a commit may have claimed jobs that this process does not know of: set before a claim, and reset when its jobs
         are handed over, when the server has said that it failed, and when a new connection has given them back."""
 
-    def make(self, *, any_claimed: bool) -> Connection:
+    def make(self, *, any_claimed: bool) -> sa.Connection:
         """Connect, and give back what a broken commit may have claimed if there was one, or if this worker has claimed jobs."""
         connection = self._connector.connect(self._deadline)
         if self.failures or any_claimed:

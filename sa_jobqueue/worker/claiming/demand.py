@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
@@ -75,11 +75,11 @@ class Demand:
         enough = self._max_jobs is not None and self.claimed >= self._max_jobs
         return not self.stopped and not enough and self._writer.refused < _MOST_REFUSED
 
-    def renew(self, connection: Connection) -> bool:
+    def renew(self, connection: sa.Connection) -> bool:
         """Begin a round. Returns whether `timers` has other queues than before: never, where all that are served are named."""
         return False
 
-    def finds_more(self, connection: Connection) -> bool:
+    def finds_more(self, connection: sa.Connection) -> bool:
         """Whether there are due jobs in queues that are not in `timers`, though they are served."""
         return False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ...log import get_logger
 from ...statements.workers import serves
@@ -40,7 +40,7 @@ class ExpiredJobs:
         """The worker starts now."""
         self._rescued_by = monotonic() + _RESCUED_BY * self._connector.lease + 1.0
 
-    def awaited(self, connection: Connection) -> bool:
+    def awaited(self, connection: sa.Connection) -> bool:
         """Whether some will be due soon, or may have become due since the last call."""
         before, self._awaited = self._awaited, monotonic() < self._rescued_by and self._are_there(connection)
         if self._awaited and not before:
@@ -50,7 +50,7 @@ class ExpiredJobs:
             )
         return self._awaited or before
 
-    def _are_there(self, connection: Connection) -> bool:
+    def _are_there(self, connection: sa.Connection) -> bool:
         with self._connector.begin_one(connection):
             lost = self._connector.store.expired(connection, limit=_LIMIT)
         return any(serves(self._queues, found.queue) for found in lost)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ...statements.waking import PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
 from ...statements.workers import EVERY_QUEUE
@@ -81,7 +81,7 @@ class SharedDemand(Demand):
         elif queue not in _NO_QUEUES:
             self._heard.append(queue)
 
-    def renew(self, connection: Connection) -> bool:
+    def renew(self, connection: sa.Connection) -> bool:
         """Take up the queues that were announced, and look for others if it is time for that."""
         changed = bool(self._heard)
         while self._heard:
@@ -100,7 +100,7 @@ class SharedDemand(Demand):
             self._sharing = sorted(self.timers.keys() - self._named)
         return changed
 
-    def finds_more(self, connection: Connection) -> bool:
+    def finds_more(self, connection: sa.Connection) -> bool:
         """As in `Demand`. These queues are taken up in the next round."""
         new = self._due_queues(connection) - self.timers.keys()
         self._heard.extend(new)
@@ -165,7 +165,7 @@ class SharedDemand(Demand):
             return False
         return timer.at <= now or self._may_end()
 
-    def _due_queues(self, connection: Connection) -> set[str]:
+    def _due_queues(self, connection: sa.Connection) -> set[str]:
         began = monotonic()
         with self._connector.begin_one(connection):
             found = self._connector.store.due_queues(connection)
@@ -178,7 +178,7 @@ class SharedDemand(Demand):
 class SharedGates(Gates):
     """The gates of a worker that serves "*"."""
 
-    def ask(self, connection: Connection, short: Collection[str], timers: Mapping[str, PollTimer]) -> bool:
+    def ask(self, connection: sa.Connection, short: Collection[str], timers: Mapping[str, PollTimer]) -> bool:
         """As in `Gates`. All gates are opened while no queue keeps the worker busy; else those of the dry queues that it knows."""
         now = monotonic()
         if all(timer.at > now or name in short for name, timer in timers.items()):

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, replace
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...context import ClaimedJob
@@ -51,7 +51,7 @@ class Fetcher:
     touched: TouchedWorkflows
     most: int
 
-    def hand_over(self, connection: Connection, jobs: list[ClaimedJob], *, claimed_at: float) -> None:
+    def hand_over(self, connection: sa.Connection, jobs: list[ClaimedJob], *, claimed_at: float) -> None:
         """Hand claimed jobs over, first those that are whole.
 
         Leases are renewed only after that. So jobs that were not fetched within a third of a lease go back. One is always
@@ -69,7 +69,7 @@ class Fetcher:
             else:
                 self._fetch(connection, job, claimed_at)
 
-    def _free_keys(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+    def _free_keys(self, connection: sa.Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
         """Free the unique keys that are taken until the start, before a handler can begin.
 
         Not in the claim, which nearly always finds none. A job that is enqueued between the two, or after this has failed, is
@@ -85,7 +85,7 @@ class Fetcher:
             return jobs
         return [without_key(job) if job.id in freed else job for job in jobs]
 
-    def _with_inputs(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+    def _with_inputs(self, connection: sa.Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
         """The jobs with what members of workflows take of others. Where it cannot be read now, each reads it as it runs."""
         few = {job.id: extra(job) for job in jobs if job.extra is not None}
         if not few:
@@ -104,7 +104,7 @@ class Fetcher:
             found = dict.fromkeys(ids)
         return [with_inputs(job, found[job.id]) if job.id in found else job for job in jobs]
 
-    def _fetch(self, connection: Connection, job: ClaimedJob, claimed_at: float) -> None:
+    def _fetch(self, connection: sa.Connection, job: ClaimedJob, claimed_at: float) -> None:
         try:
             with self.deadline.over(connection), self.connector.begin_one(connection):
                 texts = self.connector.store.fetch_args(connection, job.id, most=self.most)

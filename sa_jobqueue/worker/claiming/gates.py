@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..connections.service import Connector
 from .polling import PollTimer
@@ -33,7 +33,7 @@ class Gates:
         """Seconds between two polls at most, so that the gate stays open."""
         return self._seconds / 3
 
-    def ask(self, connection: Connection, short: Collection[str], timers: Mapping[str, PollTimer]) -> bool:
+    def ask(self, connection: sa.Connection, short: Collection[str], timers: Mapping[str, PollTimer]) -> bool:
         """Open the gates of the queues that have run dry, `short` ones and those that are polled later, unless they are open.
 
         Not the gates of queues that keep us busy: their producers would send NOTIFYs for nothing, and each takes a lock at its

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...context import ClaimedJob
@@ -50,7 +50,7 @@ class Suspects:
         often = self._often
         return not any(run.job.rescues >= often for run in self.runs)
 
-    def part(self, connection: Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+    def part(self, connection: sa.Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
         """Keep at most one suspect among these claimed jobs; the others go back before any of them is run."""
         often = self._often
         suspects = [job for job in jobs if job.rescues >= often]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from operator import attrgetter
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ...context import ClaimedJob
 from ...store import KnownLimits, LimitedRequest, Ring, RingState
@@ -88,7 +88,7 @@ class LimitedQueues:
         """Whether this queue is to be claimed from under limits. For any thread."""
         return queue in self._known.queues or bool(self._known.tasks)
 
-    def refresh(self, connection: Connection) -> None:
+    def refresh(self, connection: sa.Connection) -> None:
         """Read the limits, if there may be others."""
         if self.stale:
             self.stale = False  # before: a change meanwhile is read next time
@@ -136,14 +136,16 @@ class LimitedQueues:
             inline=inline,
         )
 
-    def lock_due(self, connection: Connection, queue: str, most: int, *, tried: Collection[int] = ()) -> dict[int, str]:
+    def lock_due(
+        self, connection: sa.Connection, queue: str, most: int, *, tried: Collection[int] = ()
+    ) -> dict[int, str]:
         """The jobs of a limited queue that a claim would take; they may be among `tried` although these are skipped."""
         request = replace(self.request({queue: most}), but=[one for one in self._skipped.ids() if one not in tried])
         return dict.fromkeys(self._connector.store.pick_limited(connection, request), queue)
 
     def after_claim(
         self,
-        connection: Connection,
+        connection: sa.Connection,
         wanted: Mapping[str, int],
         jobs: Collection[ClaimedJob],
         states: Mapping[str, RingState],
@@ -179,7 +181,7 @@ class LimitedQueues:
                         timer.not_before(now + max(seconds, 0.0))
         return overlooked
 
-    def tell(self, connection: Connection) -> None:
+    def tell(self, connection: sa.Connection) -> None:
         """Tell the others of permits that are free, if no claim has done so."""
         if self._untold:
             self._untold = False

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from time import monotonic
 from typing import NamedTuple
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..connections.service import Connector
 from .limited import LimitedQueues
@@ -43,7 +43,7 @@ class OverlookedJobs:
         """Some were claimed, or announced."""
         self._wait = _FIRST
 
-    def look(self, connection: Connection, queues: Iterable[str], *, at_once: bool) -> Looked:
+    def look(self, connection: sa.Connection, queues: Iterable[str], *, at_once: bool) -> Looked:
         """Look for such jobs in these queues, if it is time for that or `at_once` is set."""
         now, before = monotonic(), self._found
         ones = {queue: 1 for queue in queues if self._skipped.has_room(queue)}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ...context import ClaimedJob
 from .demand import Demand
@@ -53,7 +53,7 @@ class Shortage:
         self._dry_at = 0
 
     def after_claim(
-        self, connection: Connection, wanted: Mapping[str, int], jobs: list[ClaimedJob], *, quiet: bool
+        self, connection: sa.Connection, wanted: Mapping[str, int], jobs: list[ClaimedJob], *, quiet: bool
     ) -> bool:
         """Decide when each of the `wanted` queues is polled again, after a claim that returned these `jobs`.
 
@@ -71,7 +71,7 @@ class Shortage:
                 timers[name].reset()
         return bool(short) and self._poll_later(connection, short, dry=quiet and not jobs and self._are_dry(short))
 
-    def leave_if_dry(self, connection: Connection, short: Collection[str]) -> None:
+    def leave_if_dry(self, connection: sa.Connection, short: Collection[str]) -> None:
         """Nothing ran and nothing was claimed, and these queues have no job in reach: if no other has one either, the worker is idle."""
         if self._idle is not None and self._are_dry(short):
             self._leaves(connection, stays=self._expired.awaited(connection))
@@ -85,7 +85,7 @@ class Shortage:
         self._dry.update(short)
         return all(name in self._dry or timer.is_held for name, timer in self._demand.timers.items())
 
-    def _poll_later(self, connection: Connection, short: list[str], *, dry: bool) -> bool:
+    def _poll_later(self, connection: sa.Connection, short: list[str], *, dry: bool) -> bool:
         """`dry`: no queue has a due job, and nothing runs. Returns whether claims overlook a job."""
         timers = self._demand.timers
         if not self._resume.swept:  # there may be jobs behind the points
@@ -115,7 +115,7 @@ class Shortage:
         """The queues without limits that were found dry."""
         return [name for name in self._dry & self._demand.timers.keys() if not self._limited.has(name)]
 
-    def _leaves(self, connection: Connection, *, stays: bool) -> bool:
+    def _leaves(self, connection: sa.Connection, *, stays: bool) -> bool:
         """No queue has a job in reach, and nothing runs: so the worker is idle, unless one of the skipped jobs could be claimed
         now, or it `stays` to rescue a dead worker's. Returns whether one was claimed.
         """

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ...context import ClaimedJob
 from .bisection import BisectingClaims
@@ -48,7 +48,7 @@ class UnclaimableJobs:
         """When a skipped job of these queues is tried again, by `monotonic()`; None: never."""
         return self.skipped.next_at(queues, one_waiting=self.suspects.one_may_run) if self.skipped else None
 
-    def claim_skipped(self, connection: Connection, *, at_once: bool = False) -> bool:
+    def claim_skipped(self, connection: sa.Connection, *, at_once: bool = False) -> bool:
         """Claim those of the skipped jobs that can be claimed by now. Returns whether there were some."""
         if not self.skipped:
             return False
@@ -67,7 +67,7 @@ class UnclaimableJobs:
             self.demand.release(name for name in self.demand.timers if self.skipped.has_room(name))
         return any_claimed
 
-    def claim_by_bisection(self, connection: Connection, wanted: Mapping[str, int]) -> Bisected:
+    def claim_by_bisection(self, connection: sa.Connection, wanted: Mapping[str, int]) -> Bisected:
         """Skip the jobs that cannot be claimed, claim the others, and hold the queues where neither can be done."""
         any_skipped = any_claimed = False
         short: set[str] = set()
@@ -83,5 +83,5 @@ class UnclaimableJobs:
         self.own.in_doubt = False
         return Bisected(any_skipped, any_claimed, short)
 
-    def _take_over(self, connection: Connection, jobs: list[ClaimedJob], began: float) -> None:
+    def _take_over(self, connection: sa.Connection, jobs: list[ClaimedJob], began: float) -> None:
         self.fetcher.hand_over(connection, self.suspects.part(connection, jobs), claimed_at=began)

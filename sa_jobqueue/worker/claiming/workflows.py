@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -65,14 +65,14 @@ class MovingWorkflows:
         first = 0.0 if self._touched else min(self._due.values())
         return max(first, self._next) if self._busy() else first
 
-    def finds_more(self, connection: Connection) -> bool:
+    def finds_more(self, connection: sa.Connection) -> bool:
         """Whether there is a workflow to be moved on, also one that another worker has left."""
         if not self._due and not self._touched:
             with self._connector.begin_one(connection):
                 self._touched.add(self._connector.store.stray_workflows(connection))
         return bool(self._due) or bool(self._touched)
 
-    def move(self, connection: Connection) -> None:
+    def move(self, connection: sa.Connection) -> None:
         """Do a step, if one is due."""
         at = self.next_at()
         began = monotonic()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ...log import get_logger
 
@@ -30,10 +30,10 @@ class Deadline:
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._busy: tuple[float, Connection] | None = None
+        self._busy: tuple[float, sa.Connection] | None = None
 
     @contextmanager
-    def over(self, connection: Connection) -> Generator[None]:
+    def over(self, connection: sa.Connection) -> Generator[None]:
         """Watch what happens inside. A nested `over` has a time of its own, and the rest after it begins a new one."""
         outer, self._busy = self._busy, (monotonic(), connection)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any
 
-from sqlalchemy import AdaptedConnection, Connection
+import sqlalchemy as sa
 
 __all__ = ["is_busy", "psycopg_of"]
 
@@ -15,10 +15,10 @@ _ACTIVE = 1
 _LAST_STATEMENT = 2.0
 
 
-def psycopg_of(connection: Connection) -> Any:
+def psycopg_of(connection: sa.Connection) -> Any:
     """The psycopg connection below, sync or async; None where it is another driver's."""
     raw: Any = connection.connection.dbapi_connection  # of a thread it is psycopg's own
-    if isinstance(raw, AdaptedConnection):  # that of SQLAlchemy 2.0 has the other's attributes, too
+    if isinstance(raw, sa.AdaptedConnection):  # that of SQLAlchemy 2.0 has the other's attributes, too
         raw = raw.driver_connection
     return raw if hasattr(raw, "pgconn") else None
 

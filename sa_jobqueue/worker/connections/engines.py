@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import URL, Engine, create_engine, event, text
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -41,11 +41,11 @@ class Engines:
 
     def __init__(
         self,
-        database: str | URL | Engine,
+        database: str | sa.URL | sa.Engine,
         *,
         async_engine: AsyncEngine | None,
         listen: bool,
-        listen_url: str | URL | None,
+        listen_url: str | sa.URL | None,
         schema: str | None,
         slots: int,
         pooled: bool,
@@ -55,11 +55,11 @@ class Engines:
             raise ConfigurationError(
                 "the worker itself needs a URL or an Engine (create_engine); pass the AsyncEngine as async_engine="
             )
-        if not isinstance(database, (str, URL, Engine)):
+        if not isinstance(database, (str, sa.URL, sa.Engine)):
             raise ConfigurationError(f"the database is a URL or an Engine, not {database!r}")
         if async_engine is not None and not isinstance(async_engine, AsyncEngine):
             raise ConfigurationError(f"async_engine is an AsyncEngine (create_async_engine), not {async_engine!r}")
-        if isinstance(database, Engine):
+        if isinstance(database, sa.Engine):
             check_driver(database.dialect)
         if async_engine is not None and async_engine.dialect.name != "postgresql":
             raise ConfigurationError(
@@ -70,15 +70,15 @@ class Engines:
         if schema is not None:
             quote(schema)  # refuses what cannot be a schema's name
             self._options["execution_options"] = {"schema_translate_map": {named: schema}}
-        self._ours: list[Engine] = []
+        self._ours: list[sa.Engine] = []
         self._ours_async: list[AsyncEngine] = []
-        self.main = database if isinstance(database, Engine) else self._make(database_url(database))
+        self.main = database if isinstance(database, sa.Engine) else self._make(database_url(database))
         """For the worker itself, and for the sessions of `def` handlers."""
         self.asynchronous = async_engine
         """For the sessions of `async def` handlers, if there is one."""
-        if async_engine is None and not isinstance(database, Engine):
+        if async_engine is None and not isinstance(database, sa.Engine):
             self.asynchronous = self._make_async(self.main.url)
-        self.listener: Engine | None = None
+        self.listener: sa.Engine | None = None
         """For LISTEN; None: only poll."""
         if listen:
             self.listener = self.main if listen_url is None else self._make(database_url(listen_url))
@@ -88,22 +88,22 @@ class Engines:
         self.schema: str = self.translate.get(named, named) or str(self.main.dialect.default_schema_name or "public")
         """Where they are; `named`: as their classes say."""
 
-    def _make(self, url: URL) -> Engine:
-        engine = create_engine(url, **self._options)
+    def _make(self, url: sa.URL) -> sa.Engine:
+        engine = sa.create_engine(url, **self._options)
         self._prepare(engine)
         self._ours.append(engine)
         return engine
 
-    def _make_async(self, url: URL) -> AsyncEngine:
+    def _make_async(self, url: sa.URL) -> AsyncEngine:
         engine = create_async_engine(url, **self._options)
         self._prepare(engine.sync_engine)
         self._ours_async.append(engine)
         return engine
 
-    def _prepare(self, engine: Engine) -> None:
+    def _prepare(self, engine: sa.Engine) -> None:
         leave_out_closed(engine)
         if not self._pooled:  # the setting would be another client's
-            event.listen(engine, "connect", _end_idle)
+            sa.event.listen(engine, "connect", _end_idle)
 
     def check(self) -> None:
         """Is the server there, has it our schema, can it take our connections?
@@ -115,7 +115,7 @@ class Engines:
                 refuse_autocommit(connection)
                 translated = connection.execution_options(schema_translate_map=self.translate)
                 check_schema(translated, self.schema)
-                limit = int(connection.execute(text("SHOW max_connections")).scalar_one())
+                limit = int(connection.execute(sa.text("SHOW max_connections")).scalar_one())
                 if not self._pooled and is_behind_pooler(connection):
                     logger.warning("a pooler answers for the database: if it pools transactions, work with --pooled")
         except DBAPIError as error:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from sqlalchemy import Connection, Engine
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ... import forks
@@ -50,7 +50,7 @@ class Listener:
     """Calls `heard(queue)` for each wake-up of `worker`, and `heard(None)` after it (again) begins to listen."""
 
     def __init__(
-        self, engine: Engine, heard: Callable[[str | None], None], *, worker: str, store: Store = default_store
+        self, engine: sa.Engine, heard: Callable[[str | None], None], *, worker: str, store: Store = default_store
     ) -> None:
         self._engine, self._heard, self._worker, self._store = engine, heard, worker, store
         self._end = threading.Event()
@@ -76,7 +76,7 @@ class Listener:
     def _loop(self) -> None:
         failures = 0
         while not self._end.is_set():
-            connection: Connection | None = None
+            connection: sa.Connection | None = None
             try:
                 connection = self._engine.connect()
                 forks.guard(driver.psycopg_of(connection))
@@ -104,7 +104,7 @@ class Listener:
             if failures:
                 self._end.wait(backoff(failures, first=0.2, most=_RETRY_MOST))
 
-    def _subscribe(self, connection: Connection) -> tuple[psycopg.Connection, str]:
+    def _subscribe(self, connection: sa.Connection) -> tuple[psycopg.Connection, str]:
         """Take the connection out of the pool for good, and LISTEN on it."""
         import psycopg
         from psycopg import sql
@@ -121,7 +121,7 @@ class Listener:
         raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         return raw, channel
 
-    def _listen(self, connection: Connection, raw: psycopg.Connection, channel: str) -> None:
+    def _listen(self, connection: sa.Connection, raw: psycopg.Connection, channel: str) -> None:
         """Sleep until there is something to read or to ask, or the end: to look now and then would cost an idle worker
         more than all else.
         """

@@ -6,7 +6,7 @@ import select as select_module
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event, func, select
+import sqlalchemy as sa
 from sqlalchemy.exc import DisconnectionError
 
 from ...errors import ConfigurationError
@@ -20,14 +20,14 @@ logger = get_logger(__name__)
 _JUST_NOW = 0.5
 
 
-def is_behind_pooler(connection: Connection) -> bool:
+def is_behind_pooler(connection: sa.Connection) -> bool:
     """Whether a pooler answers at the engine's URL: then the server process is not the one that the driver was told of."""
     raw: Any = connection.connection.dbapi_connection
-    answering: int = connection.scalars(select(func.pg_backend_pid())).one()
+    answering: int = connection.scalars(sa.select(sa.func.pg_backend_pid())).one()
     return bool(raw.info.backend_pid != answering)
 
 
-def refuse_pooler(connection: Connection) -> None:
+def refuse_pooler(connection: sa.Connection) -> None:
     """Raise ConfigurationError where a pooler answers, for code that needs one server process over several transactions."""
     if is_behind_pooler(connection):
         raise ConfigurationError(
@@ -36,7 +36,7 @@ def refuse_pooler(connection: Connection) -> None:
         )
 
 
-def leave_out_closed(engine: Engine) -> None:
+def leave_out_closed(engine: sa.Engine) -> None:
     """Let the pool hand out no connection whose server has gone meanwhile, which would cost a handler an attempt.
 
     Such a connection is recognised without a round trip: there is something to read on it, though nothing was asked. One that
@@ -45,11 +45,11 @@ def leave_out_closed(engine: Engine) -> None:
     if not hasattr(select_module, "poll"):
         return
 
-    @event.listens_for(engine, "checkin")
+    @sa.event.listens_for(engine, "checkin")
     def note(connection: Any, record: Any) -> None:
         record.info["sa_jobqueue.used"] = monotonic()
 
-    @event.listens_for(engine, "checkout")
+    @sa.event.listens_for(engine, "checkout")
     def check(connection: Any, record: Any, proxy: Any) -> None:
         if monotonic() - record.info.get("sa_jobqueue.used", 0.0) < _JUST_NOW:
             return
@@ -59,7 +59,7 @@ def leave_out_closed(engine: Engine) -> None:
             raise DisconnectionError
 
 
-def hang_up(connection: Connection) -> None:
+def hang_up(connection: sa.Connection) -> None:
     """Close a service connection that may be broken, whatever state it is in."""
     raw: Any = connection.connection.dbapi_connection if not connection.closed and not connection.invalidated else None
     closes = [connection.invalidate, connection.close]
@@ -70,7 +70,7 @@ def hang_up(connection: Connection) -> None:
             logger.debug("a broken connection did not close", exc_info=True)
 
 
-def give_up(connection: Connection | None, engine: Engine, *, failures: int) -> bool:
+def give_up(connection: sa.Connection | None, engine: sa.Engine, *, failures: int) -> bool:
     """Close a service connection, if there is one, after this many `failures` in a row; after the first, what is idle in the pool, too.
 
     Returns whether to log this failure: the first, and each twentieth.
@@ -82,7 +82,7 @@ def give_up(connection: Connection | None, engine: Engine, *, failures: int) -> 
     return failures == 1 or failures % 20 == 0
 
 
-def drop_idle(engine: Engine) -> None:
+def drop_idle(engine: sa.Engine) -> None:
     """Close the idle connections of the pool, after a service connection failed: what broke it may have broken them as silently,
     and `pool_pre_ping` asks in `connect()`, where no deadline holds. Connections that are checked out stay open.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from sqlalchemy import Connection, Dialect, Engine
+import sqlalchemy as sa
 
 from ... import forks
 from ...errors import AutocommitError, ConfigurationError
@@ -77,7 +77,7 @@ class Connector:
     `pooled`: each transaction makes the settings again, and nothing is prepared.
     """
 
-    engine: Engine
+    engine: sa.Engine
     lease: float
     pooled: bool = False
     translate: Mapping[str | None, str | None] | None = None
@@ -88,7 +88,7 @@ class Connector:
         """Seconds after which the server ends a statement or a silent transaction of ours."""
         return service_limit(self.lease)
 
-    def connect(self, deadline: Deadline | None = None) -> Connection:
+    def connect(self, deadline: Deadline | None = None) -> sa.Connection:
         """A connection of our own, out of the pool for good; READ COMMITTED. `deadline` holds for its first statements, too.
 
         Outside of `begin` the driver is in autocommit, because most service transactions are one statement.
@@ -116,7 +116,7 @@ class Connector:
         return connection
 
     @contextmanager
-    def begin(self, connection: Connection) -> Generator[None]:
+    def begin(self, connection: sa.Connection) -> Generator[None]:
         """A service transaction."""
         if self.pooled:
             with connection.begin():
@@ -130,15 +130,15 @@ class Connector:
         finally:
             _autocommit(connection, True)
 
-    def begin_one(self, connection: Connection) -> AbstractContextManager[Any]:
+    def begin_one(self, connection: sa.Connection) -> AbstractContextManager[Any]:
         """The same for one statement that is its own transaction: it takes one round trip instead of three."""
         return self.begin(connection) if self.pooled else connection.begin()
 
-    def _set(self, connection: Connection, *, local: bool) -> None:
+    def _set(self, connection: sa.Connection, *, local: bool) -> None:
         connection.exec_driver_sql(setting(service_settings(self.lease), local=local))
 
 
-def _autocommit(connection: Connection, on: bool) -> None:
+def _autocommit(connection: sa.Connection, on: bool) -> None:
     if not connection.closed and not connection.invalidated:
         raw: Any = connection.connection.dbapi_connection
         if not raw.closed:
@@ -196,7 +196,7 @@ def service_limit(lease: float) -> float:
     return min(max(lease, 0.5), 10.0)
 
 
-def check_driver(dialect: Dialect) -> None:
+def check_driver(dialect: sa.Dialect) -> None:
     """Refuse an engine of another driver than psycopg 3."""
     if dialect.driver != "psycopg":
         raise ConfigurationError(
@@ -205,7 +205,7 @@ def check_driver(dialect: Dialect) -> None:
         )
 
 
-def refuse_autocommit(connection: Connection) -> None:
+def refuse_autocommit(connection: sa.Connection) -> None:
     """Refuse a connection in AUTOCOMMIT mode: a worker's statements belong together."""
     if getattr(connection.connection.dbapi_connection, "autocommit", False):
         raise AutocommitError

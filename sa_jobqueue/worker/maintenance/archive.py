@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -66,7 +66,7 @@ class KeepArchive(Chore):
         if to_declare or (self.is_used and not was_used):
             self.at = 0.0
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Declare, make, drop; each in a transaction of its own."""
         if self._add or self._remove:
             self._declare(connection)
@@ -76,7 +76,7 @@ class KeepArchive(Chore):
             self.at = monotonic() + _LOCKED
         return False
 
-    def _declare(self, connection: Connection) -> None:
+    def _declare(self, connection: sa.Connection) -> None:
         try:
             with self._connector.begin_one(connection):
                 self._connector.store.declare_archived(connection, self._add, self._remove)
@@ -96,7 +96,7 @@ class KeepArchive(Chore):
         self.is_used = self.is_used or bool(self._add)
         self._add = self._remove = frozenset()
 
-    def make(self, connection: Connection, make: Callable[[Connection], int]) -> int | None:
+    def make(self, connection: sa.Connection, make: Callable[[sa.Connection], int]) -> int | None:
         """Let `make` make months, and return how many. None: another transaction is in the way, so try again later."""
         try:
             with self._connector.begin_one(connection):
@@ -107,7 +107,7 @@ class KeepArchive(Chore):
             logger.debug("a month of the archive is made later: %s", error.orig)
             return None
 
-    def _drop(self, connection: Connection, months: int) -> bool:
+    def _drop(self, connection: sa.Connection, months: int) -> bool:
         """Drop the months that were kept long enough; False: another transaction is in the way."""
         try:
             while True:

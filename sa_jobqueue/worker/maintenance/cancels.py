@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ..connections.service import Connector
 from ..running.run import Runs, Stop
@@ -37,7 +37,7 @@ class Cancels(Chore):
         self._announced = True
         self.at = 0.0
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Ask about what has been here for a while, or about all if a cancel was announced."""
         announced, self._announced = self._announced, False
         now = monotonic()

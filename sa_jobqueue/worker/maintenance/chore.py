@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 __all__ = ["Chore", "Turn"]
 
@@ -36,5 +36,5 @@ class Chore(ABC):
         return self.at
 
     @abstractmethod
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Do it once. True: there is more to do, so come again soon."""

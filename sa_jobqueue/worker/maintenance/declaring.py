@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 from datetime import timedelta
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...store import Declaring, Fault, fault_of
@@ -34,7 +34,7 @@ class Declarations:
     def __init__(
         self,
         connector: Connector,
-        write: Callable[[Connection], Declaring],
+        write: Callable[[sa.Connection], Declaring],
         *,
         what: str,
         grant: str,
@@ -49,7 +49,7 @@ class Declarations:
         self.at = 0.0 if any else math.inf
         """When to do it next, by `monotonic()`."""
 
-    def write_down(self, connection: Connection, now: float) -> bool:
+    def write_down(self, connection: sa.Connection, now: float) -> bool:
         """Do it, at `now`. Whether it is done, or cannot be: not if another transaction was in the way."""
         self.at = now + AGAIN  # if it cannot be done now
         try:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ...lifecycle import Event
 from ...log import get_logger
@@ -32,7 +32,7 @@ class EndLate(Chore):
         super().__init__(_EVERY, at=monotonic() + random.uniform(0, _EVERY))
         self._connector, self._registry, self._observer = connector, registry, observer
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """End some pages of jobs."""
         while True:
             with self._connector.begin(connection):

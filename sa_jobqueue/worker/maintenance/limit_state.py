@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ...store import FIRST_STATE
 from ..connections.service import Connector
@@ -26,7 +26,7 @@ class ForgetStates(Chore):
         self._connector = connector
         self._after = FIRST_STATE
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Look at some pages."""
         while True:
             with self._connector.begin_one(connection):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -38,7 +38,7 @@ class DeclareLimits(Chore):
         self.declares = bool(definitions)
         """Whether the code declares any."""
 
-        def write(connection: Connection) -> Declaring:
+        def write(connection: sa.Connection) -> Declaring:
             return connector.store.declare_limits(connection, definitions, gone=GONE)
 
         self._declarations = Declarations(
@@ -60,7 +60,7 @@ class DeclareLimits(Chore):
         now = monotonic()
         if self._began is None:
             self._began = now
-        connection: Connection | None = None
+        connection: sa.Connection | None = None
         try:
             connection = self._connector.connect()
             if self._declarations.write_down(connection, now):
@@ -92,7 +92,7 @@ class DeclareLimits(Chore):
         if self._time_to_declare.is_over(now) and are_undeclared and now >= self._drop_again:
             self._drops, self._drop_again = True, now + DECLARE_EVERY
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Declare what is to be declared, and delete what is to be deleted."""
         if (now := monotonic()) >= self._declarations.at:
             self._declarations.write_down(connection, now)

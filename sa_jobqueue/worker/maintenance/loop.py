@@ -14,7 +14,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...durations import backoff
@@ -64,7 +64,7 @@ class Maintenance:
         self._renewal, self._presence, self._notes, self._stats = renewal, presence, notes, stats
         self.chores: list[Chore] = [renewal, notes, *others, presence, stats]
         """In the order in which they are done."""
-        self._connection: Connection | None = None
+        self._connection: sa.Connection | None = None
         self._failures = 0
         self._turn = connector.lease / 12
         self._end = threading.Event()
@@ -137,7 +137,7 @@ class Maintenance:
             if chore.due_at() <= monotonic() and not self._end.is_set():
                 self._do(chore, connection)
 
-    def _do(self, chore: Chore, connection: Connection) -> None:
+    def _do(self, chore: Chore, connection: sa.Connection) -> None:
         # First of all: the other chores are not to wait for one that fails each time.
         self.moves_at = monotonic()
         chore.at = self.moves_at + chore.every * random.uniform(0.9, 1.0)
@@ -155,7 +155,7 @@ class Maintenance:
         if more:
             chore.at = 0.0
 
-    def _write_last_notes(self, connection: Connection) -> None:
+    def _write_last_notes(self, connection: sa.Connection) -> None:
         until = monotonic() + _LAST_NOTES
         try:
             with self.deadline.over(connection):
@@ -164,7 +164,7 @@ class Maintenance:
         except Exception as error:
             logger.warning("the last progress and log lines of jobs could not be written: %s", error)
 
-    def _write_last_stats(self, connection: Connection) -> None:
+    def _write_last_stats(self, connection: sa.Connection) -> None:
         until = monotonic() + _LAST_STATS
         while True:
             try:

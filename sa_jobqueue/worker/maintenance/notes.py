@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -39,11 +39,11 @@ class WriteNotes(Chore):
         """When there is something to write, but `every` seconds after the last time at the earliest."""
         return max(self.at, self._notes.due_at())
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Write a batch."""
         return self.write(connection)
 
-    def write(self, connection: Connection, *, all: bool = False) -> bool:
+    def write(self, connection: sa.Connection, *, all: bool = False) -> bool:
         """Write a batch; `all`: also lines that could wait. Whether there is more.
 
         A text that the database cannot hold takes no other along: the batch is then halved until that text is alone.
@@ -75,7 +75,7 @@ class WriteNotes(Chore):
                 raise
         return batch.more
 
-    def _write(self, connection: Connection, batch: Batch) -> None:
+    def _write(self, connection: sa.Connection, batch: Batch) -> None:
         reported = written = frozenset[tuple[int, int]]()
         with self._connector.begin(connection):
             if batch.reports:
@@ -106,7 +106,7 @@ class DropStrayNotes(Chore):
         self._connector = connector
         self._after = (FIRST_ID, FIRST_ID)
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Delete what is found; go on soon where there was something."""
         with self._connector.begin(connection):
             self._after, deleted = self._connector.store.drop_stray_notes(connection, after=self._after, limit=_PAGE)

@@ -10,7 +10,7 @@ from datetime import timedelta
 from time import monotonic
 from typing import Any, TypedDict
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -71,7 +71,7 @@ class Presence(Chore):
         self._drains = False
         """Whether it has been told. Its thread alone uses it."""
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Say that we are alive, and strike off workers that were not seen for long."""
         self._written = monotonic()
         try:
@@ -112,7 +112,7 @@ class Presence(Chore):
         """Write the row with the next chores: an operator is to see what has changed. `apart`: not before it is this many seconds old."""
         self.at = min(self.at, self._written + apart)
 
-    def leave(self, connection: Connection) -> None:
+    def leave(self, connection: sa.Connection) -> None:
         """Strike this worker off."""
         try:
             with self._connector.begin(connection):

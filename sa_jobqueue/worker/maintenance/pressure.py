@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -44,7 +44,7 @@ class WatchPressure(Chore):
         """Why the last reading failed; the log has it. "": it did not fail."""
         self._said_hidden = False
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Read the pressure, and decide."""
         try:
             with self._connector.begin_one(connection):

@@ -6,7 +6,7 @@ import random
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...store import FIRST_TIME, Fault, fault_of, is_month_missing
@@ -31,7 +31,7 @@ class Prune(Chore):
         # Where the next page begins, so that rows deleted before are not walked over again; and how far the pages have come.
         self._after = self._reached = FIRST_TIME
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Delete some pages."""
         if not self._archive.is_known:
             return False
@@ -40,7 +40,7 @@ class Prune(Chore):
                 return True
         return False
 
-    def _delete_page(self, connection: Connection) -> bool:
+    def _delete_page(self, connection: sa.Connection) -> bool:
         """Delete a page in a transaction of its own, and find how large the next may be. Whether there may be more."""
         page = self._page
         try:
@@ -75,7 +75,7 @@ class Prune(Chore):
             self._page = min(2 * page, _PAGE)
         return more
 
-    def _make_months(self, connection: Connection, page: int) -> bool:
+    def _make_months(self, connection: sa.Connection, page: int) -> bool:
         """Make the months of the archive that this page needs. Whether to try it again now."""
         store, after = self._connector.store, self._after
         made = self._archive.make(connection, lambda own: store.make_months_of_page(own, limit=page, after=after))

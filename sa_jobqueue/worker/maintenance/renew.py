@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -42,7 +42,7 @@ class Renewal(Chore):
         self._one_by_one = False
         self._refused: set[Run] = set()
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Renew, stop the runs whose claims are lost, and those that are to be cancelled."""
         due = self._runs.unrenewed(self._connector.lease / 3)
         self._refused.intersection_update(due)
@@ -70,7 +70,7 @@ class Renewal(Chore):
                 self._refused.remove(run)
         return False
 
-    def _try(self, connection: Connection, part: list[Run], *, refused: bool = False) -> DBAPIError | None:
+    def _try(self, connection: sa.Connection, part: list[Run], *, refused: bool = False) -> DBAPIError | None:
         """Renew these leases. Returns the error if one of them may be why the database refuses."""
         seconds = self._seconds_alone if self._one_by_one or refused else self._seconds
         try:
@@ -86,7 +86,7 @@ class Renewal(Chore):
             logger.error("job %d: its lease cannot be renewed: %s", run.job.id, error.orig)
         self._refused.add(run)
 
-    def _renew(self, connection: Connection, part: list[Run], seconds: float) -> None:
+    def _renew(self, connection: sa.Connection, part: list[Run], seconds: float) -> None:
         now = monotonic()
         held = {run.job.id: run.job.claim_token for run in part}
         with self._connector.begin(connection):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ...failures import entry
 from ...lifecycle import Change, Rules, decide
@@ -48,7 +48,7 @@ class Rescue(Chore):
         self._outage = max(connector.lease / 2, 2 * self.every)
         self._after = FIRST_ID
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Rescue some pages."""
         while True:
             page = self._find_expired(connection)
@@ -62,7 +62,7 @@ class Rescue(Chore):
             if turn.is_over:
                 return True
 
-    def _find_expired(self, connection: Connection) -> list[Expired]:
+    def _find_expired(self, connection: sa.Connection) -> list[Expired]:
         """A page of jobs whose leases ran out though they could be renewed.
 
         In one transaction, which has one now(): however long this process stands still on the way, an outage meanwhile makes
@@ -73,7 +73,7 @@ class Rescue(Chore):
                 return []
             return self._connector.store.expired(connection, after=self._after, limit=_PAGE)
 
-    def _write(self, connection: Connection, page: list[Expired]) -> None:
+    def _write(self, connection: sa.Connection, page: list[Expired]) -> None:
         by_id, rescued = {found.claim.id: found for found in page}, 0
         changes = [decide(found.claim, _rescued(found), self._rules(found), random=random.random()) for found in page]
 

@@ -11,7 +11,7 @@ import math
 import random
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -39,7 +39,7 @@ class EnqueueTicks(Chore):
         self._connector = connector
         definitions = {name: definition_of(one) for name, one in registry.schedules.items()}
 
-        def write(connection: Connection) -> Declaring:
+        def write(connection: sa.Connection) -> Declaring:
             return connector.store.declare(connection, definitions, gone=GONE)
 
         self._declarations = Declarations(
@@ -72,7 +72,7 @@ class EnqueueTicks(Chore):
             if self._check_at == math.inf:
                 self._check_at = monotonic() + DECLARE_EVERY
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Declare what is to be declared, enqueue some pages, and find out when the next tick is."""
         self._announced = False
         if (now := monotonic()) >= self._declarations.at:
@@ -92,7 +92,7 @@ class EnqueueTicks(Chore):
         self.hear(seconds)
         return False
 
-    def _page(self, connection: Connection, turn: Turn) -> int:
+    def _page(self, connection: sa.Connection, turn: Turn) -> int:
         """Enqueue the ticks of a page of schedules. Returns how many of them were due."""
         ticked = Ticked()
         try:
@@ -108,7 +108,7 @@ class EnqueueTicks(Chore):
                     break
         return len(ticked.ids)
 
-    def _enqueue_alone(self, connection: Connection, id: int) -> None:
+    def _enqueue_alone(self, connection: sa.Connection, id: int) -> None:
         try:
             self._enqueue(connection, Ticked(), only=id)
         except DBAPIError as error:
@@ -120,7 +120,7 @@ class EnqueueTicks(Chore):
             if named is not None:
                 logger.error("schedule %r: its job cannot be enqueued: %s", named, error.orig)
 
-    def _enqueue(self, connection: Connection, ticked: Ticked, *, only: int | None = None) -> None:
+    def _enqueue(self, connection: sa.Connection, ticked: Ticked, *, only: int | None = None) -> None:
         with self._connector.begin(connection):
             self._connector.store.enqueue_due(connection, ticked, limit=_PAGE, random=random.random, only=only)
         for name, reason in ticked.bad:
@@ -128,7 +128,7 @@ class EnqueueTicks(Chore):
         for name, number in ticked.paused:
             logger.error("schedule %r is paused: its last %d jobs have failed", name, number)
 
-    def _check(self, connection: Connection) -> None:
+    def _check(self, connection: sa.Connection) -> None:
         """Pause what no code declares any more; not before living workers had the time to declare it, as after an outage."""
         now = monotonic()
         self._check_at = now + DECLARE_EVERY * random.uniform(0.9, 1.0)

@@ -6,7 +6,7 @@ import random
 import uuid
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -50,7 +50,7 @@ class WriteStats(Chore):
         """Whether something was counted and is not written."""
         return bool(self._tally.written.batch) or self._tally.changed > 0
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Write some batches."""
         written = self._tally.written
         if self._left <= 0:
@@ -73,7 +73,7 @@ class WriteStats(Chore):
             self._say(error, late=fault is Fault.LATE)
         return False
 
-    def write(self, connection: Connection) -> bool:
+    def write(self, connection: sa.Connection) -> bool:
         """Write a batch, if there is one. False: this worker has no row now, so it has to enrol first."""
         if not self._fill():
             return True
@@ -88,7 +88,7 @@ class WriteStats(Chore):
             self._say_at = None
         return added
 
-    def write_all(self, connection: Connection) -> bool:
+    def write_all(self, connection: sa.Connection) -> bool:
         """Write all there is. False as with `write`."""
         while self._fill():
             if not self.write(connection):
@@ -122,7 +122,7 @@ class KeepStats(Chore):
         super().__init__(_LOOK_EVERY, at=monotonic() + random.uniform(0, _LOOK_EVERY))
         self._connector = connector
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Move and delete some pages."""
         while True:
             try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from time import monotonic
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 
 from ...log import get_logger
 from ..connections.service import Connector
@@ -26,7 +26,7 @@ class FreeKeys(Chore):
         self._connector = connector
         self._after = ""
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Free some pages of keys."""
         while True:
             with self._connector.begin(connection):

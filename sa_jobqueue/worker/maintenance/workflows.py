@@ -6,7 +6,7 @@ import random
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...log import get_logger
@@ -40,7 +40,7 @@ class FindWorkflows(Chore):
         """There are such events. For any thread; maintenance is to be woken after it."""
         self.at = 0.0
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Look for them."""
         with self._connector.begin(connection):
             found = self._connector.store.stray_workflows(connection, limit=_PAGE)
@@ -58,12 +58,12 @@ class KeepWorkflows(Chore):
         self._connector, self._touched, self._archive = connector, touched, archive
         self._after = self._after_workflow = FIRST_ID
 
-    def do(self, connection: Connection, turn: Turn) -> bool:
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Delete some pages, and look at some."""
         more = self._archive.is_known and self._prune(connection, turn)
         return self._heal(connection, turn) or more
 
-    def _prune(self, connection: Connection, turn: Turn) -> bool:
+    def _prune(self, connection: sa.Connection, turn: Turn) -> bool:
         store = self._connector.store
         while True:
             with self._connector.begin(connection):
@@ -77,7 +77,7 @@ class KeepWorkflows(Chore):
             if len(over) < _WORKFLOWS:
                 return False
 
-    def _prune_page(self, connection: Connection, workflow: int, *, months: bool = False) -> int | None:
+    def _prune_page(self, connection: sa.Connection, workflow: int, *, months: bool = False) -> int | None:
         """Delete a page of its members. Returns how many there were; None: no more of it can be deleted now. `months`: those of the
         archive that it needs have just been made.
         """
@@ -96,7 +96,7 @@ class KeepWorkflows(Chore):
         made = self._archive.make(connection, lambda own: store.make_months_of_members(own, workflow, limit=_PAGE))
         return None if made is None else self._prune_page(connection, workflow, months=True)
 
-    def _heal(self, connection: Connection, turn: Turn) -> bool:
+    def _heal(self, connection: sa.Connection, turn: Turn) -> bool:
         # One page in each turn: most of these have ended long ago.
         with self._connector.begin_one(connection):
             last, healed = self._connector.store.heal_workflows(connection, after=self._after_workflow, limit=_PAGE)
@@ -112,7 +112,7 @@ class KeepWorkflows(Chore):
             if turn.is_over:
                 return True
 
-    def _tell(self, connection: Connection, healed: int) -> None:
+    def _tell(self, connection: sa.Connection, healed: int) -> None:
         if healed:
             logger.warning("jobs of workflows had ended without saying so, perhaps by plain SQL: %d", healed)
             with self._connector.begin(connection):

@@ -14,7 +14,7 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from sqlalchemy import Engine
+import sqlalchemy as sa
 
 from ...context import Notes
 from ...lifecycle import OUTCOMES, Change, Event, completed, decide
@@ -52,7 +52,7 @@ class Executor:
         sessions: Sessions,
         *,
         report: Callable[[Run, RunEnding], None],
-        pause: Callable[[str, Engine, str], None],
+        pause: Callable[[str, sa.Engine, str], None],
         leaving: Callable[[], bool],
         max_rescues: int,
         log_jobs: bool,

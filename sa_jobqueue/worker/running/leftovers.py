@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Pool, event
+import sqlalchemy as sa
 
 from ... import forks
 from ...log import get_logger
@@ -52,11 +52,11 @@ _Reported: TypeAlias = tuple[bytes | None, bytes | None] | None
 Found: TypeAlias = tuple[dict[Any, Any], _Reported]
 
 _harmless: set[str] = set()
-_dropped: WeakKeyDictionary[Pool, float] = WeakKeyDictionary()
+_dropped: WeakKeyDictionary[sa.Pool, float] = WeakKeyDictionary()
 _said: set[str] = set()
 
 
-def begin(connection: Connection, raw: Any) -> Found:
+def begin(connection: sa.Connection, raw: Any) -> Found:
     """A handler gets this connection, as the application has made and checked it out. Returns what is known of its state.
 
     `raw`: what `driver.psycopg_of` has found.
@@ -65,8 +65,8 @@ def begin(connection: Connection, raw: Any) -> Found:
     if _KNOWN not in info:
         info[_KNOWN] = True
         # Of the dialect, whose event it is: events are found by ids, and an engine can have that of one which is gone.
-        if not event.contains(connection.dialect, "do_execute", _look_at):
-            event.listen(connection.dialect, "do_execute", _look_at)
+        if not sa.event.contains(connection.dialect, "do_execute", _look_at):
+            sa.event.listen(connection.dialect, "do_execute", _look_at)
         forks.guard(raw)
     info.pop(_SPOILED, None)  # by the application itself, as it was checked out
     return info, _reported(raw)
@@ -96,7 +96,7 @@ def _reported(raw: Any) -> _Reported:
     return status(b"search_path"), status(b"default_transaction_read_only")
 
 
-def may_be_dropped(pool: Pool) -> bool:
+def may_be_dropped(pool: sa.Pool) -> bool:
     """Whether a connection may be closed now because an attempt failed, perhaps because of leftovers that cannot be seen."""
     now = monotonic()
     if now - _dropped.get(pool, 0.0) < _BETWEEN:

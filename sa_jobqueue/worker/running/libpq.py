@@ -11,7 +11,7 @@ from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Connection, Pool, text
+import sqlalchemy as sa
 
 from ...lifecycle import Change
 from ...log import get_logger
@@ -29,7 +29,7 @@ _IDLE, _IN_TRANSACTION, _NO_PIPELINE = 0, 2, 0
 _BEGIN = {None: b"BEGIN", 2: b"BEGIN ISOLATION LEVEL READ COMMITTED"}
 
 #: The function's text names the table. After a schema was renamed that is another table.
-_MAY = text(
+_MAY = sa.text(
     "SELECT pg_catalog.has_function_privilege(oid, 'EXECUTE') AND pg_catalog.strpos(prosrc, :table) > 0 "
     "FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure(CAST(:function AS text))"
 )
@@ -51,10 +51,10 @@ class _Asked:
     lock: Lock = field(default_factory=Lock)
 
 
-_asked: WeakKeyDictionary[Pool, _Asked] = WeakKeyDictionary()
+_asked: WeakKeyDictionary[sa.Pool, _Asked] = WeakKeyDictionary()
 
 
-def begin(connection: Connection, raw: Any) -> None:
+def begin(connection: sa.Connection, raw: Any) -> None:
     """BEGIN now, where psycopg would say it before the first statement. `raw`: what `driver.psycopg_of` has found.
 
     With 32 threads and one INSERT a job, the system switches between them 14 times a job by this, else 19. It also finds a
@@ -75,7 +75,7 @@ def begin(connection: Connection, raw: Any) -> None:
         raise as_sqlalchemy(error, "BEGIN", {}, connection) from error
 
 
-def command(connection: Connection, raw: Any, change: Change, *, store: Store) -> str | None:
+def command(connection: sa.Connection, raw: Any, change: Change, *, store: Store) -> str | None:
     """The text to `commit` this change with.
 
     None if the change says more than "done", if a listener or log must see each statement, or if this connection cannot do it.
@@ -107,7 +107,7 @@ def _literal(raw: Any, result: str) -> str | None:
     return f", {literal}::jsonb"
 
 
-def commit(connection: Connection, raw: Any, command: str) -> bool:
+def commit(connection: sa.Connection, raw: Any, command: str) -> bool:
     """Complete the job and commit. False: its claim was lost, and the transaction is to be rolled back.
 
     The server stops at the first error, so without a completion there is no COMMIT. Raises what SQLAlchemy would.
@@ -134,7 +134,7 @@ def commit(connection: Connection, raw: Any, command: str) -> bool:
     return True
 
 
-def _function(connection: Connection, store: Store, completion: str, *, recording: bool) -> str | None:
+def _function(connection: sa.Connection, store: Store, completion: str, *, recording: bool) -> str | None:
     """The function that completes a job of this store. None: it is not there, or this role may not call it.
 
     Asked once for each pool.
@@ -152,7 +152,7 @@ def _function(connection: Connection, store: Store, completion: str, *, recordin
     return asked.functions[key]
 
 
-def _is_a_threads(connection: Connection, raw: Any) -> bool:
+def _is_a_threads(connection: sa.Connection, raw: Any) -> bool:
     """Whether `raw` is psycopg's connection for a thread.
 
     It is not with another driver, for a task of an event loop, or where a class that counts or traces statements, say, was put in

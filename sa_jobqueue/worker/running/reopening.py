@@ -10,7 +10,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 
-from sqlalchemy import Engine, Pool
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ...durations import backoff
@@ -35,12 +35,12 @@ class Reopening:
         self, loop: asyncio.AbstractEventLoop, all_slots: Mapping[str, Slots], wake: Callable[[], None]
     ) -> None:
         self._loop, self._all_slots, self._wake = loop, all_slots, wake
-        self._waiting: dict[Pool, set[str]] = {}
+        self._waiting: dict[sa.Pool, set[str]] = {}
         """By pool, the queues that wait for a connection of it. Each pool in here has a thread that tries. Under the lock."""
         self._lock = threading.Lock()
         self._end = threading.Event()
 
-    def pause(self, queue: str, engine: Engine, why: str) -> None:
+    def pause(self, queue: str, engine: sa.Engine, why: str) -> None:
         """Pause a queue because no connection of `engine` could be had for one of its jobs. For any thread."""
         pool = engine.pool  # read once: the worker replaces it when a connection of its own breaks
         with self._lock:
@@ -61,14 +61,14 @@ class Reopening:
         """Stop trying."""
         self._end.set()
 
-    def _start(self, engine: Engine, pool: Pool) -> None:
+    def _start(self, engine: sa.Engine, pool: sa.Pool) -> None:
         arguments = engine, pool
         try:
             threading.Thread(target=self._try_again, args=arguments, name="sa-jobqueue reopening", daemon=True).start()
         except RuntimeError:  # the host allows no more threads: the next job tries
             self._resume(pool)
 
-    def _try_again(self, engine: Engine, pool: Pool) -> None:
+    def _try_again(self, engine: sa.Engine, pool: sa.Pool) -> None:
         failures = 1
         while not self._end.wait(backoff(failures, first=_FIRST, most=_MOST)):
             try:
@@ -80,7 +80,7 @@ class Reopening:
                 self._resume(pool)
                 return
 
-    def _open(self, engine: Engine) -> None:
+    def _open(self, engine: sa.Engine) -> None:
         """Open a connection, or take one of the pool's, and check that the server answers."""
         if not engine.dialect.is_async:
             with engine.connect() as connection:
@@ -92,7 +92,7 @@ class Reopening:
                 trying.cancel()
         trying.result()
 
-    def _resume(self, pool: Pool) -> None:
+    def _resume(self, pool: sa.Pool) -> None:
         with self._lock:
             queues = self._waiting.pop(pool)
             for queue in queues.difference(*self._waiting.values()):
@@ -101,6 +101,6 @@ class Reopening:
         logger.info("there is a connection for ctx.session again: %s", ", ".join(map(repr, sorted(queues))))
 
 
-async def _open_async(engine: Engine) -> None:
+async def _open_async(engine: sa.Engine) -> None:
     async with AsyncEngine(engine).connect() as connection:
         await connection.exec_driver_sql(_ASK)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sqlalchemy import Engine
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 class Sessions:
     """Makes the session of a handler, together with the transaction that it joins."""
 
-    engine: Engine | None = None
+    engine: sa.Engine | None = None
     async_engine: AsyncEngine | None = None
     maker: SessionMaker | None = None
     async_maker: AsyncSessionMaker | None = None
@@ -54,7 +54,7 @@ class Sessions:
             translated = connection.execution_options(schema_translate_map=dict(self.translate or {}))
             return self.store.page_of_inputs(translated, id, after=after, limit=limit)
 
-    def _transaction(self, session: Session, engine: Engine | None) -> HandlerTransaction:
+    def _transaction(self, session: Session, engine: sa.Engine | None) -> HandlerTransaction:
         return HandlerTransaction(
             session,
             engine=engine,

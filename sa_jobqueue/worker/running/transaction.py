@@ -12,7 +12,7 @@ from threading import Lock
 from typing import Any, NoReturn
 from weakref import WeakSet
 
-from sqlalchemy import URL, Connection, Engine, Pool, event, func, select
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, IllegalStateChangeError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -39,7 +39,7 @@ _JOINED = frozenset({"rollback_only", "create_savepoint"})
 #: What is said to the second of two tasks or threads that open one session at once.
 SHARED = "ctx.session is one connection: it is not for several tasks or threads at once"
 #: Engines that were warned of.
-_WARNED: WeakSet[Engine] = WeakSet()
+_WARNED: WeakSet[sa.Engine] = WeakSet()
 
 
 class HandlerTransaction:
@@ -52,8 +52,8 @@ class HandlerTransaction:
         self,
         session: Session,
         *,
-        engine: Engine | None,
-        database: URL | None,
+        engine: sa.Engine | None,
+        database: sa.URL | None,
         translate: Mapping[str | None, str | None] | None,
         idle: float | None,
         store: Store,
@@ -70,11 +70,11 @@ class HandlerTransaction:
         """Held while the connection is opened, for as long as that takes; and around `_closed` with `connection`: a task or thread
         that the handler left behind may still be opening the connection when the worker closes this.
         """
-        self._pool: Pool | None = None
+        self._pool: sa.Pool | None = None
         self._raw: Any = None
         self._found: leftovers.Found | None = None
-        self.connection: Connection | None = None
-        self.unopened: tuple[Engine, str] | None = None
+        self.connection: sa.Connection | None = None
+        self.unopened: tuple[sa.Engine, str] | None = None
         """The engine of which no connection could be opened at the last try, and why; None once there is one, and before."""
         self.session = session
         self._options: Mapping[str, Any] = {}
@@ -100,7 +100,7 @@ class HandlerTransaction:
 
         return close
 
-    def _bind(self, *args: Any, **options: Any) -> Engine | Connection:
+    def _bind(self, *args: Any, **options: Any) -> sa.Engine | sa.Connection:
         """Where the session's next statement goes: to our transaction or, if `binds` or a `get_bind` of the application's
         says so, to another database.
         """
@@ -119,7 +119,7 @@ class HandlerTransaction:
         self._translate_for(connection, engine)
         return connection
 
-    def _connect(self) -> Connection:
+    def _connect(self) -> sa.Connection:
         """Open the connection. If this was closed meanwhile, give it back and refuse: nobody else would."""
         if self.engine is None:
             raise SessionUnavailable(
@@ -142,7 +142,7 @@ class HandlerTransaction:
             self._opening.release()
         return opened
 
-    def _is_ours(self, engine: Engine) -> bool:
+    def _is_ours(self, engine: sa.Engine) -> bool:
         """Whether it leads to our connection: it is our engine, perhaps with other options, except those of a transaction."""
         ours = self.engine
         if engine is ours:
@@ -159,7 +159,7 @@ class HandlerTransaction:
             )  # fmt: skip
         return False
 
-    def _join(self, connection: Connection) -> None:
+    def _join(self, connection: sa.Connection) -> None:
         """Let the session's next transaction join ours; a new one, if the handler rolled the last one back.
 
         After a commit() of the handler's it joins by a savepoint, so that a later rollback() goes back no further.
@@ -171,7 +171,7 @@ class HandlerTransaction:
             self.session.join_transaction_mode = "create_savepoint"
         self._root = root
 
-    def _open(self, engine: Engine) -> Connection:
+    def _open(self, engine: sa.Engine) -> sa.Connection:
         """A connection whose transaction has begun. One that broke in the pool is replaced: the handler has done nothing yet."""
         self._pool = engine.pool
         left = getattr(engine.pool, "size", int)()
@@ -183,7 +183,7 @@ class HandlerTransaction:
                     raise
                 left -= 1
 
-    def _open_one(self, engine: Engine) -> Connection:
+    def _open_one(self, engine: sa.Engine) -> sa.Connection:
         try:
             connection = engine.connect()
         except Exception as error:  # a handler's timeout that comes meanwhile is the attempt's
@@ -213,11 +213,11 @@ class HandlerTransaction:
             raise
         return connection
 
-    def _note_unopened(self, engine: Engine, error: BaseException) -> None:
+    def _note_unopened(self, engine: sa.Engine, error: BaseException) -> None:
         # Not the error itself: with its traceback it would be a reference cycle, which only the garbage collector frees.
         self.unopened = engine, message_of(getattr(error, "orig", None) or error).strip() or type(error).__name__
 
-    def _translate_for(self, connection: Connection, engine: Engine | None) -> None:
+    def _translate_for(self, connection: sa.Connection, engine: sa.Engine | None) -> None:
         """Use `engine`'s schema_translate_map from now on; several engines may share our connection."""
         if engine is not self._asked:
             self._asked = engine
@@ -233,12 +233,12 @@ class HandlerTransaction:
             return own
         return {**self._translate, **own, named: schema}
 
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self, connection: sa.Connection) -> None:
         connection.begin()
         libpq.begin(connection, self._raw)
         if self._idle is not None:
             value = f"{int(self._idle * 1000)}ms"
-            connection.execute(select(func.set_config("idle_in_transaction_session_timeout", value, True)))
+            connection.execute(sa.select(sa.func.set_config("idle_in_transaction_session_timeout", value, True)))
 
     def complete(self, change: Change) -> RunEnding:
         """Commit what the handler wrote together with `change`; if the claim is no longer valid, nothing, and it is lost.
@@ -291,7 +291,7 @@ class HandlerTransaction:
             self.connection.invalidate()
         return True
 
-    def _command(self, connection: Connection, change: Change) -> str | None:
+    def _command(self, connection: sa.Connection, change: Change) -> str | None:
         """The text that writes `change` and commits, after the session's own commit(); None: write the change before that.
 
         None where a listener hears of the session's commit or an override does it, because a lost claim would undo the commit
@@ -306,7 +306,7 @@ class HandlerTransaction:
             return None  # the handler has set this mode, and its commit() may end our transaction
         return libpq.command(connection, self._raw, change, store=self._store)
 
-    def _write(self, connection: Connection, change: Change) -> Answer:
+    def _write(self, connection: sa.Connection, change: Change) -> Answer:
         """Write `change`. A row that it should delete and that cannot be deleted is kept for now."""
         if not change.deletes:
             return self._store.apply_one(connection, change)
@@ -345,18 +345,18 @@ class HandlerTransaction:
         try:
             self._close_session()
         except IllegalStateChangeError:
-            event.listen(self.session, "after_begin", _close_late)
+            sa.event.listen(self.session, "after_begin", _close_late)
             with suppress(IllegalStateChangeError):  # it may have come just now
                 self._close_session()
 
-    def _give_back(self, connection: Connection, *, failed: bool = False) -> None:
+    def _give_back(self, connection: sa.Connection, *, failed: bool = False) -> None:
         if connection.engine.pool is not self._pool:
             connection.detach()  # the worker has left and closed its pool: nothing would close what goes back
         elif self._is_unfit(connection, failed=failed):
             connection.invalidate()
         connection.close()
 
-    def _is_unfit(self, connection: Connection, *, failed: bool) -> bool:
+    def _is_unfit(self, connection: sa.Connection, *, failed: bool) -> bool:
         """Whether to close it instead of giving it back. One that was set to AUTOCOMMIT would come back without it."""
         if connection.closed or connection.invalidated:
             return False
@@ -374,7 +374,7 @@ class HandlerTransaction:
         vars(session).update(self._own)
 
 
-def _close_late(session: Session, transaction: SessionTransaction, connection: Connection) -> NoReturn:
+def _close_late(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> NoReturn:
     """In place of what a session would do with a connection that has come after its job's end."""
     connection.close()
     refuse()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TypeAlias
 
-from sqlalchemy import Connection
+import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...lifecycle import Change, JobStatus, unwritable
@@ -151,7 +151,7 @@ class OutcomeWriter:
             if lost:
                 self._done(lost, Answer.LOST)
 
-    def write_apart(self, begin: _Begin, connection: Connection, changes: list[Change]) -> None:
+    def write_apart(self, begin: _Begin, connection: sa.Connection, changes: list[Change]) -> None:
         """Write a batch that failed as a whole: halve it until the bad row is alone, and end that one with the reason.
 
         Each part is a transaction of its own. Outcomes whose rows may not be to blame are kept and tried again later. Raises the
@@ -187,7 +187,7 @@ class OutcomeWriter:
             raise
 
     def _written_before(
-        self, connection: Connection, part: list[Change], answers: Mapping[int, Answer]
+        self, connection: sa.Connection, part: list[Change], answers: Mapping[int, Answer]
     ) -> list[Change]:
         """Those of `part` that are lost because an earlier commit, which was in doubt, has ended their claims: as it has written them."""
         lost = [change for change in part if answers.get(change.id) is Answer.LOST]
@@ -211,7 +211,7 @@ class OutcomeWriter:
             for change in before:
                 self.in_doubt.pop((change.id, change.claim_token), None)
 
-    def look_up(self, begin: _Begin, connection: Connection) -> None:
+    def look_up(self, begin: _Begin, connection: sa.Connection) -> None:
         """Find out which of those that were asked about are written."""
         asked = list(self.asked)
         with begin():
