@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sa_jobqueue import migrations
 from sa_jobqueue.embedded import embedded_url
 from sa_jobqueue.errors import JobQueueError
-from sa_jobqueue.urls import database_url, mask_passwords
+from sa_jobqueue.util.urls import database_url, mask_passwords
 
 
 def main() -> None:

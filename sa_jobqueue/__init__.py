@@ -11,71 +11,7 @@
 
 from typing import TYPE_CHECKING
 
-from .lazy import lazily
-
-if TYPE_CHECKING:
-    from . import errors, statements
-    from .calls import Call
-    from .context import AsyncJobContext, JobContext
-    from .enqueueing.jobs import Enqueue, enqueue, enqueue_many
-    from .enqueueing.select import enqueue_select
-    from .errors import JobQueueError
-    from .explain import JobExplanation, explain_job
-    from .lifecycle import JobStatus
-    from .limits import KeyLimits, Limits, Rate
-    from .middleware import Attempt, Middleware, add_middleware, remove_middleware
-    from .models import ArchivedJob, Job, JobMixin, Schedule, companions_of
-    from .objects import Fresh, Load, Subject
-    from .outcomes import Cancel, Discard, RateLimited, Retry, Snooze
-    from .payload import Failed
-    from .read import JobRead
-    from .reasons import WaitReason
-    from .results import JobEnd
-    from .retry import RetryPolicy
-    from .schedules import every
-    from .settings import WorkerSettings
-    from .subjects import jobs_relationship
-    from .tally import TaskTally
-    from .tasks import Registry, Task, TaskName, default_registry, task
-    from .unique import Unique
-    from .version import __version__
-    from .waiting import wait_for
-    from .worker import Ending, QueueState, Worker, WorkerState
-    from .workflows import Batch, Workflow
-else:
-    __getattr__, __dir__ = lazily(
-        __name__,
-        {
-            "errors": "errors JobQueueError",
-            "statements": "statements",
-            "calls": "Call",
-            "context": "AsyncJobContext JobContext",
-            "enqueueing.jobs": "Enqueue enqueue enqueue_many",
-            "enqueueing.select": "enqueue_select",
-            "explain": "JobExplanation explain_job",
-            "lifecycle": "JobStatus",
-            "limits": "KeyLimits Limits Rate",
-            "middleware": "Attempt Middleware add_middleware remove_middleware",
-            "models": "ArchivedJob Job JobMixin Schedule companions_of",
-            "objects": "Fresh Load Subject",
-            "outcomes": "Cancel Discard RateLimited Retry Snooze",
-            "payload": "Failed",
-            "read": "JobRead",
-            "reasons": "WaitReason",
-            "results": "JobEnd",
-            "retry": "RetryPolicy",
-            "schedules": "every",
-            "settings": "WorkerSettings",
-            "subjects": "jobs_relationship",
-            "tally": "TaskTally",
-            "tasks": "Registry Task TaskName default_registry task",
-            "unique": "Unique",
-            "version": "__version__",
-            "waiting": "wait_for",
-            "worker": "Ending QueueState Worker WorkerState",
-            "workflows": "Batch Workflow",
-        },
-    )
+from .util.lazy import lazily
 
 __all__ = [
     "ArchivedJob",
@@ -135,3 +71,74 @@ __all__ = [
     "task",
     "wait_for",
 ]
+
+
+if TYPE_CHECKING:
+    from . import errors, statements
+    from .arguments.annotations import Fresh, Load
+    from .arguments.context import AsyncJobContext, JobContext
+    from .arguments.ends import JobEnd
+    from .arguments.inputs import Failed
+    from .arguments.subjects import Subject
+    from .enqueueing.jobs import Enqueue, enqueue, enqueue_many
+    from .enqueueing.select import enqueue_select
+    from .errors import JobQueueError
+    from .health.explain import JobExplanation, explain_job
+    from .models import ArchivedJob, Job, JobMixin, Schedule, companions_of
+    from .models.job import JobRead
+    from .models.relationship import jobs_relationship
+    from .rules.lifecycle import JobStatus
+    from .rules.limits import KeyLimits, Limits, Rate
+    from .rules.outcomes import Cancel, Discard, RateLimited, Retry, Snooze
+    from .rules.reasons import WaitReason
+    from .rules.retry import RetryPolicy
+    from .rules.schedules import every
+    from .rules.settings import WorkerSettings
+    from .rules.tally import TaskTally
+    from .tasks.calls import Call
+    from .tasks.decorator import task
+    from .tasks.middleware import Attempt, Middleware, add_middleware, remove_middleware
+    from .tasks.options import Unique
+    from .tasks.registry import Registry, TaskName, default_registry
+    from .tasks.tasks import Task
+    from .version import __version__
+    from .waiting import wait_for
+    from .worker import Ending, QueueState, Worker, WorkerState
+    from .workflows import Batch, Workflow
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            "errors": "errors JobQueueError",
+            "statements": "statements",
+            "tasks.calls": "Call",
+            "arguments.context": "AsyncJobContext JobContext",
+            "enqueueing.jobs": "Enqueue enqueue enqueue_many",
+            "enqueueing.select": "enqueue_select",
+            "health.explain": "JobExplanation explain_job",
+            "rules.lifecycle": "JobStatus",
+            "rules.limits": "KeyLimits Limits Rate",
+            "tasks.middleware": "Attempt Middleware add_middleware remove_middleware",
+            "models": "ArchivedJob Job JobMixin Schedule companions_of",
+            "arguments.annotations": "Fresh Load",
+            "arguments.subjects": "Subject",
+            "rules.outcomes": "Cancel Discard RateLimited Retry Snooze",
+            "arguments.inputs": "Failed",
+            "models.job": "JobRead",
+            "rules.reasons": "WaitReason",
+            "arguments.ends": "JobEnd",
+            "rules.retry": "RetryPolicy",
+            "rules.schedules": "every",
+            "rules.settings": "WorkerSettings",
+            "models.relationship": "jobs_relationship",
+            "rules.tally": "TaskTally",
+            "tasks.registry": "Registry TaskName default_registry",
+            "tasks.tasks": "Task",
+            "tasks.decorator": "task",
+            "tasks.options": "Unique",
+            "version": "__version__",
+            "waiting": "wait_for",
+            "worker": "Ending QueueState Worker WorkerState",
+            "workflows": "Batch Workflow",
+        },
+    )

@@ -1,6 +1,6 @@
 """`python -m sa_jobqueue` is `sa-jobqueue`."""
 
-from sa_jobqueue.cli import main
+from .cli.tree import main
 
 if __name__ == "__main__":
     main()

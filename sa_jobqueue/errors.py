@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .results import JobEnd
+    from .arguments.ends import JobEnd
 
 __all__ = [
     "AutocommitError",

@@ -19,19 +19,21 @@ try:
     import sentry_sdk
 except ImportError as error:
     raise ImportError("this needs sentry-sdk: pip install 'sa_jobqueue[sentry]'") from error
+
 from sentry_sdk.integrations import Integration
 from sentry_sdk.integrations.dedupe import DedupeIntegration
 from sentry_sdk.scope import Scope, add_global_event_processor, use_isolation_scope
 from sentry_sdk.utils import event_from_exception
 
-from .calls import Call
-from .failures import name_of
-from .log import get_logger
-from .middleware import Attempt, Middleware, add_middleware
-from .outcomes import Signal
+from .rules.failures import name_of
+from .rules.outcomes import Signal
+from .tasks.calls import Call
+from .tasks.middleware import Attempt, Middleware, add_middleware
+from .util.log import get_logger
 from .worker.running import joblog
 
 __all__ = ["SaJobqueueIntegration"]
+
 
 logger = get_logger(__name__)
 

@@ -2,8 +2,6 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["__version__"]
-
 try:
     __version__ = version("sa_jobqueue")
 except PackageNotFoundError:  # a source tree that was never installed

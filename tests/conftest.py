@@ -148,7 +148,7 @@ def measured(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.fixture(autouse=True)
 def no_middleware_stays() -> Iterator[None]:
     """It is the process's own, and commands in the test's process install some, as `work --log-format json` does."""
-    from sa_jobqueue.middleware import installed, remove_middleware  # not before coverage looks
+    from sa_jobqueue.tasks.middleware import installed, remove_middleware  # not before coverage looks
 
     before = installed.all
     yield

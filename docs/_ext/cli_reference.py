@@ -20,7 +20,7 @@ COMMON = ("Database", "General")
 
 def markdown() -> str:
     """The reference of all commands."""
-    from sa_jobqueue.cli import app
+    from sa_jobqueue.cli.tree import app
 
     return "\n".join(_command(typer.main.get_command(app), PROGRAM, 2))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from html import escape
 
-from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, JobStatus
+from sa_jobqueue.rules.lifecycle import FINISHED, TRANSITIONS, JobStatus
 
 Places = dict[JobStatus, tuple[int, int]]
 #: (from, to) -> the arrow's path, and where its label stands (x, y, anchor).

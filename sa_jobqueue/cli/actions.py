@@ -15,34 +15,22 @@ import typer
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.orm import InstrumentedAttribute
 
-from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.lifecycle import FINISHED, Event, JobStatus, sources
-from sa_jobqueue.models import Job, status_in, status_literal
-from sa_jobqueue.statements import cancel_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
-from sa_jobqueue.statements.archive import is_not_archived
-from sa_jobqueue.statements.archived import archived_ends
-from sa_jobqueue.statements.unique import key_holders
-from sa_jobqueue.statements.workflows.actions import reopen_below
-
-from .config import Config
-from .filters import PANEL, Filters, Status
-from .options import Json, Options, parse_duration, parse_id
-from .output import jobs_of, note, print_json, say
+from ..errors import ConfigurationError
+from ..models import Job, status_in, status_literal
+from ..rules.lifecycle import FINISHED, Event, JobStatus, sources
+from ..rules.words import jobs_of
+from ..sql.archive import is_not_archived
+from ..sql.archived import archived_ends
+from ..sql.chosen import Status
+from ..sql.edit import EDITABLE
+from ..sql.unique import key_holders
+from ..sql.workflows.actions import reopen_below
+from ..statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, prune_jobs, release_jobs, retry_jobs
+from .config import Config, Json, Options, parse_duration, parse_id
+from .enqueue import object_of, time_of
+from .filters import PANEL, Filters
+from .output import note, print_json, say
 from .place import open_engine, transaction
-
-__all__ = [
-    "Action",
-    "Locked",
-    "LockedOption",
-    "Targets",
-    "act",
-    "by_statement",
-    "cancel",
-    "discard",
-    "prune",
-    "release",
-    "retry",
-]
 
 Criterion = sa.ColumnElement[bool]
 Criteria = Sequence[Criterion]
@@ -372,3 +360,81 @@ RETRY = Action("retry", "retried", sources(Event.REQUEUE), by_statement(retry_jo
 CANCEL = Action("cancel", "cancelled", sources(Event.CANCEL), by_statement(cancel_jobs))
 DISCARD = Action("discard", "discarded", sources(Event.DISCARD), by_statement(discard_jobs))
 PRUNE = Action("prune", "pruned", tuple(status for status in JobStatus if status in FINISHED), _prune)
+
+# ---- Changing what jobs are to do, and running them once more as new jobs: `edit`, `copy`.
+
+_PANEL = "What becomes of them"
+
+
+def edit(
+    config: Config,
+    filters: Filters,
+    targets: Targets,
+    *,
+    args: Annotated[
+        str | None, typer.Option(metavar="JSON", help="All their arguments, as a JSON object.", rich_help_panel=_PANEL)
+    ] = None,
+    to_queue: Annotated[str | None, typer.Option(metavar="NAME", help="Their queue.", rich_help_panel=_PANEL)] = None,
+    to_priority: Annotated[
+        int | None, typer.Option(metavar="0-9", help="Their priority.", rich_help_panel=_PANEL)
+    ] = None,
+    run_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="When they are due, with its zone: 2030-01-31T09:00+01:00.", rich_help_panel=_PANEL
+        ),
+    ] = None,
+    delay: Annotated[
+        timedelta | None,
+        typer.Option(metavar="TIME", parser=parse_duration, help="Or how long from now.", rich_help_panel=_PANEL),
+    ] = None,
+    locked: LockedOption = Locked.WAIT,
+) -> None:
+    """Change what jobs are to do that are not running: their arguments, queue, priority or time.
+
+    A job that has ended stays as it has: `retry` runs it again.
+
+    sa-jobqueue edit 17 --args '{"order_id": 8}'
+    sa-jobqueue edit --queue mail --status queued --to-queue slow
+    """
+    if run_at is not None and delay is not None:
+        raise ConfigurationError("--run-at and --delay exclude each other: give one of them")
+    changes: dict[str, Any] = {
+        "args": None if args is None else object_of(args, "the arguments"),
+        "queue": to_queue,
+        "priority": to_priority,
+        "run_at": delay if run_at is None else time_of(run_at, "--run-at"),
+    }
+    if all(value is None for value in changes.values()):
+        raise ConfigurationError("say what is to change: --args, --to-queue, --to-priority, --run-at or --delay")
+    targets.check(filters)
+    action = Action("edit", "edited", EDITABLE, by_statement(partial(edit_jobs, **changes)))
+    act(config, targets, filters, targets.criteria(filters), action, locked=locked)
+
+
+def copy(
+    config: Config,
+    ids: Annotated[list[int], typer.Argument(metavar="ID", parser=parse_id, help="These jobs.")],
+    *,
+    delay: Annotated[
+        timedelta,
+        typer.Option(metavar="TIME", parser=parse_duration, help="Run the copies after this time at the earliest."),
+    ] = timedelta(0),
+    json: Json = False,
+) -> None:
+    """Enqueue a copy of each of these jobs, whatever became of them. Print the ids of the copies.
+
+    The copy of a unique job is a duplicate while another job has its key. Jobs that take the results of others are not copied.
+
+    sa-jobqueue copy 17
+    """
+    with transaction(config) as connection:
+        copies = connection.execute(copy_jobs(Job.id.in_(ids), delay=delay)).all()
+    if json:
+        print_json([{"id": row.id, "duplicate_of": row.duplicate_of} for row in copies])
+    else:
+        for row in copies:
+            say(f"{row.id}{'' if row.duplicate_of is None else f' (a duplicate of {row.duplicate_of})'}")
+    if missing := len(set(ids)) - len(copies):
+        note(f"not copied: {missing} of these jobs, which are not there, or take the results of others")
+        raise typer.Exit(1)

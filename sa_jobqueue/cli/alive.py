@@ -17,14 +17,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sa_jobqueue.schema import quote
-
+from ..rules.words import age
+from ..util.schema import quote
 from .config import Config
-from .output import age, cleaned, say
+from .output import cleaned, say
 from .place import raw_transaction
 from .table import WORKERS
-
-__all__ = ["alive"]
 
 _PID = re.compile(r"\d{1,7}", re.ASCII)
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100

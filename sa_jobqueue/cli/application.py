@@ -11,15 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.log import enable_loggers, place_of
-from sa_jobqueue.models import SCHEMA, Job, JobMixin, is_own, schema_of
-from sa_jobqueue.tasks import Registry, default_registry
-from sa_jobqueue.worker import Worker
-
+from ..errors import ConfigurationError
+from ..models import Job, JobMixin, is_own, schema_of
+from ..tasks.registry import Registry, default_registry
+from ..util.log import enable_loggers, place_of
+from ..util.schema import SCHEMA
+from ..worker import Worker
 from .config import Config, working_folder
-
-__all__ = ["Application", "check_tasks", "load_app", "load_registry", "own_jobs"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.models import Job
-from sa_jobqueue.worker.process.signals import signals_go_to
-
+from ..errors import ConfigurationError
+from ..models import Job
+from ..worker.process.signals import signals_go_to
 from .application import load_registry
 from .config import Config
 from .output import note
@@ -21,7 +20,6 @@ from .place import database, given_url, open_engine
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-__all__ = ["dashboard"]
 
 #: Characters of a password: guessing one of 12 random characters takes longer than anyone has, at any rate of guesses.
 _SHORTEST = 12
@@ -97,9 +95,9 @@ def dashboard(
 def _application(
     config: Config, replica_url: str | None, password: str | None, host: str, *, read_only: bool
 ) -> ASGIApp:
-    from sa_jobqueue.dashboard import Access
-    from sa_jobqueue.dashboard import dashboard as pages
-    from sa_jobqueue.dashboard.password import name_of, with_hosts, with_password
+    from ..dashboard import Access
+    from ..dashboard import dashboard as pages
+    from ..dashboard.security import name_of, with_hosts, with_password
 
     job = (load_registry(config).job if config.app else None) or Job
     engine = open_engine(config, database(config), pooled=True)

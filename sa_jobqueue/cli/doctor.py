@@ -14,19 +14,15 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
-from sa_jobqueue.doctor import LEVELS, Finding, Level, Thresholds, examine
-from sa_jobqueue.doctor.checklist import State, states_of
-from sa_jobqueue.errors import JobQueueError
-from sa_jobqueue.log import one_line
-from sa_jobqueue.urls import mask_passwords
-
+from ..doctor import LEVELS, Finding, Level, Thresholds, examine
+from ..doctor.examine import State, states_of
+from ..errors import JobQueueError
+from ..util.log import one_line
+from ..util.urls import mask_passwords
 from .application import load_registry
-from .config import Config
-from .options import Json, parse_duration
+from .config import Config, Json, parse_duration
 from .output import cleaned, note, print_json, say
 from .place import name_database, open_engine
-
-__all__ = ["doctor"]
 
 _ARROW = "→ "
 _STYLES: dict[State, str] = {"ok": "green", "notice": "yellow", "problem": "bold red", "yours to decide": "cyan"}

@@ -6,16 +6,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from sa_jobqueue.urls import check_psycopg
-
-from .config import Config
-from .options import Json
+from ..util.urls import check_psycopg
+from .config import Config, Json
 from .output import print_json, say
 
-if TYPE_CHECKING:  # the help needs no libpq
-    from sa_jobqueue.embedded import EmbeddedServer
-
-__all__ = ["path", "status", "stop"]
+if TYPE_CHECKING:
+    from ..embedded import EmbeddedServer
 
 
 def status(config: Config, *, json: Json = False) -> None:
@@ -47,6 +43,6 @@ def path(config: Config) -> None:
 
 def _server(config: Config) -> EmbeddedServer:
     check_psycopg()
-    from sa_jobqueue.embedded import EmbeddedServer, default_directory
+    from ..embedded import EmbeddedServer, default_directory
 
     return EmbeddedServer(config.embedded_dir or default_directory())

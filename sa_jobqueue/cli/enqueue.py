@@ -12,21 +12,19 @@ import sqlalchemy as sa
 import typer
 from pydantic import PydanticUserError, TypeAdapter
 
-from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
-from sa_jobqueue.models import Job, JobMixin, is_own, own_column
-from sa_jobqueue.objects import Subject
-from sa_jobqueue.options import Call
-from sa_jobqueue.statements import insert_jobs
-from sa_jobqueue.tasks import Registry, Task, TaskName
-from sa_jobqueue.unique import Unique
-
+from ..arguments.subjects import Subject
+from ..errors import ConfigurationError, OptionError, PayloadError
+from ..models import Job, JobMixin, is_own, own_column
+from ..rules.words import age
+from ..statements import insert_jobs
+from ..tasks.calls import Call
+from ..tasks.options import Unique
+from ..tasks.registry import Registry, TaskName
+from ..tasks.tasks import Task
 from .application import load_registry, own_jobs
-from .config import Config
-from .options import Json, Key, Units, parse_duration
-from .output import age, moment, note, print_json
+from .config import Config, Json, Key, Units, parse_duration
+from .output import moment, note, print_json
 from .place import transaction
-
-__all__ = ["call_of", "enqueue", "object_of", "time_of"]
 
 
 def enqueue(

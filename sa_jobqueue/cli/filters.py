@@ -11,14 +11,10 @@ import sqlalchemy as sa
 import typer
 from sqlalchemy.orm import InstrumentedAttribute
 
-from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.models import Job, WorkerRow
-from sa_jobqueue.statements.chosen import Jobs, Status, criteria_of, error_type, is_worker, reading_of
-
-from .options import Options, parse_duration, parse_moment, parse_workflow
-
-__all__ = ["ERROR_TYPE", "PANEL", "READING", "Filters", "Jobs", "Queues", "Status", "error_type", "reading_of"]
-
+from ..errors import ConfigurationError
+from ..models import Job, WorkerRow
+from ..sql.chosen import Jobs, Status, criteria_of, error_type, is_worker, reading_of
+from .config import Options, parse_duration, parse_moment, parse_workflow
 
 #: What a job is called, and the class of its error.
 READING, ERROR_TYPE = reading_of(), error_type()

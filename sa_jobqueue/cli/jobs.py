@@ -3,34 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
-from typing import Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any, NamedTuple
 
 import sqlalchemy as sa
 import typer
+from sqlalchemy.orm import Session
 
-from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.failures import error_text
-from sa_jobqueue.log import one_line
-from sa_jobqueue.models import ArchivedJob, Job
-from sa_jobqueue.urls import mask_passwords
-
-from .config import Config
-from .filters import Filters, Jobs, error_type, reading_of
-from .options import Json
-from .output import (
-    Column,
-    age,
-    last_part,
-    masked,
-    note,
-    print_json,
-    print_table,
-    watch_table,
-)
+from ..errors import ConfigurationError
+from ..models import ArchivedJob, Job, Progress
+from ..rules.failures import error_text
+from ..rules.words import age
+from ..sql.chosen import Jobs, error_type, reading_of
+from ..sql.readings.depths import MOST_GROUPS, NEWEST_FAILED, extent_of_errors, group_errors
+from ..util.log import one_line
+from ..util.urls import mask_passwords, masked
+from .config import Config, Json
+from .filters import Filters
+from .output import Column, last_part, note, print_json, print_table, watch_table
 from .place import open_engine, transaction
-
-__all__ = ["STYLES", "job_line", "list_jobs", "newest_jobs", "since"]
 
 STYLES = {"failed": "red", "cancelled": "dim", "running": "cyan", "retrying": "yellow", "completed": "green"}
 
@@ -148,3 +139,96 @@ def _when(row: Any) -> str:
 
 def since(time: datetime | None, now: datetime, *, short: bool = True) -> str:
     return "" if time is None else age((now - time).total_seconds(), short=short)
+
+
+# ---- A job of the archive, as `show` needs it: found by its number, with its log lines and its progress.
+
+
+class LogLine(NamedTuple):
+    """A line as `job_logs` returns it."""
+
+    attempt: int
+    at: datetime
+    level: str
+    message: str
+
+
+class Said(NamedTuple):
+    """How far a handler said that it is, and when; None: it is not known any more."""
+
+    fraction: float
+    message: str | None
+    written_at: datetime | None
+
+
+def find_archived(session: Session, id: int) -> Any:
+    """The job, what it is called, and the database's time; None if the archive has no such job."""
+    found = sa.select(ArchivedJob, reading_of(ArchivedJob), sa.func.now()).where(ArchivedJob.id == id)
+    # A number may be there twice, as after a restore.
+    return session.execute(found.order_by(ArchivedJob.finished_at.desc()).limit(1)).one_or_none()
+
+
+def lines_of(job: ArchivedJob) -> Sequence[LogLine]:
+    """The log lines of its last attempt."""
+    return [
+        LogLine(job.attempt, datetime.fromtimestamp(seconds, UTC), level, message)
+        for seconds, level, message in job.logs or ()
+    ]
+
+
+def said_of(job: Job | ArchivedJob, progress: Progress | None) -> Said | None:
+    """How far it was. `progress`: what the table of progress has of a job that is not in the archive."""
+    if isinstance(job, ArchivedJob):
+        return None if job.progress is None else Said(job.progress, job.progress_message, None)
+    return None if progress is None else Said(progress.fraction, progress.message, progress.written_at)
+
+
+# ---- What goes wrong: `errors`.
+
+_ERROR_COLUMNS = (
+    Column("jobs", "right"),
+    Column("task", wide=True, least=12, shortened=last_part),
+    Column("first"),
+    Column("last"),
+    Column("error", wide=True, least=20),
+)
+
+
+def errors(
+    config: Config,
+    filters: Filters,
+    *,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="At most this many groups.")
+    ] = MOST_GROUPS,
+    json: Json = False,
+) -> None:
+    """Group failed jobs by task, class of error and first line of the message, the largest groups first.
+
+    The newest 10,000 failed jobs that meet the filters are looked at, as on the dashboard.
+
+    sa-jobqueue errors --finished-since 2h
+    sa-jobqueue retry --task shop.send_receipt --error ConnectTimeout --finished-since 2h --spread 10m
+    """
+    where = filters.criteria()
+    with transaction(config) as connection:
+        filters.check_workers(connection)
+        now = connection.scalar(sa.select(sa.func.now()))
+        rows: Any = connection.execute(group_errors(*where, most=limit)).all()
+        of = connection.execute(extent_of_errors(*where)).one().jobs
+    if json:
+        names = ("task", "error", "line", "jobs", "first", "last")
+        print_json([{**{name: getattr(row, name) for name in names}, "line": mask_passwords(row.line)} for row in rows])
+    elif rows:
+        print_table(_ERROR_COLUMNS, [_line(row, now) for row in rows])
+    else:
+        note("no such failed jobs")
+    if rows and rows[0].groups > len(rows):
+        note(f"{len(rows)} of {rows[0].groups:,} groups; --limit N shows more")
+    if of >= NEWEST_FAILED:
+        note(f"of the newest {of:,} failed jobs that meet the filters; there may be more")
+
+
+def _line(row: Any, now: Any) -> tuple[object, ...]:
+    error = one_line(mask_passwords(error_text(row.error.rpartition(".")[2], row.line)))
+    return row.jobs, row.task, f"{since(row.first, now)} ago", f"{since(row.last, now)} ago", error

@@ -9,8 +9,9 @@ from typing import Annotated, Any, get_args
 import sqlalchemy as sa
 import typer
 
-from sa_jobqueue.errors import ConfigurationError, OptionError
-from sa_jobqueue.limits import (
+from ..errors import ConfigurationError, OptionError
+from ..models import WorkerRow
+from ..rules.limits import (
     Owner,
     WhenFull,
     checked_max_waiting,
@@ -21,21 +22,16 @@ from sa_jobqueue.limits import (
     rate_said,
     read_rate,
 )
-from sa_jobqueue.log import one_line
-from sa_jobqueue.models import WorkerRow
-from sa_jobqueue.statements import list_limits, pause, remove_limit, resume
-from sa_jobqueue.statements.depths import capped
-from sa_jobqueue.statements.limit_admin import change_limits
-from sa_jobqueue.statements.overview import list_workers
-from sa_jobqueue.statements.workers import serves
-from sa_jobqueue.urls import mask_passwords
-
-from .config import Config
-from .options import Json, Options
-from .output import Column, age, cleaned, masked, note, print_json, print_table, say
+from ..rules.words import age
+from ..sql.limits.admin import change_limits
+from ..sql.readings.depths import capped, list_workers
+from ..sql.workers import serves
+from ..statements import list_limits, pause, remove_limit, resume
+from ..util.log import one_line
+from ..util.urls import mask_passwords, masked
+from .config import Config, Json, Options
+from .output import Column, cleaned, note, print_json, print_table, say
 from .place import transaction
-
-__all__ = ["list_", "pause_", "remove", "resume_", "set_"]
 
 _WHEN_FULL = ", ".join(get_args(WhenFull))
 

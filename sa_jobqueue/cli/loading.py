@@ -9,19 +9,81 @@ completion load no command.
 
 from __future__ import annotations
 
+import functools
 import gc
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 import typer
 import typer.main
 from typer.core import TyperCommand, TyperGroup
 
-from .command import command, help_text
-from .config import key_of, settings_of
+from ..util.log import one_line
+from .config import Config, LogLevel, Options, key_of, settings_of
+from .output import plain_errors, set_up_logging
 from .table import FIRST_LINES
+
+
+def command(
+    handler: Callable[..., None],
+    /,
+    *,
+    app: bool = False,
+    database: bool = True,
+    schema: bool = True,
+    log_level: LogLevel = LogLevel.WARNING,
+) -> Callable[..., None]:
+    """Make a Typer command of `handler`.
+
+    `app`: it takes `--app` too. `database`: it takes a database, and `schema`: a schema. `log_level`: the default of
+    `--log-level`. Errors become one line and exit code 2.
+    """
+    taken = {"app": app, "database_url": database, "schema": database and schema}
+    left_out = {option for option, is_taken in taken.items() if not is_taken}
+    hints = get_type_hints(handler, include_extras=True)
+    bundles: dict[str, list[str]] = {}
+    own: list[inspect.Parameter] = []
+    shared: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(handler).parameters.items():
+        if not (isinstance(hints[name], type) and issubclass(hints[name], Options)):
+            own.append(_option(name, hints[name], parameter.default))
+            continue
+        options = hints[name].declared()
+        bundles[name] = [option for option in options if option not in left_out]
+        here = [_option(option, *options[option]) for option in bundles[name]]
+        (shared if hints[name] is Config else own).extend(here)
+    parameters = [one.replace(default=log_level) if one.name == "log_level" else one for one in (*own, *shared)]
+
+    @functools.wraps(handler)
+    def run(**given: Any) -> None:
+        said = {name: {option: given.pop(option) for option in options} for name, options in bundles.items()}
+        with plain_errors(debug=any(options.get("debug") for options in said.values())):
+            made = {name: hints[name].from_options(**options) for name, options in said.items()}
+            for one in made.values():
+                if isinstance(one, Config):
+                    set_up_logging(one.log_level)
+            handler(**made, **given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__doc__ = help_text(handler.__doc__ or "")
+    return run
+
+
+def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def help_text(docstring: str) -> str:
+    """A docstring as Typer's help: prose is one line per paragraph, to be wrapped; examples keep their lines."""
+    paragraphs = inspect.cleandoc(docstring).split("\n\n")
+    return "\n\n".join(f"\b\n{one}" if one.startswith("sa-jobqueue ") else one_line(one) for one in paragraphs)
+
+
+# ---- Commands that are loaded when they are called, because importing all of them would take each command 0.4 s.
 
 Entries = Mapping[str, "Entry | Group"]
 

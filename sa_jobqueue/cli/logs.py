@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from sa_jobqueue.failures import describe
-from sa_jobqueue.job_fields import add_job_fields
-from sa_jobqueue.urls import mask_passwords
-
-from .output import masked
-
-__all__ = ["LogFormat", "set_log_format"]
-
+from ..rules.failures import describe
+from ..tasks.middleware import add_job_fields
+from ..util.urls import mask_passwords, masked
+from .output import cleaned, note, print_json, say
 
 #: What every record has; anything else is an extra.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -56,3 +53,40 @@ def set_log_format(wanted: LogFormat) -> None:
         for handler in logging.getLogger().handlers:
             handler.setFormatter(_JsonFormatter())
             add_job_fields(handler)
+
+
+# ---- The log lines that are kept of a job, as `show` prints them.
+
+_LEVELS = {"DEBUG": "dim", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
+
+#: Log lines that `show` prints unless all are asked for.
+_LAST_LINES = 20
+
+
+def show_lines(lines: Sequence[Any], *, json: bool) -> None:
+    """All of them, without the rest."""
+    if json:
+        print_json([line._asdict() | {"message": mask_passwords(line.message)} for line in lines])
+    elif lines:
+        _print_lines(lines)
+    else:
+        note("no log lines are kept of it: a task keeps them with @task(keep_logs=True)")
+
+
+def _print_lines(lines: Sequence[Any]) -> None:
+    attempt = None
+    for line in lines:
+        if line.attempt != attempt:
+            attempt = line.attempt
+            say(f"\nlog of attempt {attempt}", "bold")
+        first, *more = cleaned(mask_passwords(line.message), keep="\n\t").split("\n")
+        say(f"  {line.at.astimezone():%m-%d %H:%M:%S} {cleaned(line.level):<7} {first}", _LEVELS.get(line.level, ""))
+        if more:
+            say("\n".join(f"    {one}" for one in more), "dim")
+
+
+def show_last_lines(lines: Sequence[Any]) -> None:
+    """The last ones, behind all else that is shown of a job."""
+    _print_lines(lines[-_LAST_LINES:])
+    if len(lines) > _LAST_LINES:
+        note(f"the last {_LAST_LINES} of {len(lines)} log lines; --logs shows all")

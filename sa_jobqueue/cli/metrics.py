@@ -6,21 +6,71 @@ import signal
 import sys
 from importlib.resources import files
 from queue import SimpleQueue
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.log import get_logger
-from sa_jobqueue.worker.process.signals import signals_go_to
-
+from ..errors import ConfigurationError
+from ..util.log import get_logger
+from ..worker.process.signals import signals_go_to
+from ..worker.process.supervisor import Reports
+from ..worker.worker import Worker
 from .config import Config
-from .endpoint import open_endpoint
 from .place import open_engine
 
-__all__ = ["metrics"]
+if TYPE_CHECKING:
+    from ..metrics.endpoint import Endpoint
+    from ..metrics.sums import Sender
+
 
 logger = get_logger(__name__)
+
+
+def open_endpoint(host: str, port: int, *, handlers: bool = False) -> Endpoint:
+    """Take the port. Raises ConfigurationError where it is taken, or where prometheus-client is not installed.
+
+    `handlers`: the metrics of the application's handlers are to be served, too.
+    """
+    try:
+        from ..metrics.endpoint import Endpoint, check_handlers
+    except ImportError as error:
+        raise ConfigurationError(str(error)) from error
+    if handlers:
+        check_handlers()
+    return Endpoint(host, port)
+
+
+def serve_worker(endpoint: Endpoint, worker: Worker) -> None:
+    """Serve the metrics of the one worker of this process."""
+    from ..metrics import WorkerCollector
+    from ..metrics.endpoint import WorkerProbes, registry_of
+    from ..metrics.sums import read_snapshot
+
+    endpoint.serve(registry_of(WorkerCollector(worker), handlers=True), WorkerProbes(lambda: read_snapshot(worker)))
+    logger.info("metrics at %s", endpoint.url)
+
+
+def serve_supervisor(endpoint: Endpoint) -> Reports:
+    """Serve the sums over the worker processes of a supervisor; where these are to report."""
+    from ..metrics.endpoint import SupervisorProbes, forget_process, registry_of
+    from ..metrics.sums import Receiver, TotalsCollector
+
+    receiver = Receiver(ended=forget_process)
+    endpoint.serve(registry_of(TotalsCollector(receiver.sums.totals), handlers=True), SupervisorProbes(receiver))
+    logger.info("metrics at %s", endpoint.url)
+    return receiver
+
+
+def send_metrics(end: int, worker: Worker) -> Sender:
+    """In a supervised process: begin to tell the supervisor over the pipe `end`."""
+    from ..metrics.sums import Sender, read_snapshot
+
+    sender = Sender(end, lambda: read_snapshot(worker))
+    sender.start()
+    return sender
+
+
+# ---- The command `metrics`: what the database says, for Prometheus; and the alerts and the Grafana board that come with it.
 
 
 def metrics(
@@ -49,9 +99,8 @@ def metrics(
         sys.stdout.write((files("sa_jobqueue") / "metrics" / name).read_text(encoding="utf-8"))
         return
     endpoint = open_endpoint(host, port)
-    from sa_jobqueue.metrics import QueueCollector
-    from sa_jobqueue.metrics.endpoint import registry_of
-    from sa_jobqueue.metrics.probes import DatabaseProbes
+    from ..metrics import QueueCollector
+    from ..metrics.endpoint import DatabaseProbes, registry_of
 
     collector = QueueCollector(open_engine(config))
 

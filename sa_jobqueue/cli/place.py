@@ -15,27 +15,15 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.schema import CURRENT, SCHEMA, quote
-from sa_jobqueue.urls import check_psycopg, connect_arguments, database_url
-
+from ..errors import ConfigurationError
+from ..util.schema import CURRENT, SCHEMA, quote
+from ..util.urls import check_psycopg, connect_arguments, database_url
 from .config import DATABASE_URL, Config
 from .output import cleaned, note
 
-if TYPE_CHECKING:  # probes do without SQLAlchemy
+if TYPE_CHECKING:
     import psycopg
     from sqlalchemy import URL, Connection, Engine
-
-__all__ = [
-    "database",
-    "embedded_database",
-    "given_url",
-    "name_database",
-    "name_of",
-    "open_engine",
-    "raw_transaction",
-    "transaction",
-]
 
 
 def database(config: Config, *, make: bool = False) -> URL:
@@ -67,7 +55,7 @@ def embedded_database(config: Config, name: str = "sa_jobqueue", *, make: bool) 
 
 def _embedded_url(config: Config, name: str = "sa_jobqueue", *, make: bool) -> str:
     check_psycopg()
-    from sa_jobqueue.embedded import EmbeddedServer, default_directory
+    from ..embedded import EmbeddedServer, default_directory
 
     server = EmbeddedServer(config.embedded_dir or default_directory())
     url = server.create_database(name) if make else server.find_database(name)
@@ -102,7 +90,7 @@ def open_engine(config: Config, url: URL | None = None, *, make: bool = False, p
     """
     from sqlalchemy import NullPool, create_engine, event
 
-    from sa_jobqueue.payload.plain import load_any
+    from ..arguments.storable import load_any
 
     url = url or database(config, make=make)
     arguments = {name: value for name, value in _TOLD.items() if name not in url.query}
@@ -118,7 +106,7 @@ def transaction(config: Config, engine: Engine | None = None, *, make: bool = Fa
 
     `engine`: where a command has opened one already. `make`: see `database`.
     """
-    from sa_jobqueue.migrations import check_schema
+    from ..migrations import check_schema
 
     with (engine or open_engine(config, make=make)).begin() as connection:
         check_schema(connection)
@@ -154,7 +142,7 @@ def _check_schema(config: Config, connection: psycopg.Connection[Any], database:
     """Let a newer schema pass with which this release can work, and say what is wrong with any other."""
     from sqlalchemy import URL, StaticPool, create_engine
 
-    from sa_jobqueue.migrations import check_schema
+    from ..migrations import check_schema
 
     url = URL.create("postgresql+psycopg", database=database)
     with create_engine(url, creator=lambda: connection, poolclass=StaticPool).begin() as checked:

@@ -5,41 +5,97 @@ from __future__ import annotations
 import json as jsonlib
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
 
 import sqlalchemy as sa
 import typer
 from sqlalchemy.orm import Session
 
-from sa_jobqueue.explain import explain_job
-from sa_jobqueue.failures import error_text
-from sa_jobqueue.lifecycle import JobStatus
-from sa_jobqueue.models import ArchivedJob, Job, Progress, Schedule
-from sa_jobqueue.reasons import WaitReason
-from sa_jobqueue.statements import job_logs
-from sa_jobqueue.statements.overview import list_workers
-from sa_jobqueue.urls import mask_passwords
-
-from .archived import Said, find_archived, lines_of, said_of
-from .config import Config
+from ..health.explain import JobExplanation, explain_job
+from ..models import ArchivedJob, Job, Progress, Schedule
+from ..rules.failures import error_text, moment_said
+from ..rules.lifecycle import LIVE, JobStatus
+from ..rules.reasons import WaitReason
+from ..rules.words import age, duration
+from ..sql.readings.depths import list_workers
+from ..statements import job_logs
+from ..util.log import one_line
+from ..util.urls import mask_passwords, masked
+from .config import Config, Json, parse_id
 from .filters import READING
-from .jobs import STYLES, since
-from .log_lines import show_last_lines, show_lines
-from .messages import fail
-from .options import Json, parse_id
-from .output import (
-    cleaned,
-    duration,
-    masked,
-    moment,
-    moment_said,
-    print_json,
-    say,
-)
+from .jobs import STYLES, Said, find_archived, lines_of, said_of, since
+from .logs import show_last_lines, show_lines
+from .output import cleaned, fail, moment, print_json, say
 from .place import transaction
-from .why import reason_as_json, sentence
 
-__all__ = ["show"]
+
+def why(
+    config: Config,
+    id: Annotated[int, typer.Argument(metavar="ID", parser=parse_id, help="The job's number.")],
+    json: Json = False,
+) -> None:
+    """Say why a job is not being run; or which worker runs it, or how it has ended.
+
+    The first line is the deciding reason, and each line after "also" one more. A line with an arrow says what can be done about it.
+
+    A job that is not in the table any more is looked for in the archive.
+
+    Exit code 0: it runs, has completed, is in the archive, or will run without help. 1: it will not, unless something is done; or there is no such job.
+
+    sa-jobqueue why 7
+    sa-jobqueue why 7 --json
+    """
+    with transaction(config) as connection:
+        found = explain_job(connection, id)
+    if json:
+        print_json(_as_json(found))
+    else:
+        _print(found)
+    if found.needs_help:
+        raise typer.Exit(1)
+
+
+def moment_and_distance(time: datetime, *, now: datetime) -> str:
+    """A time in the zone of this machine, and how far away it is."""
+    seconds = (time - now).total_seconds()
+    return f"{moment(time)} ({f'in {age(seconds)}' if seconds > 0 else f'{age(seconds)} ago'})"
+
+
+def sentence(one: WaitReason, now: datetime) -> str:
+    """The reason in a line."""
+    return cleaned(one_line(mask_passwords(one.said(partial(moment_and_distance, now=now)))))
+
+
+def reason_as_json(one: WaitReason, job_id: int) -> dict[str, Any]:
+    """The reason as data, with its sentence, and what can be done about it."""
+    said = {"said": mask_passwords(str(one)), "needs_help": one.needs_help, "advice": one.advice(job_id)}
+    return one._asdict() | {"reason": masked(one.reason)} | said
+
+
+def _as_json(found: JobExplanation) -> dict[str, Any]:
+    reasons = [reason_as_json(one, found.job_id) for one in found.reasons]
+    return {
+        "job_id": found.job_id, "status": found.status, "task": found.task, "queue": found.queue, "at": found.at,
+        "archived_at": found.archived_at, "needs_help": found.needs_help, "reasons": reasons,
+    }  # fmt: skip
+
+
+def _print(found: JobExplanation) -> None:
+    if found.status is None:
+        say(f"job {found.job_id}", "bold")
+    else:
+        say(f"job {found.job_id}  {cleaned(found.task)}  {found.status}", "bold")
+        say(f"queue {cleaned(found.queue)}")
+    for place, one in enumerate(found.reasons):
+        said = sentence(one, found.at)
+        style = "red" if one.needs_help else "yellow" if place == 0 and found.status in LIVE else ""
+        say(said if place == 0 else f"also {said}", style, wrap=True)
+        if advice := one.advice(found.job_id):
+            say(f"  → {cleaned(advice)}")
+
+
+# ---- Looking at one job: `show`.
 
 #: How far a job is; a row of an earlier claim says nothing.
 _PROGRESS = sa.select(Progress).join(Job, sa.and_(Job.id == Progress.job_id, Job.claim_token == Progress.claim_token))

@@ -17,16 +17,12 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.urls import mask_passwords
-from sa_jobqueue.version import __version__
-
-from .command import help_text
+from ..errors import ConfigurationError
+from ..util.urls import mask_passwords
+from ..version import __version__
 from .config import LogLevel, defaults_from_pyproject, key_of, working_folder
-from .loading import Entries, Entry, Group, group_of, pass_on
-from .messages import fail, say_error
-
-__all__ = ["app", "main"]
+from .loading import Entries, Entry, Group, group_of, help_text, pass_on
+from .output import fail, say_error
 
 #: Where a context notes that help was asked for.
 _HELP = "sa_jobqueue.help"
@@ -63,16 +59,16 @@ Limits hold over all workers, and a change at once. Code declares them with @tas
 
 #: All commands, in the order of the help.
 COMMANDS: Entries = {
-    "demo": Entry("demo:demo", _RUN),
+    "demo": Entry("trials:demo", _RUN),
     "work": Entry("work:work", _RUN, {"app": True, "log_level": LogLevel.INFO}),
     "enqueue": Entry("enqueue:enqueue", _RUN, {"app": True}),
     "list": Entry("jobs:list_jobs", _LOOK),
     "show": Entry("show:show", _LOOK),
-    "why": Entry("why:why", _LOOK),
-    "errors": Entry("errors:errors", _LOOK),
+    "why": Entry("show:why", _LOOK),
+    "errors": Entry("jobs:errors", _LOOK),
     "stats": Entry("stats:stats", _LOOK),
     "top": Entry("top.command:top", _LOOK),
-    "workers": Entry("workers:workers", _LOOK),
+    "workers": Entry("stats:workers", _LOOK),
     "doctor": Entry("doctor:doctor", _LOOK, {"app": True}),
     "alive": Entry("alive:alive", _LOOK),
     "metrics": Entry("metrics:metrics", _LOOK, {"log_level": LogLevel.INFO}),
@@ -82,17 +78,17 @@ COMMANDS: Entries = {
     "discard": Entry("actions:discard", _ACT),
     "prune": Entry("actions:prune", _ACT),
     "release": Entry("actions:release", _ACT),
-    "edit": Entry("changes:edit", _ACT),
-    "copy": Entry("changes:copy", _ACT),
-    "drain": Entry("workers:drain", _ACT),
+    "edit": Entry("actions:edit", _ACT),
+    "copy": Entry("actions:copy", _ACT),
+    "drain": Entry("stats:drain", _ACT),
     "pause": Entry("limits:pause_", _ACT),
     "resume": Entry("limits:resume_", _ACT),
-    "migrate": Entry("migrate:migrate", _SET_UP),
-    "grants": Entry("grants:grants", _SET_UP),
+    "migrate": Entry("database:migrate", _SET_UP),
+    "grants": Entry("database:grants", _SET_UP),
     "bench": Group(
         _RUN,
         _BENCH,
-        {name: Entry(f"bench:{name}", options={"schema": False}) for name in ("drain", "steady", "enqueue")},
+        {name: Entry(f"trials:{name}", options={"schema": False}) for name in ("drain", "steady", "enqueue")},
     ),
     "schedule": Group(
         _ACT,
@@ -100,7 +96,7 @@ COMMANDS: Entries = {
         {
             "list": Entry("schedules:list_"),
             "next": Entry("schedules:next_"),
-            "add": Entry("schedule_actions:add", options={"app": True}),
+            "add": Entry("schedules:add", options={"app": True}),
             **{name: Entry(f"schedule_actions:{name}") for name in ("pause", "resume", "run", "backfill", "remove")},
         },
     ),

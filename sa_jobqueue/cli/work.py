@@ -19,27 +19,22 @@ from typing import Annotated
 
 import typer
 
-from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.log import get_logger
-from sa_jobqueue.migrations import check_schema
-from sa_jobqueue.settings import WorkerSettings
-from sa_jobqueue.statements.workers import serves
-from sa_jobqueue.urls import database_url
-from sa_jobqueue.worker.connections.service import refuse_autocommit
-from sa_jobqueue.worker.process.gc import tune_gc
-from sa_jobqueue.worker.process.inside import refuse_patched
-from sa_jobqueue.worker.process.supervised import drain_with_supervisor
-from sa_jobqueue.worker.worker import Worker
-
+from ..errors import ConfigurationError
+from ..migrations import check_schema
+from ..rules.settings import WorkerSettings
+from ..sql.workers import serves
+from ..util.log import get_logger
+from ..util.urls import database_url
+from ..worker.connections.service import refuse_autocommit
+from ..worker.process.inside import refuse_patched, tune_gc
+from ..worker.process.supervisor import drain_with_supervisor
+from ..worker.worker import Worker
 from .application import check_tasks, load_app
-from .config import Config, LogLevel
-from .endpoint import open_endpoint, send_metrics, serve_worker
+from .config import Config, LogLevel, Options, setting
 from .logs import LogFormat, set_log_format
-from .options import Options, setting
+from .metrics import open_endpoint, send_metrics, serve_worker
 from .place import database, name_of
 from .supervise import reporting, say_less, supervise, usable_cores
-
-__all__ = ["WorkOptions", "work"]
 
 logger = get_logger(__name__)
 

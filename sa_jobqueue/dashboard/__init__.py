@@ -21,6 +21,6 @@ except ImportError as error:
 
 from .access import Access, Action, Who
 from .app import dashboard
-from .look import FormatArgs, LinkSubject, Part
+from .request import FormatArgs, LinkSubject, Part
 
 __all__ = ["Access", "Action", "FormatArgs", "LinkSubject", "Part", "Who", "dashboard"]

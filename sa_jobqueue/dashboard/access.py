@@ -18,8 +18,6 @@ from starlette.requests import Request
 
 from ..errors import ConfigurationError
 
-__all__ = ["Access", "Action", "Who", "access_of"]
-
 #: What can be allowed one by one. "read" is meant with each of the others.
 Action: TypeAlias = Literal[
     "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow",

@@ -11,16 +11,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ..health.figures import ENDS, Figures, named
-from ..histogram import BOUNDS, BUCKETS
-from ..lifecycle import COUNTED
+from ..health.read import ENDS, Figures, named
+from ..rules.lifecycle import COUNTED
+from ..rules.tally import BOUNDS, BUCKETS, RANGES
+from ..sql.readings.stats import By
 from ..statements import sum_stats
-from ..statements.stats import By
-from .kept import Kept
-from .look import Look
 from .refusals import BadInput
-
-__all__ = ["WINDOWS", "Activity", "Window", "read_activity", "window_of"]
+from .request import Look
+from .shared import Kept
 
 #: The colour of each outcome.
 _COLOURS = MappingProxyType(
@@ -173,3 +171,31 @@ def _starts(now: datetime, window: Window) -> list[datetime]:
     if now.timestamp() - last < _LEAST:
         last -= length
     return [datetime.fromtimestamp(first + number * length, UTC) for number in range(int((last - first) // length) + 1)]
+
+
+# ---- Small drawings, as the points and boxes of an SVG: without a style, which the policy of the pages does not let through.
+
+_WIDE, _HIGH = 100.0, 20.0
+
+
+def points(values: Sequence[float]) -> str:
+    """The points of a line through these values, in a box of 100 by 20.
+
+    >>> points([0, 2, 1])
+    '0,19 50,1 100,10'
+    """
+    if not values:
+        return ""
+    most, apart = max([*values, 1e-9]), _WIDE / max(len(values) - 1, 1)
+    return " ".join(
+        f"{number * apart:.4g},{_HIGH - 1 - (_HIGH - 2) * value / most:.4g}" for number, value in enumerate(values)
+    )
+
+
+def bars(counts: Sequence[int]) -> list[tuple[float, float, int, float]]:
+    """Of each bucket of a histogram from the first to the last that has something: its bounds in seconds, its count, and its width in percent."""
+    used = [number for number, count in enumerate(counts) if count]
+    if not used:
+        return []
+    most = max(counts)
+    return [(*RANGES[number], counts[number], counts[number] * 100 / most) for number in range(used[0], used[-1] + 1)]

@@ -16,10 +16,8 @@ from starlette.concurrency import run_in_threadpool
 from ..doctor import make_reading
 from ..errors import ConfigurationError
 from ..migrations.runner import check_schema
-from ..models import SCHEMA
+from ..util.schema import SCHEMA
 from .refusals import refusal_of
-
-__all__ = ["PATIENCE", "Anywhere", "Database"]
 
 T = TypeVar("T")
 #: Both kinds of engines.

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
-from ..lifecycle import FINISHED, JobStatus
-
-__all__ = ["MOST_BOXES", "Box", "Picture", "folded"]
+from ..rules.lifecycle import FINISHED, JobStatus
 
 #: Boxes that are drawn at most: dagre lays these out in 63 ms (2026-11).
 MOST_BOXES = 300

@@ -10,10 +10,8 @@ from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
 
-from ..durations import read_duration
+from ..rules.retry import read_duration
 from .refusals import BadInput
-
-__all__ = ["Query", "read_form"]
 
 #: Bytes of a form, and values in it or in an address, up to which they are read.
 _LARGEST, _MOST = 1_000_000, 5_000

@@ -10,10 +10,8 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from ..errors import JobQueueError, SchemaError
-from ..log import one_line
-from ..urls import mask_passwords
-
-__all__ = ["BadInput", "Refusal", "What", "refusal_of"]
+from ..util.log import one_line
+from ..util.urls import mask_passwords
 
 What: TypeAlias = Literal["slow", "away", "rights", "schema", "locked", "conflict", "replica", "refused", "value"]
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["TEXTS", "text"]
-
 TEXTS: Mapping[str, str] = MappingProxyType(
     {
         "nav.skip": "To the content",

@@ -8,11 +8,9 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..health.one_job import JobSeen
-from ..lifecycle import FINISHED, JobStatus
-from .shown import Failure
+from ..rules.lifecycle import FINISHED, JobStatus
+from .render import Failure
 from .strings import text
-
-__all__ = ["WIDTH", "Bar", "Moment", "Timeline", "timeline_of"]
 
 #: Units of the drawing, from the left to the right.
 WIDTH = 1_000

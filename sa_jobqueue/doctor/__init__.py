@@ -6,11 +6,9 @@
 `CHECKS` lists what is looked at. `look_at` makes the checks in a transaction of the caller's.
 """
 
-from .catalogue import CHECKS, Check
 from .examination import Examination
-from .examine import examine, look_at, make_reading, reading
-from .finding import LEVELS, Finding, Level, worst
-from .thresholds import Thresholds
+from .examine import CHECKS, Check, examine, look_at, make_reading, reading
+from .finding import LEVELS, Finding, Level, Thresholds, worst
 
 __all__ = [
     "CHECKS",

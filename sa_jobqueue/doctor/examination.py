@@ -10,42 +10,26 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ..health import (
-    Depth,
-    Holder,
-    IndexSize,
-    LimitUse,
-    LockWait,
-    NextId,
-    Overdue,
-    PausedKey,
-    Server,
-    Slot,
-    Standby,
-    TableSize,
+from ..health.read import (
     read_depths,
     read_holders,
     read_indexes,
-    read_limit_uses,
     read_lock_waits,
     read_next_ids,
     read_overdue,
-    read_paused_keys,
-    read_ready_keys,
     read_server,
     read_since_first_job,
     read_slots,
     read_standbys,
     read_tables,
 )
-from ..schema import quote
-from ..statements.depths import queued_tasks
-from ..statements.overview import list_workers
-from ..statements.stats import By, sum_stats
-from ..store import Store, default_store
-from .thresholds import Thresholds
-
-__all__ = ["Examination"]
+from ..health.values import Depth, Holder, IndexSize, LockWait, NextId, Overdue, Server, Slot, Standby, TableSize
+from ..health.work import LimitUse, PausedKey, read_limit_uses, read_paused_keys, read_ready_keys
+from ..sql.readings.depths import list_workers, queued_tasks
+from ..sql.readings.stats import By, sum_stats
+from ..sql.store import Store, default_store
+from ..util.schema import quote
+from .finding import Thresholds
 
 #: A name that SQL takes without quotes.
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)

@@ -2,23 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ..log import one_line
-from ..store import Store, default_store
-from ..urls import mask_passwords
+from ..sql.store import Store, default_store
+from ..util.log import one_line
+from ..util.urls import mask_passwords
 from ..worker.connections.service import setting
-from .catalogue import CHECKS, Check
+from .checks.connection import check_clock, check_database, check_schema_version, check_wake_ups
+from .checks.jobs import check_cleanup, check_leases, check_queues, check_unique, check_waiting, check_workers
+from .checks.limits import check_limits
+from .checks.pressure import (
+    check_connections,
+    check_locks,
+    check_notify_queue,
+    check_replication,
+    check_slots,
+    check_snapshot,
+)
+from .checks.storage import (
+    check_archive,
+    check_bloat,
+    check_dead_rows,
+    check_frozen_age,
+    check_indexes,
+    check_plans,
+    check_sequences,
+    check_vacuum,
+)
+from .checks.tasks import check_failures, check_schedules, check_tasks, check_timeouts
+from .checks.workflows import check_workflows
 from .examination import Examination
-from .finding import Finding
-from .thresholds import Thresholds
+from .finding import Finding, Level, Thresholds, worst
 
-__all__ = ["examine", "look_at", "make_reading", "reading"]
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One question, and how it is answered."""
+
+    name: str
+    about: str
+    """What is looked at, in a few words."""
+    look: Callable[[Examination], Finding]
+    decides: bool = False
+    """Where it finds a problem, the checks behind it are not made."""
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("database", "the server's version, and whether it takes writes", check_database),
+    Check("clock", "the server's clock beside this machine's", check_clock),
+    Check("schema", "the version of the job tables", check_schema_version, decides=True),
+    Check("wake-ups", "whether a NOTIFY is heard", check_wake_ups),
+    Check("workers", "workers that live and listen, and their releases", check_workers),
+    Check("queues", "queues with due jobs that no worker serves", check_queues),
+    Check("tasks", "jobs and schedules of tasks that no worker knows", check_tasks),
+    Check("waiting", "how long the oldest due job has waited", check_waiting),
+    Check("leases", "running jobs whose worker is gone", check_leases),
+    Check("timeouts", "timeouts and leases beside how long the runs take", check_timeouts),
+    Check("failures", "jobs that failed for good, and outcomes that came too late", check_failures),
+    Check("limits", "pauses that keep jobs waiting, and permits that do not come free", check_limits),
+    Check("unique", "unique keys that no job needs any more", check_unique),
+    Check("schedules", "schedules that are behind, fail or were paused", check_schedules),
+    Check(
+        "workflows",
+        "jobs that wait for each other, or for what will not come; workflows that do not move on",
+        check_workflows,
+    ),
+    Check("cleanup", "finished jobs that should be deleted by now", check_cleanup),
+    Check("archive", "whether the archive has this month and the next one, and its size", check_archive),
+    Check("plans", "how the claim and the completion are executed", check_plans),
+    Check("indexes", "indexes that are missing or not valid", check_indexes),
+    Check("sequences", "whether the next id of each table is new", check_sequences),
+    Check("snapshot", "the oldest snapshot, and who holds it", check_snapshot),
+    Check("dead-rows", "rows that vacuum has not removed yet", check_dead_rows),
+    Check("vacuum", "whether autovacuum is on, and comes", check_vacuum),
+    Check("bloat", "space of tables and indexes that holds no live row", check_bloat),
+    Check("locks", "sessions that wait for a lock on the job tables", check_locks),
+    Check("connections", "how many of the server's connections are used", check_connections),
+    Check("notify-queue", "how full the queue of notifications is", check_notify_queue),
+    Check("frozen-age", "how far the server is from running out of transaction ids", check_frozen_age),
+    Check("replication", "how far standbys are behind", check_replication),
+    Check("slots", "replication slots, and the WAL that they keep", check_slots),
+)
+
+# ---- Making the checks, one after the other, in a transaction that can write nothing and waits for nothing long.
 
 #: A check that takes longer is given up: what is wrong with a busy server must not become worse by it.
 _PATIENCE = timedelta(seconds=5)
@@ -125,3 +198,50 @@ def _refused(name: str, state: str, error: DBAPIError, patience: timedelta) -> F
         meaning, advice = _MEANINGS[state]
         return Finding(name, "notice", f"{meaning.format(patience=patience.total_seconds())}: {said}", advice)
     return Finding(name, "problem", f"it could not be looked at: {said}", "see the server's log")
+
+
+# ---- What a queue in production needs, and which checks look at it. docs/howto/production-checklist.md explains each item.
+
+State: TypeAlias = Level | Literal["yours to decide"]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing to be sure of."""
+
+    title: str
+    checks: tuple[str, ...] = ()
+    """Those that look at it; none: no command can know it."""
+
+
+#: In the order of the page.
+ITEMS: Sequence[Item] = (
+    Item("A job is claimed, and owned, in one transaction", ("plans", "locks")),
+    Item("Jobs are claimed in a predictable order", ("plans", "waiting")),
+    Item("The claim reads an index of queued jobs alone", ("indexes", "plans", "bloat")),
+    Item("Finished jobs are out of the claim's way", ("dead-rows", "vacuum")),
+    Item("Every queue and every task has workers", ("workers", "queues", "tasks", "wake-ups", "limits")),
+    Item("Failed attempts wait, and end", ("failures",)),
+    Item("The lease and the timeouts fit the jobs", ("leases", "timeouts")),
+    Item("Handlers may run twice"),
+    Item("Errors can be found again"),
+    Item("Work comes in bounded batches"),
+    Item("Numbers are watched"),
+    Item("Finished jobs are deleted in time", ("cleanup", "archive")),
+    Item("The database has room for a queue", ("snapshot", "connections", "notify-queue", "frozen-age", "slots")),
+    Item("You know when to take the queue elsewhere"),
+)
+
+
+def states_of(findings: Iterable[Finding]) -> list[tuple[Item, State, list[Finding]]]:
+    """Each item with its state, and what was found about it that is not well.
+
+    An item is as bad as the worst of its checks; one without checks, or whose checks were not made, is yours to decide.
+    """
+    by_name: Mapping[str, Finding] = {finding.name: finding for finding in findings}
+    states: list[tuple[Item, State, list[Finding]]] = []
+    for item in ITEMS:
+        answers = [by_name[name] for name in item.checks if name in by_name]
+        state: State = worst(one.level for one in answers) if answers else "yours to decide"
+        states.append((item, state, [one for one in answers if one.level != "ok"]))
+    return states

@@ -18,8 +18,6 @@ from sqlalchemy.sql import ClauseElement
 
 from ..worker.connections.service import service_settings, setting
 
-__all__ = ["Reading", "planned_as_worker", "readings"]
-
 _NAME = "sa_jobqueue_doctor"
 _PARAMETER = re.compile(r"%\((\w+)\)s")
 _LOCK = re.compile(r"\s+FOR NO KEY UPDATE(?: OF \S+)? SKIP LOCKED")

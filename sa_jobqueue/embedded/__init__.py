@@ -13,7 +13,7 @@ kept outside the home folder.
 
 from __future__ import annotations
 
+from .processes import DEFAULT_SETTINGS, default_directory
 from .server import EmbeddedServer, ServerStatus, embedded_url
-from .spec import DEFAULT_SETTINGS, default_directory
 
 __all__ = ["DEFAULT_SETTINGS", "EmbeddedServer", "ServerStatus", "default_directory", "embedded_url"]

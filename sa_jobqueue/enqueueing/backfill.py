@@ -19,12 +19,9 @@ import sqlalchemy as sa
 
 from ..errors import OptionError
 from ..models import Job, JobMixin, Schedule, companions_of
-from ..schedules import is_stopped, rule_of
-from ..schedules.ranges import ticks_between
-from ..statements.schedule_admin import enqueued_ticks, lock_schedule
-from ..statements.schedules import enqueue_ticks
-
-__all__ = ["MOST", "Backfill", "plan_backfill"]
+from ..rules.schedules import is_stopped, rule_of, ticks_between
+from ..sql.schedules.admin import enqueued_ticks, lock_schedule
+from ..sql.schedules.due import enqueue_ticks
 
 #: A backfill has at most this many ticks.
 MOST = 100_000

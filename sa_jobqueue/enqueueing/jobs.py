@@ -17,13 +17,12 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, overload
 import sqlalchemy as sa
 
 from ..errors import ConfigurationError, OptionError
-from ..flushing import wait_for_keys
 from ..models import Job, JobMixin, JsonText, insert_in_order, is_job_class, own_column
-from ..options import Call
-from ..statements.insert import insert_jobs
-from ..tasks import Task, TaskName
-
-__all__ = ["Call", "Enqueue", "enqueue", "enqueue_many"]
+from ..sql.insert import insert_jobs
+from ..tasks.calls import Call
+from ..tasks.registry import TaskName
+from ..tasks.tasks import Task
+from .flushing import wait_for_keys
 
 F = ParamSpec("F")
 P = ParamSpec("P")

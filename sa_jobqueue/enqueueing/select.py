@@ -27,17 +27,19 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm.util import AliasedClass
 from sqlalchemy.types import TypeEngine
 
+from ..arguments.arguments import Selected, bound, bound_by_name
+from ..arguments.columns import kind_of, takes_none
+from ..arguments.references import object_in
+from ..arguments.signature import Plan
+from ..arguments.storable import load, shown
 from ..errors import MiddlewareError, OptionError, PayloadError, SubjectError
 from ..models import Job, JobMixin, own_column
-from ..objects import object_in
-from ..payload import Plan, Selected, bound, bound_by_name, kind_of, load, shown, takes_none
-from ..statements.insert_select import Argument, arguments, digest, insert_selected, rule_of
-from ..statements.per_row import check_together, expression, per_row
-from ..subjects import subject_of_keys, subject_of_rows
-from ..tasks import AnyTask, Task, TaskName
-from ..unique import debounced
-
-__all__ = ["enqueue_select"]
+from ..models.relationship import subject_of_keys, subject_of_rows
+from ..sql.insert import check_together, expression, per_row
+from ..sql.insert_select import Argument, arguments, digest, insert_selected, rule_of
+from ..tasks.options import debounced
+from ..tasks.registry import TaskName
+from ..tasks.tasks import AnyTask, Task
 
 #: Expressions whose values may be NULL.
 TextExpression: TypeAlias = sa.ColumnExpressionArgument[str] | sa.ColumnExpressionArgument[str | None]

@@ -19,8 +19,6 @@ from sqlalchemy.orm import Session
 from ..models import JobMixin
 from . import jobs
 
-__all__ = ["watch_jobs", "watched_jobs"]
-
 #: By the id of a job that no session has got yet: what warns when the job, or the program, ends.
 _unadded: dict[int, weakref.finalize[Any, JobMixin]] = {}
 #: Warnings that a filter turned into errors, a list for each active `watched_jobs`. It raises them when it ends, because Python swallows

@@ -15,11 +15,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from ..arguments.storable import load_any
 from ..models import ArchivedJob, Job
-from ..payload import load_any
-from ..statements.chosen import Jobs, reading_of
-
-__all__ = ["SHOWN", "JobSeen", "clamped", "read_job"]
+from ..sql.chosen import Jobs, reading_of
 
 #: Bytes, as they are stored, of arguments, a result or errors up to which they are read; and of the same as text.
 SHOWN = 100_000

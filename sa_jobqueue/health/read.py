@@ -5,34 +5,32 @@ Call them in a transaction with a `statement_timeout`, and READ ONLY if you like
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
 from ..models import Base
-from ..statements import depths
-from ..statements import health as statements
-from ..statements import sizes as size_statements
-from ..store import Store, default_store
-from .sizes import IndexSize, NextId, TableSize
-from .values import BlockIO, Depth, Health, Holder, LockWait, Overdue, Server, Slot, Standby
-
-__all__ = [
-    "read_depths",
-    "read_health",
-    "read_holders",
-    "read_indexes",
-    "read_io",
-    "read_lock_waits",
-    "read_next_ids",
-    "read_overdue",
-    "read_server",
-    "read_since_first_job",
-    "read_slots",
-    "read_standbys",
-    "read_tables",
-]
+from ..rules.lifecycle import COUNTED
+from ..rules.tally import BUCKETS, quantile
+from ..sql.readings import depths
+from ..sql.readings import health as statements
+from ..sql.store import Store, default_store
+from .values import (
+    BlockIO,
+    Depth,
+    Health,
+    Holder,
+    IndexSize,
+    LockWait,
+    NextId,
+    Overdue,
+    Server,
+    Slot,
+    Standby,
+    TableSize,
+)
 
 _Value = TypeVar("_Value")
 
@@ -69,21 +67,21 @@ def read_holders(connection: sa.Connection) -> list[Holder]:
 
 def read_tables(connection: sa.Connection, store: Store = default_store) -> list[TableSize]:
     """The queue's tables, by name."""
-    return _all(connection, size_statements.table_sizes(**_ours(connection, store)), TableSize)
+    return _all(connection, statements.table_sizes(**_ours(connection, store)), TableSize)
 
 
 def read_indexes(connection: sa.Connection, store: Store = default_store) -> list[IndexSize]:
     """The indexes of the queue's tables, by table and name."""
-    return _all(connection, size_statements.index_sizes(**_ours(connection, store)), IndexSize)
+    return _all(connection, statements.index_sizes(**_ours(connection, store)), IndexSize)
 
 
 def read_next_ids(connection: sa.Connection, store: Store = default_store) -> list[NextId]:
     """The tables of ours that number their rows, in two statements: the first finds the sequences."""
     ours = _ours(connection, store)
-    found = connection.execute(size_statements.identities(**ours)).all()
+    found = connection.execute(statements.identities(**ours)).all()
     if not found:
         return []
-    return _all(connection, size_statements.next_ids(schema=ours["schema"], sequences=dict(map(tuple, found))), NextId)
+    return _all(connection, statements.next_ids(schema=ours["schema"], sequences=dict(map(tuple, found))), NextId)
 
 
 def read_since_first_job(connection: sa.Connection, store: Store = default_store) -> float | None:
@@ -133,3 +131,68 @@ def _ours(connection: sa.Connection, store: Store) -> dict[str, Any]:
 def _all(connection: sa.Connection, statement: sa.Executable, kind: type[_Value]) -> list[_Value]:
     rows: Sequence[Any] = connection.execute(statement).mappings().all()
     return [kind(**row) for row in rows]
+
+
+# ---- What sums of the table `stat` say: rates per minute, means, and quantiles of how long jobs ran and waited.
+
+#: By name, the share of the durations that a quantile is for.
+QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+#: Outcomes that are named in any case.
+ALWAYS = ("completed", "retried", "failed")
+#: The outcomes after which a job is finished.
+ENDS = ("completed", "failed", "cancelled")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What jobs came to within some seconds."""
+
+    counts: dict[str, int]
+    seconds: float
+    run_seconds: float
+    wait_seconds: float
+    runs: Sequence[int]
+    waits: Sequence[int]
+
+    @classmethod
+    def of(cls, rows: Iterable[Any], seconds: float) -> Figures:
+        """The sums of these rows of `sum_stats` together, which cover this number of seconds."""
+        rows = list(rows)
+        return cls(
+            {name: sum(getattr(row, name) for row in rows) for name in COUNTED},
+            seconds,
+            sum(row.run_seconds for row in rows),
+            sum(row.wait_seconds for row in rows),
+            [sum(row.runs[number] for row in rows) for number in range(BUCKETS)],
+            [sum(row.waits[number] for row in rows) for number in range(BUCKETS)],
+        )
+
+    @property
+    def ended(self) -> int:
+        """Jobs that completed, failed or were cancelled."""
+        return sum(self.counts[name] for name in ENDS)
+
+    def per_minute(self, *names: str) -> float:
+        """How many of these outcomes there were in a minute; without names, how many jobs ended."""
+        number = sum(self.counts[name] for name in names) if names else self.ended
+        return number * 60 / self.seconds if self.seconds > 0 else 0.0
+
+    def run(self, name: str) -> float | None:
+        """Seconds that handlers took: "mean", or a name of `QUANTILES`. None: there was none."""
+        return _of(self.runs, self.run_seconds, name)
+
+    def wait(self, name: str) -> float | None:
+        """Seconds that jobs had been due when their handlers were called, likewise."""
+        return _of(self.waits, self.wait_seconds, name)
+
+
+def named(figures: Sequence[Figures]) -> list[str]:
+    """The outcomes to show of these: the usual ones, and each of the others that happened."""
+    return [name for name in COUNTED if name in ALWAYS or any(one.counts[name] for one in figures)]
+
+
+def _of(counts: Sequence[int], total: float, name: str) -> float | None:
+    if name == "mean":
+        number = sum(counts)
+        return total / number if number else None
+    return quantile(counts, QUANTILES[name])

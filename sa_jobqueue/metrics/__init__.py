@@ -13,8 +13,8 @@ try:
 except ImportError as error:
     raise ImportError("metrics need prometheus-client: pip install 'sa_jobqueue[metrics]'") from error
 
-from .app import metrics_app, metrics_wsgi_app
 from .database import QueueCollector
-from .workers import WorkerCollector
+from .endpoint import metrics_app, metrics_wsgi_app
+from .sums import WorkerCollector
 
 __all__ = ["QueueCollector", "WorkerCollector", "metrics_app", "metrics_wsgi_app"]

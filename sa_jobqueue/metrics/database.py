@@ -17,16 +17,12 @@ from sqlalchemy.exc import DBAPIError
 
 from ..doctor import reading
 from ..errors import ConfigurationError
-from ..log import get_logger, one_line
-from ..models import SCHEMA
-from ..store import Store, default_store
-from ..urls import mask_passwords
+from ..sql.store import Store, default_store
+from ..util.log import get_logger, one_line
+from ..util.schema import SCHEMA
+from ..util.urls import mask_passwords
 from . import names
-from .families import Families
-from .findings import Findings
-from .parts import PARTS, Part
-
-__all__ = ["QueueCollector"]
+from .parts import PARTS, Families, Findings, Part
 
 logger = get_logger(__name__)
 

@@ -2,25 +2,114 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from socketserver import TCPServer, ThreadingMixIn
-from typing import Any
+from time import monotonic
+from typing import Any, Protocol
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+import sqlalchemy as sa
+from prometheus_client import CollectorRegistry, make_asgi_app, make_wsgi_app
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 from prometheus_client.registry import Collector
 
 from ..errors import ConfigurationError
 from ..worker.process.signals import start_deaf
-from .probes import Answer, Probes
+from .database import QueueCollector
+from .sums import Receiver, Snapshot
 
-__all__ = ["Endpoint", "check_handlers", "forget_process", "registry_of"]
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of a probe: well or not, and a line that says why."""
+
+    well: bool
+    said: str
+
+
+class Probes(Protocol):
+    """Both answers. Any thread may ask."""
+
+    def live(self) -> Answer:
+        """Not well: the process should be killed and started again."""
+        ...
+
+    def ready(self) -> Answer:
+        """Not well: it takes no jobs just now."""
+        ...
+
+
+class WorkerProbes:
+    """Those of one worker process."""
+
+    def __init__(self, read: Callable[[], Snapshot]) -> None:
+        self._read = read
+
+    def live(self) -> Answer:
+        """The threads that claim and that do maintenance move."""
+        return _live(self._read())
+
+    def ready(self) -> Answer:
+        """It serves, is not leaving, and the database answered the last time."""
+        reason = self._read().not_ready
+        return Answer(reason is None, reason or "ready")
+
+
+class SupervisorProbes:
+    """Those of a supervisor and its worker processes. A process that dies is the supervisor's business, and is well."""
+
+    def __init__(self, receiver: Receiver) -> None:
+        self._receiver = receiver
+
+    def live(self) -> Answer:
+        """The threads of all its processes move."""
+        now = monotonic()
+        answers = {
+            number: _live(heard.snapshot, now - heard.at) for number, heard in self._receiver.sums.live().items()
+        }
+        ill = [f"process {number}: {answer.said}" for number, answer in answers.items() if not answer.well]
+        return Answer(not ill or self._receiver.is_leaving, "; ".join(ill) or "live")
+
+    def ready(self) -> Answer:
+        """At least one of its processes is ready."""
+        if self._receiver.is_leaving:
+            return Answer(False, "it is leaving")
+        reasons = {number: heard.snapshot.not_ready for number, heard in self._receiver.sums.live().items()}
+        if not reasons:
+            return Answer(False, "no process has begun")
+        said = "; ".join(f"process {number}: {reason}" for number, reason in reasons.items() if reason is not None)
+        return Answer(None in reasons.values(), said or "ready")
+
+
+class DatabaseProbes:
+    """Those of a process that only asks the database: it lives, and is ready while the database answers."""
+
+    def __init__(self, is_up: Callable[[], bool]) -> None:
+        self._is_up = is_up
+
+    def live(self) -> Answer:
+        """Always well."""
+        return Answer(True, "live")
+
+    def ready(self) -> Answer:
+        """The database answers."""
+        return Answer(True, "ready") if self._is_up() else Answer(False, "the database does not answer")
+
+
+def _live(snapshot: Snapshot, unheard: float = 0.0) -> Answer:
+    if not snapshot.is_stuck(unheard):
+        return Answer(True, "live")
+    return Answer(False, f"its threads have not moved for {snapshot.state.late + unheard:.0f} s")
+
+
+# ---- A small HTTP server for `/metrics`, `/livez` and `/readyz`, on threads of its own.
 
 #: Where prometheus_client keeps the metrics of the application's own handlers when they run in several processes.
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
@@ -131,3 +220,29 @@ def _say(start: StartResponse, status: str, said: str) -> Iterable[bytes]:
 
 def _nothing(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
     return _say(start, "503 Service Unavailable", "not begun")
+
+
+# ---- The metrics of the database as a small web application, to be mounted in the application's own.
+
+_ASGI = Callable[[Any, Any, Any], Awaitable[None]]
+
+
+def metrics_app(engine: sa.Engine, *, schema: str | None = None, findings: bool = True) -> _ASGI:
+    """An ASGI application that answers every path with the metrics of `engine`'s database. It looks at it on a thread.
+
+    `schema`, `findings`: as in `QueueCollector`, whose errors it raises.
+    """
+    collector = QueueCollector(engine, schema=schema, findings=findings)
+    answer: Any = make_asgi_app(registry_of(collector))
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await asyncio.to_thread(collector.refresh)  # then the answer finds what is kept
+            await answer(scope, receive, send)
+
+    return application
+
+
+def metrics_wsgi_app(engine: sa.Engine, *, schema: str | None = None, findings: bool = True) -> Any:
+    """The same as a WSGI application."""
+    return make_wsgi_app(registry_of(QueueCollector(engine, schema=schema, findings=findings)))

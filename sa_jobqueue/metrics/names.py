@@ -9,9 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from ..histogram import BOUNDS
-
-__all__ = ["DATABASE", "METRICS", "WORKER", "Metric"]
+from ..rules.tally import BOUNDS
 
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 

@@ -2,33 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from time import monotonic
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as Family
 
-from ..health import (
-    read_behind_workflows,
-    read_depths,
-    read_indexes,
-    read_io,
-    read_limit_uses,
-    read_overdue,
-    read_paused_keys,
-    read_ready_keys,
-    read_server,
-    read_tables,
-    read_workflows,
-)
-from ..lifecycle import JobStatus
-from ..statements.backlog import count_by_queue, schedule_lag
-from ..statements.overview import list_workers
-from ..statements.workers import EVERY_QUEUE, serves
-from ..store import Store, read_pressure
+from ..doctor import LEVELS, Finding, examine
+from ..health.read import read_depths, read_indexes, read_io, read_overdue, read_server, read_tables
+from ..health.work import read_behind_workflows, read_limit_uses, read_paused_keys, read_ready_keys, read_workflows
+from ..rules.lifecycle import JobStatus
+from ..sql.readings.depths import count_by_queue, list_workers, schedule_lag
+from ..sql.store import Store
+from ..sql.workers import EVERY_QUEUE, read_pressure, serves
+from ..util.log import get_logger
 from . import names
-from .families import Families
+from .names import LES, Metric
 
-__all__ = ["PARTS", "Part"]
+_KINDS: dict[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
+
+
+class Families:
+    """Collects values. A metric without a value is not exposed."""
+
+    def __init__(self) -> None:
+        self._made: dict[Metric, Any] = {}
+
+    def add(self, metric: Metric, value: float | None, *labels: str) -> None:
+        """A value; None: it is not known."""
+        if value is not None:
+            self._family(metric).add_metric(labels, value)
+
+    def add_counts(self, metric: Metric, counts: Sequence[int], seconds: float, *labels: str) -> None:
+        """Durations, counted in the buckets of `sa_jobqueue.rules.tally`, and their sum."""
+        buckets = list(zip(LES, accumulate(counts), strict=True))
+        self._family(metric).add_metric(labels, buckets=buckets, sum_value=seconds)
+
+    def __iter__(self) -> Iterator[Family]:
+        return iter(self._made.values())
+
+    def _family(self, metric: Metric) -> Any:
+        found = self._made.get(metric)
+        if found is None:
+            found = self._made[metric] = _KINDS[metric.kind](metric.name, metric.help, labels=metric.labels)
+        return found
+
+
+# ---- What the database says, part by part: each is some statements, whose values are added to the families.
 
 #: Queues above this number are added up under `OTHER`, so that names made by a program do not fill the memory of Prometheus.
 _MOST_QUEUES = 200
@@ -211,3 +239,50 @@ PARTS: Mapping[str, Part] = {
     "server": add_server,
     "tables": add_tables,
 }
+
+# ---- The doctor's findings as metrics. It takes longer than a scrape may, so a thread of its own looks, at most once a minute.
+
+logger = get_logger(__name__)
+
+#: Seconds between two looks.
+_EVERY = 60.0
+
+
+class Findings:
+    """What the doctor found at its last look. Any thread may ask."""
+
+    def __init__(self, engine: sa.Engine, store: Store) -> None:
+        self._engine, self._store = engine, store
+        self._lock = threading.Lock()
+        self._at = 0.0
+        self._looking = False
+        """Whether a look is under way: one may hang. A scrape sets it, with `_at` under the lock; the thread that looked takes it back."""
+        self._found: list[Finding] = []
+        """Written by the thread that looks, as a whole."""
+
+    def collect(self) -> Iterator[Family]:
+        """What is known; begins to look again where that is old."""
+        with self._lock:
+            due = not self._looking and (not self._at or monotonic() >= self._at + _EVERY)
+            if due:
+                self._looking, self._at = True, monotonic()
+        if due:
+            try:
+                threading.Thread(target=self._look, name="sa-jobqueue metrics doctor", daemon=True).start()
+            except RuntimeError:  # no more threads, or the interpreter ends
+                self._looking = False
+                logger.debug("the doctor has no thread")
+        families = Families()
+        for finding in self._found:
+            for level in LEVELS:
+                families.add(names.FINDING, finding.level == level, finding.name, level)
+        return iter(families)
+
+    def _look(self) -> None:
+        try:
+            self._found = examine(self._engine, probe=False, store=self._store)
+        except Exception:  # the database is away: its metric says so
+            self._found = []
+            logger.debug("the doctor could not look", exc_info=True)
+        finally:
+            self._looking = False

@@ -23,7 +23,8 @@ another name is given once, by the connection's `schema_translate_map={"sa_jobqu
 
 from __future__ import annotations
 
-from ..schema import SCHEMA as DEFAULT_SCHEMA
+from ..util.schema import CURRENT
+from ..util.schema import SCHEMA as DEFAULT_SCHEMA
 from .autogenerate import include_name, include_object, revision_source
 from .own_table import OwnTable
 from .runner import (
@@ -37,7 +38,7 @@ from .runner import (
     upgrade,
     upgrade_database,
 )
-from .steps import CURRENT, VERSIONS
+from .steps import VERSIONS
 
 __all__ = [
     "CURRENT",

@@ -6,10 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..schema import SCHEMA
-from .steps import CURRENT, downgrades, upgrades
-
-__all__ = ["include_name", "include_object", "revision_source"]
+from ..util.schema import CURRENT, SCHEMA
+from .steps import downgrades, upgrades
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, Any], *, schema: str = SCHEMA) -> bool:

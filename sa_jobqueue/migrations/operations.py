@@ -10,8 +10,6 @@ from alembic.operations.ops import MigrateOperation
 
 from .runner import downgrade, upgrade
 
-__all__ = ["DowngradeQueueOp", "UpgradeQueueOp"]
-
 
 @Operations.register_operation("upgrade_job_queue")
 class UpgradeQueueOp(MigrateOperation):

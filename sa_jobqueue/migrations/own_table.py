@@ -24,14 +24,11 @@ import sqlalchemy as sa
 from sqlalchemy.types import SchemaType
 
 from ..errors import ConfigurationError
-from ..schema import SCHEMA
+from ..util.schema import CURRENT, SCHEMA
 from .runner import upgrade_database
-from .steps import CURRENT
 
 if TYPE_CHECKING:
     from alembic.operations import ops
-
-__all__ = ["OwnTable"]
 
 
 class OwnTable:

@@ -10,29 +10,15 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from sa_jobqueue.errors import ConfigurationError, JobQueueError, SchemaError
-from sa_jobqueue.urls import database_url
+from ..errors import ConfigurationError, JobQueueError, SchemaError
+from ..util.log import get_logger
+from ..util.schema import CURRENT, SCHEMA, quote
+from ..util.urls import database_url
+from .steps import Step, downgrades, preparation, upgrades
 
-if TYPE_CHECKING:  # workers and producers only look at the version, and need not wait for Alembic
+if TYPE_CHECKING:
     from alembic.operations import Operations
     from alembic.runtime.migration import MigrationContext
-
-from ..log import get_logger
-from ..schema import SCHEMA, quote
-from .steps import CURRENT, Step, downgrades, preparation, upgrades
-
-__all__ = [
-    "MigrationOperations",
-    "check_schema",
-    "create_schema",
-    "current_version",
-    "downgrade",
-    "downgrade_database",
-    "on_postgresql",
-    "sql",
-    "upgrade",
-    "upgrade_database",
-]
 
 
 logger = get_logger(__name__)

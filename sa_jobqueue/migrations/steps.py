@@ -15,10 +15,8 @@ from types import MappingProxyType
 from typing import Protocol
 
 from ..errors import ConfigurationError
-from ..schema import BODY_TAG, CURRENT, quote
+from ..util.schema import BODY_TAG, CURRENT, quote
 from . import v01
-
-__all__ = ["CURRENT", "VERSIONS", "Step", "downgrades", "preparation", "upgrades"]
 
 
 class Version(Protocol):

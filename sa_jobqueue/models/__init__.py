@@ -11,22 +11,17 @@ The tables are made by `sa_jobqueue.migrations`, which is frozen per version; a 
 
 from __future__ import annotations
 
+from ..util.schema import SCHEMA
 from .archive import ArchivedJob, ArchivedTask
-from .audit import AuditEntry
-from .base import SCHEMA, Base
+from .base import UNFINISHED, Base, JsonText, StatusText, UnfinishedJson, schema_function, status_in, status_literal
 from .companions import Companions, in_schema
 from .due_time import AT_ONCE, checked_due, due_text
-from .functions import schema_function
 from .job import Job, JobMixin, companions_of, is_job_class, own_column
 from .job_readings import JobReadings
-from .json_text import UNFINISHED, JsonText, UnfinishedJson
 from .limits import TASK_GROUP, KeyRow, LimitRow, LimitState
-from .notes import LogPart, Progress
 from .own_table import is_own, job_schemas, schema_of
 from .schedule import Overlap, Schedule
-from .stat import Stat
-from .status import StatusText, status_in, status_literal
-from .tables import Awaited, SchemaVersion, UniqueKey, Uptime, WorkerRow
+from .tables import AuditEntry, Awaited, LogPart, Progress, SchemaVersion, Stat, UniqueKey, Uptime, WorkerRow
 from .unique import insert_in_order, listen_to_sessions, put_in_order, say_all
 from .workflow import GATE, WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
 
@@ -81,4 +76,4 @@ __all__ = [
     "schema_of",
     "status_in",
     "status_literal",
-]  # fmt: skip
+]

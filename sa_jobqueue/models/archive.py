@@ -9,14 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from ..lifecycle import JobStatus
-from .base import Base
-from .job_readings import JobReadings
-from .json_text import JsonObject
-from .status import StatusText
-from .subject import SubjectColumns
-
-__all__ = ["ArchivedJob", "ArchivedTask"]
+from ..rules.lifecycle import JobStatus
+from .base import Base, JsonObject, StatusText
+from .job_readings import JobReadings, SubjectColumns
 
 
 class ArchivedJob(JobReadings, SubjectColumns, Base):

@@ -3,15 +3,116 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase
+from pydantic_core import from_json
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import Function
+from sqlalchemy.types import TypeEngine
 
-from ..schema import SCHEMA
-from .json_text import decode_on_read
+from ..errors import PayloadError
+from ..rules.lifecycle import JobStatus
+from ..util.schema import SCHEMA
 
-__all__ = ["SCHEMA", "Base", "vacuum_by_traffic"]
+
+class _SchemaFunction(Function[Any]):
+    """A function in the schema that is meant when the statement is executed."""
+
+    inherit_cache = True  # it has no state besides a Function's, so Core compiles a statement with it once
+
+
+@compiles(_SchemaFunction)
+def _compile(element: _SchemaFunction, compiler: SQLCompiler, **options: Any) -> str:
+    # As a table, because `schema_translate_map` translates the schema of tables only.
+    place = sa.Table(element.name, sa.MetaData(), schema=next(iter(element.packagenames), None))
+    return f"{compiler.preparer.format_table(place)}({compiler.process(element.clauses, **options)})"
+
+
+def schema_function(
+    name: str, schema: str | None, *arguments: sa.ColumnElement[Any], of: TypeEngine[Any]
+) -> sa.ColumnElement[Any]:
+    """`schema.name(arguments)`, of the type `of`. None: no schema is named."""
+    return _SchemaFunction(name, *arguments, type_=of, packagenames=() if schema is None else (schema,))
+
+
+# ---- Arguments and meta: jsonb in the table, JSON text on the way there, a dict for the reader.
+
+
+class JsonText(str):
+    """JSON text that is ready to be stored. A job carries it from `enqueue` to the INSERT, unless it is read before."""
+
+    __slots__ = ()
+
+
+class UnfinishedJson(JsonText):
+    """The same, before it is complete: it must not be stored yet."""
+
+    __slots__ = ()
+
+
+class UnfinishedObject(dict[str, Any]):
+    """What was read of an `UnfinishedJson`."""
+
+
+#: Arguments that are not complete, as they are set and as they are read.
+UNFINISHED = (UnfinishedJson, UnfinishedObject)
+
+
+class JsonObject(sa.TypeDecorator[dict[str, Any]]):
+    """A jsonb object. A `JsonText` goes to the driver as it is."""
+
+    impl = JSONB
+    cache_ok = True
+
+    def bind_processor(self, dialect: sa.Dialect) -> Any:
+        encode: Any = super().bind_processor(dialect)
+        encoded = encode({})
+        # Most drivers take text. Psycopg takes an object, which encodes what it holds when it is sent.
+        wrapper = None if isinstance(encoded, (str, bytes)) else type(encoded)
+
+        def process(value: Any) -> Any:
+            if type(value) is not JsonText:
+                if isinstance(value, UNFINISHED):
+                    raise PayloadError(
+                        "a job whose arguments are new objects is written by a flush, session.add(job): or flush the objects "
+                        "before it is made"
+                    )
+                return encode(value)
+            text = str.__str__(value)
+            return text if wrapper is None else wrapper(text, dumps=str)
+
+        return process
+
+    def coerce_compared_value(self, op: Any, value: Any) -> TypeEngine[Any]:
+        return self.impl_instance.coerce_compared_value(op, value)
+
+
+# A mapped attribute that decodes its `JsonText` when it is read.
+class _DecodedOnRead(InstrumentedAttribute[Any]):  # pyright: ignore[reportIncompatibleVariableOverride]
+    __slots__ = ()
+    inherit_cache = True
+
+    def __get__(self, instance: object | None, owner: Any) -> Any:
+        value = super().__get__(instance, owner)
+        if isinstance(value, JsonText):
+            plain = from_json(value)
+            # Not a change of the row: the INSERT stays the same.
+            value = vars(instance)[self.key] = UnfinishedObject(plain) if type(value) is UnfinishedJson else plain
+        return value
+
+
+def decode_on_read(_class: type, _key: str, attribute: InstrumentedAttribute[Any]) -> None:
+    """Make each mapped attribute of this type decode when it is read, in subclasses too."""
+    columns = getattr(attribute.property, "columns", ())
+    if columns and isinstance(columns[0].type, JsonObject):
+        attribute.__class__ = _DecodedOnRead
+
+
+# ---- The registry of the queue's own tables, and the schema they live in.
 
 
 class Base(DeclarativeBase):
@@ -35,3 +136,34 @@ def vacuum_by_traffic(model: type[Base], *, also: str = "") -> None:
     # `postgresql_with` on a Table is new in SQLAlchemy 2.1; this is the same on 2.0.
     statement = sa.DDL(f"ALTER TABLE %(fullname)s SET ({settings})")  # type: ignore[no-untyped-call]
     sa.event.listen(model.__table__, "after_create", statement)
+
+
+# ---- The status as a type, and as literals in SQL.
+
+
+class StatusText(sa.TypeDecorator[JobStatus]):
+    """A status: text in the table (a CHECK holds the list), `JobStatus` in Python."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: JobStatus | str | None, dialect: sa.Dialect) -> str | None:
+        return None if value is None else JobStatus(value).value
+
+    def process_result_value(self, value: str | None, dialect: sa.Dialect) -> JobStatus | None:
+        return None if value is None else JobStatus(value)
+
+
+def status_literal(status: JobStatus) -> sa.ColumnElement[JobStatus]:
+    """`status` written into the SQL: a generic plan cannot prove that a parameter implies a partial index."""
+    return sa.literal_column(f"'{status.value}'", StatusText())
+
+
+def status_in(column: Any, statuses: Any) -> sa.ColumnElement[bool]:
+    """`column IN (...)` over literals, in the order of the life cycle."""
+    wanted = [status for status in JobStatus if status in statuses]
+    if len(wanted) == 1:
+        one: sa.ColumnElement[bool] = column == status_literal(wanted[0])
+        return one
+    several: sa.ColumnElement[bool] = column.in_([status_literal(status) for status in wanted])
+    return several

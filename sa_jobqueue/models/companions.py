@@ -12,18 +12,13 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapper, column_property
 
+from ..util.schema import SCHEMA
 from .archive import ArchivedJob, ArchivedTask
-from .audit import AuditEntry
-from .base import SCHEMA
 from .due_time import DueTime
 from .limits import KeyRow, LimitRow, LimitState
-from .notes import LogPart, Progress
 from .schedule import Schedule
-from .stat import Stat
-from .tables import Awaited, UniqueKey, Uptime, WorkerRow
+from .tables import AuditEntry, Awaited, LogPart, Progress, Stat, UniqueKey, Uptime, WorkerRow
 from .workflow import WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
-
-__all__ = ["Companions", "companions_in", "in_schema", "place_in"]
 
 
 @dataclass(frozen=True, slots=True)

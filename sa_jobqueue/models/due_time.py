@@ -10,9 +10,7 @@ from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.types import TypeEngine
 
 from ..errors import OptionError
-from .functions import schema_function
-
-__all__ = ["AT_ONCE", "DueTime", "checked_due", "due_text"]
+from .base import schema_function
 
 
 def checked_due(value: object, what: str = "run_at") -> datetime | timedelta:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any, Final
 
 import sqlalchemy as sa
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy.orm import ColumnProperty, MapperProperty, validates
 
 from ..errors import OptionError, StatusError
-from ..lifecycle import JobStatus
-from .base import Base
+from ..rules.lifecycle import JobStatus
+from .base import Base, decode_on_read
 from .companions import Companions, companions_in, place_in
 from .due_time import AT_ONCE, checked_due
 from .job_columns import JobColumns
-from .job_events import know_what_came_of_it, load_times
-from .job_indexes import AFTER_CREATE, constraints_and_indexes
+from .job_indexes import AFTER_CREATE, constraints_and_indexes, know_what_came_of_it, load_times
 from .job_readings import JobReadings
-from .json_text import decode_on_read
 from .own_table import begin_own_table, column_names, refuse_unbegun, schema_of
-
-__all__ = ["Job", "JobMixin", "companions_of", "is_job_class", "own_column"]
 
 #: The first values of the attributes that only the queue's statements change.
 _AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0, "claim_token": None}
@@ -122,3 +120,27 @@ for _statement in AFTER_CREATE:
 sa.event.listen(JobMixin, "after_insert", know_what_came_of_it, propagate=True)
 sa.event.listen(JobMixin, "after_update", load_times, propagate=True)
 sa.event.listen(JobMixin, "attribute_instrument", decode_on_read, propagate=True)
+
+# ---- `JobRead`: a job as an API may show it.
+
+
+class JobRead(BaseModel):
+    """A job for the response of an API (`response_model=JobRead`), made from a `Job` by its attributes.
+
+    It shows no arguments, no `meta`, no result and no errors, which may be confidential. For more, derive a class of your
+    own: `class MyJob(JobRead): result: int | None`.
+    """
+
+    model_config = ConfigDict(from_attributes=True)
+
+    id: int
+    task: str
+    queue: str
+    status: JobStatus
+    priority: int
+    attempt: int
+    max_attempts: int
+    created_at: datetime
+    run_at: datetime
+    claimed_at: datetime | None
+    finished_at: datetime | None

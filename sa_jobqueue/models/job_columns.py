@@ -9,16 +9,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, MappedSQLExpression, Mapper, column_property, declared_attr, mapped_column
 
-from ..lifecycle import JobStatus
-from .base import SCHEMA
+from ..rules.lifecycle import JobStatus
+from ..util.schema import SCHEMA
+from .base import JsonObject, StatusText
 from .companions import companions_in
 from .due_time import AT_ONCE, DueTime
-from .json_text import JsonObject
+from .job_readings import SubjectColumns
 from .own_table import schema_of
-from .status import StatusText
-from .subject import SubjectColumns
-
-__all__ = ["JobColumns"]
 
 # Left out of the INSERT where `enqueue()` does not set them. Else each row would send a NULL for each, to be parsed.
 _UNSAID_TIME, _UNSAID_TEXT = sa.DateTime(timezone=True).evaluates_none(), sa.Text().evaluates_none()

@@ -5,16 +5,28 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from sqlalchemy import ColumnElement, FromClause, and_, case, func, inspect, literal_column, null
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Index,
+    Text,
+    and_,
+    case,
+    func,
+    inspect,
+    literal_column,
+    null,
+    text,
+    tuple_,
+)
 from sqlalchemy.ext.hybrid import hybrid_property
-from sqlalchemy.orm import Mapped
+from sqlalchemy.orm import Mapped, mapped_column
 
-from ..lifecycle import FINISHED, LIVE, JobStatus
-from ..results import JobEnd
+from ..arguments.ends import JobEnd
+from ..arguments.subjects import Subject
+from ..rules.lifecycle import FINISHED, LIVE, JobStatus
+from .base import status_in, status_literal
 from .limits import TASK_GROUP
-from .status import status_in, status_literal
-
-__all__ = ["JobReadings"]
 
 T = TypeVar("T")
 
@@ -143,3 +155,35 @@ class JobReadings:
             return f"<{type(self).__name__} {key[0]}, not loaded>"
         status = state.get("status", None if key else JobStatus.QUEUED)
         return f"<{type(self).__name__} {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {status}>"
+
+
+# ---- What a job is about, as columns of the job: a row of the application's.
+
+
+# Left out of the INSERT where `enqueue()` does not set them, and behind all other columns: NULLs there take no byte of a row.
+class SubjectColumns:
+    """The columns of `Job.subject`, and what reads them."""
+
+    subject_type: Mapped[str | None] = mapped_column(Text(collation="C").evaluates_none(), sort_order=1)
+    """The mapped class of the row that it is about; None: it is about no row."""
+    subject_id: Mapped[str | None] = mapped_column(Text(collation="C").evaluates_none(), sort_order=1)
+    """The key of that row, as text: see `Subject`."""
+
+    @hybrid_property
+    def subject(self) -> Subject | None:
+        """The row that it is about, by its class and key. None: it is about none, or that row has no key before the flush.
+
+        In a query: `select(Job).where(Job.subject == Subject.of(order))`.
+        """
+        of, key = self.subject_type, self.subject_id
+        return None if of is None or key is None else Subject(of, key)
+
+    @subject.inplace.expression
+    @classmethod
+    def _subject(cls) -> ColumnElement[Subject | None]:
+        return cast("ColumnElement[Any]", tuple_(cls.subject_type, cls.subject_id))
+
+
+def subject_index(name: str) -> Index:
+    """The index by which the jobs of a row are found. Jobs without a subject are not in it."""
+    return Index(name, "subject_type", "subject_id", postgresql_where=text("subject_type IS NOT NULL"))

@@ -11,8 +11,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from .base import Base, vacuum_by_traffic
 
-__all__ = ["TASK_GROUP", "KeyRow", "LimitRow", "LimitState"]
-
 #: What the `concurrency_key` of a limited task's jobs begins with, where they have no key. No key of a user's begins so.
 TASK_GROUP = "\x01"
 

@@ -13,9 +13,7 @@ from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.elements import conv
 
 from ..errors import ConfigurationError
-from .base import SCHEMA
-
-__all__ = ["OwnTable", "begin_own_table", "column_names", "is_own", "job_schemas", "refuse_unbegun", "schema_of"]
+from ..util.schema import SCHEMA
 
 #: The classes that hold jobs, by schema.
 _classes: weakref.WeakValueDictionary[str, type[Any]] = weakref.WeakValueDictionary()

@@ -9,14 +9,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column, validates
 
-from ..durations import Duration, checked_duration
 from ..errors import OptionError
-from ..failures import clean
-from ..schedules import Every, Missed, expression_of, rule_of
-from .base import Base, vacuum_by_traffic
-from .json_text import JsonObject, JsonText
-
-__all__ = ["Overlap", "Schedule"]
+from ..rules.failures import clean
+from ..rules.retry import Duration, checked_duration
+from ..rules.schedules import Every, Missed, expression_of, rule_of
+from .base import Base, JsonObject, JsonText, vacuum_by_traffic
 
 Overlap: TypeAlias = Literal["allow", "skip", "queue_one", "cancel_running"]
 

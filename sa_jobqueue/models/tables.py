@@ -12,8 +12,6 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from .base import Base, vacuum_by_traffic
 
-__all__ = ["Awaited", "SchemaVersion", "UniqueKey", "Uptime", "WorkerRow"]
-
 
 class WorkerRow(Base):
     """One worker process that is alive, or was until `seen_at`."""
@@ -113,3 +111,100 @@ class Awaited(Base):
 
 
 vacuum_by_traffic(Awaited)
+
+# ---- The table of what operators did.
+
+
+class AuditEntry(Base):
+    """What an operator did in one transaction."""
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(), primary_key=True)
+    at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
+    """When that transaction began."""
+    count: Mapped[int] = mapped_column(sa.BigInteger)
+    """How many jobs, schedules or other things were changed by it."""
+    action: Mapped[str] = mapped_column(sa.Text)
+    """"retry", "cancel", "pause" and so on."""
+    who: Mapped[str] = mapped_column(sa.Text)
+    """As the application named the viewer."""
+    target: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    """What it was done to, as it was asked for: `{"id": ["7"]}`, `{"status": ["failed"], "queue": ["mail"]}`."""
+
+
+# ---- The tables of what running jobs say: how far they are, and their log lines.
+
+
+class Progress(Base):
+    """How far a job is, or was at its end: what its handler last told `ctx.progress`."""
+
+    __tablename__ = "job_progress"
+
+    job_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
+    claim_token: Mapped[int] = mapped_column(sa.BigInteger)
+    """Of the claim that wrote it. If the job has another token by now, this row says nothing any more."""
+    fraction: Mapped[float]
+    written_at: Mapped[datetime]
+    claims: Mapped[int] = mapped_column(sa.Integer)
+    """`Job.claims` at that claim: a claim does not overwrite what a later one has written."""
+    message: Mapped[str | None]
+
+
+class LogPart(Base):
+    """Some log lines of one claim of a job, written together."""
+
+    __tablename__ = "job_log"
+
+    job_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
+    claim_token: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
+    part: Mapped[int] = mapped_column(sa.Integer, primary_key=True, autoincrement=False)
+    """0, 1, ...: the order of the parts of one claim. The oldest are deleted when there are more lines than are kept."""
+    written_at: Mapped[datetime]
+    attempt: Mapped[int] = mapped_column(sa.SmallInteger)
+    lines: Mapped[list[Any]] = mapped_column(JSONB)
+    """`[seconds since 1970, level, text]` each, the oldest first."""
+
+
+vacuum_by_traffic(Progress, also="fillfactor = 50, ")  # room for an update on the same page
+vacuum_by_traffic(LogPart)
+
+# ---- The table of what jobs came to, by minute and by hour.
+
+
+class Stat(Base):
+    """What the jobs of one task in one queue came to within a minute or an hour, in all workers together."""
+
+    __tablename__ = "stat"
+
+    seconds: Mapped[int] = mapped_column(sa.Integer, primary_key=True, autoincrement=False)
+    """How long the time is for which the row stands: 60, or 3600."""
+    at: Mapped[datetime] = mapped_column(primary_key=True)
+    """When that time began."""
+    completed: Mapped[int] = mapped_column(sa.BigInteger)
+    retried: Mapped[int] = mapped_column(sa.BigInteger)
+    """Attempts that failed and are followed by another."""
+    failed: Mapped[int] = mapped_column(sa.BigInteger)
+    """Jobs that failed for good."""
+    cancelled: Mapped[int] = mapped_column(sa.BigInteger)
+    snoozed: Mapped[int] = mapped_column(sa.BigInteger)
+    released: Mapped[int] = mapped_column(sa.BigInteger)
+    """Jobs that their worker gave back."""
+    rescued: Mapped[int] = mapped_column(sa.BigInteger)
+    """Jobs that were taken from a worker that died."""
+    lost: Mapped[int] = mapped_column(sa.BigInteger)
+    """Outcomes that came when their claim was over, so that they were not written."""
+    run_seconds: Mapped[float]
+    """How long all handlers together took."""
+    wait_seconds: Mapped[float]
+    """How long all jobs together had been due when their handlers were called."""
+    queue: Mapped[str] = mapped_column(sa.Text, primary_key=True)
+    task: Mapped[str] = mapped_column(sa.Text, primary_key=True)
+    """The name of the task; "(unknown)" for jobs that a worker gave back because it has no task of their name."""
+    runs: Mapped[list[int]] = mapped_column(ARRAY(sa.BigInteger))
+    """Handlers by how long they took, in the buckets of `sa_jobqueue.rules.tally`."""
+    waits: Mapped[list[int]] = mapped_column(ARRAY(sa.BigInteger))
+    """Handlers by how long their jobs had been due, likewise."""
+
+
+vacuum_by_traffic(Stat, also="fillfactor = 50, ")

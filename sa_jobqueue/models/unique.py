@@ -8,8 +8,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Mapper, Session
 
-__all__ = ["insert_in_order", "listen_to_sessions", "put_in_order", "say_all"]
-
 #: The columns that only few jobs set.
 _FEW = ("uniqueness", "expires_at", "deadline_at", "concurrency_key", "units", "subject_type", "subject_id")
 #: The classes whose jobs are inserted in order.

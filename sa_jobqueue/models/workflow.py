@@ -9,11 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from .base import SCHEMA, Base, vacuum_by_traffic
+from ..util.schema import SCHEMA
+from .base import Base, JsonObject, vacuum_by_traffic
 from .due_time import DueTime
-from .json_text import JsonObject
-
-__all__ = ["GATE", "WorkflowCallback", "WorkflowDependency", "WorkflowEvent", "WorkflowJoin", "WorkflowRow"]
 
 # Left out of the INSERT where they are not set, as of `Job`.
 _UNSAID_TIME = sa.DateTime(timezone=True).evaluates_none()

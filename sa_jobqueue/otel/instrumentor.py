@@ -2,24 +2,90 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, get_args
 from weakref import WeakKeyDictionary
 
 from opentelemetry.instrumentation.instrumentor import BaseInstrumentor  # type: ignore[attr-defined]
 from opentelemetry.instrumentation.utils import suppress_instrumentation
-from opentelemetry.metrics import MeterProvider, get_meter_provider
+from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation, get_meter_provider
 from opentelemetry.trace import get_tracer
 
 from ..errors import ConfigurationError
-from ..job_fields import add_source, remove_source
-from ..middleware import add_middleware, remove_middleware
+from ..rules.lifecycle import COUNTED
+from ..rules.tally import BOUNDS, TaskTally
+from ..tasks.middleware import add_middleware, add_source, remove_middleware, remove_source
 from ..version import __version__
-from ..worker.process.threads import ServiceThread
-from .metrics import Metrics
+from ..worker.process.inside import ServiceThread
+from ..worker.tally import totals
+from . import tracing as semconv
 from .tracing import Continue, Tracing, trace_fields
 
-__all__ = ["SaJobqueueInstrumentor"]
+_BOUNDS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
+
+_Observe = Callable[[TaskTally, dict[str, str]], Iterator[Observation]]
+
+
+class Metrics:
+    """The instruments of one meter. They observe nothing while `active` is false, because none can be taken back."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.active = True
+
+        def counter(name: str, unit: str, description: str, observe: _Observe) -> None:
+            def callback(options: CallbackOptions) -> Iterable[Observation]:
+                return list(self._observations(observe))
+
+            meter.create_observable_counter(name, [callback], unit, description)
+
+        counter(semconv.CONSUMED, "{message}", "Attempts that ended in this process.", _consumed)
+        counter(semconv.JOBS, "{job}", "Attempts by what came of them.", _by_outcome)
+        counter(semconv.RUN_TIME, "s", "How long handlers ran, all together.", _run_time)
+        counter(semconv.WAIT_TIME, "s", "How long jobs were due before they started, all together.", _wait_time)
+        counter(semconv.RUNS, "{job}", "Jobs by the time that their handlers ran, at most `le` seconds.", _runs)
+        counter(semconv.WAITS, "{job}", "Jobs by the time that they were due before, at most `le` seconds.", _waits)
+
+    def _observations(self, observe: _Observe) -> Iterator[Observation]:
+        for one in totals() if self.active else ():
+            yield from observe(one, {semconv.DESTINATION: one.queue, semconv.TASK: one.task})
+
+
+def _consumed(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]:
+    names = {semconv.SYSTEM: semconv.SYSTEM_NAME, semconv.OPERATION_NAME: semconv.PROCESS}
+    yield Observation(tally.jobs, labels | names)
+
+
+def _by_outcome(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]:
+    for outcome in COUNTED:
+        if number := getattr(tally, outcome):
+            yield Observation(number, labels | {semconv.OUTCOME: outcome})
+
+
+def _run_time(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]:
+    yield Observation(tally.run_seconds, labels)
+
+
+def _wait_time(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]:
+    yield Observation(tally.wait_seconds, labels)
+
+
+def _runs(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]:
+    return _cumulative(tally.runs, labels)
+
+
+def _waits(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]:
+    return _cumulative(tally.waits, labels)
+
+
+def _cumulative(counts: Sequence[int], labels: dict[str, str]) -> Iterator[Observation]:
+    """Each bucket with all below it."""
+    total = 0
+    for bound, count in zip(_BOUNDS, counts, strict=True):
+        total += count
+        yield Observation(total, labels | {semconv.BUCKET: bound})
+
+
+# ---- The instrumentor: what `opentelemetry-instrument` looks for, and what applications call.
 
 _SCOPE = "sa_jobqueue"
 _OPTIONS = frozenset({"tracer_provider", "meter_provider", "trace", "enqueue_spans"})

@@ -15,13 +15,10 @@ from opentelemetry.context import Context, attach, detach
 from opentelemetry.instrumentation.utils import is_instrumentation_enabled
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
-from ..calls import Call
-from ..failures import describe, error_text
-from ..log import get_logger
-from ..middleware import Attempt, Middleware
-from . import semconv
-
-__all__ = ["Continue", "Tracing", "trace_fields"]
+from ..rules.failures import describe, error_text
+from ..tasks.calls import Call
+from ..tasks.middleware import Attempt, Middleware
+from ..util.log import get_logger
 
 logger = get_logger(__name__)
 
@@ -75,7 +72,7 @@ class Tracing(Middleware):
         if not span.is_recording():
             return _with_context(call, None) if is_recorded else call
         try:
-            span.set_attribute(semconv.TASK, call.task)
+            span.set_attribute(TASK, call.task)
             return _with_context(call, trace.set_span_in_context(span))
         finally:
             span.end()
@@ -100,12 +97,12 @@ class Tracing(Middleware):
         if span.is_recording():
             span.set_attributes(
                 {
-                    semconv.MESSAGE_ID: str(attempt.job_id),
-                    semconv.TASK: attempt.task,
-                    semconv.ATTEMPT: attempt.attempt,
-                    semconv.MAX_ATTEMPTS: attempt.max_attempts,
-                    semconv.RESCUES: attempt.rescues,
-                    semconv.WAIT: attempt.waited,
+                    MESSAGE_ID: str(attempt.job_id),
+                    TASK: attempt.task,
+                    ATTEMPT: attempt.attempt,
+                    MAX_ATTEMPTS: attempt.max_attempts,
+                    RESCUES: attempt.rescues,
+                    WAIT: attempt.waited,
                 }
             )
             attempt.at_end(lambda outcome, error: _end(span, outcome, error))
@@ -143,26 +140,26 @@ class _Processing:
 @lru_cache(maxsize=1_000)
 def _producer(queue: str) -> tuple[str, dict[str, str]]:
     """The name of a span, and what a sampler may decide by."""
-    return _described(queue, semconv.ENQUEUE, semconv.CREATE)
+    return _described(queue, ENQUEUE, CREATE)
 
 
 @lru_cache(maxsize=1_000)
 def _consumer(queue: str) -> tuple[str, dict[str, str]]:
-    return _described(queue, semconv.PROCESS, semconv.PROCESS)
+    return _described(queue, PROCESS, PROCESS)
 
 
 def _described(queue: str, operation: str, kind: str) -> tuple[str, dict[str, str]]:
     return f"{operation} {queue}", {
-        semconv.SYSTEM: semconv.SYSTEM_NAME,
-        semconv.DESTINATION: queue,
-        semconv.OPERATION_NAME: operation,
-        semconv.OPERATION_TYPE: kind,
+        SYSTEM: SYSTEM_NAME,
+        DESTINATION: queue,
+        OPERATION_NAME: operation,
+        OPERATION_TYPE: kind,
     }
 
 
 def _end(span: Span, outcome: str, error: BaseException | None) -> None:
     try:
-        span.set_attribute(semconv.OUTCOME, outcome)
+        span.set_attribute(OUTCOME, outcome)
         if outcome in _ERRORS:
             _fail(span, outcome, error)
     finally:
@@ -171,20 +168,20 @@ def _end(span: Span, outcome: str, error: BaseException | None) -> None:
 
 def _fail(span: Span, outcome: str, error: BaseException | None) -> None:
     if error is None:
-        span.set_attribute(semconv.ERROR_TYPE, outcome)
+        span.set_attribute(ERROR_TYPE, outcome)
         span.set_status(Status(StatusCode.ERROR, outcome))
         return
     # Not `record_exception`: it fails where `str(error)` does, and the texts may be of any length.
     entry = describe(error)
     span.add_event(
-        semconv.EXCEPTION,
+        EXCEPTION,
         {
-            semconv.EXCEPTION_TYPE: entry.type,
-            semconv.EXCEPTION_MESSAGE: entry.message,
-            semconv.EXCEPTION_TRACE: entry.traceback,
+            EXCEPTION_TYPE: entry.type,
+            EXCEPTION_MESSAGE: entry.message,
+            EXCEPTION_TRACE: entry.traceback,
         },
     )
-    span.set_attribute(semconv.ERROR_TYPE, entry.type)
+    span.set_attribute(ERROR_TYPE, entry.type)
     span.set_status(Status(StatusCode.ERROR, error_text(entry.type, entry.message)))
 
 
@@ -192,3 +189,49 @@ def _with_context(call: Call, context: Context | None) -> Call:
     carrier: dict[str, str] = {}
     propagate.inject(carrier, context)
     return call.with_meta(**{_META: carrier}) if carrier else call
+
+
+# ---- The names that spans and metrics have, in one place: OpenTelemetry's conventions for messaging are still being developed.
+
+SYSTEM_NAME: Final = "sa_jobqueue"
+
+# ---- attributes of the conventions
+
+SYSTEM: Final = "messaging.system"
+DESTINATION: Final = "messaging.destination.name"
+OPERATION_NAME: Final = "messaging.operation.name"
+OPERATION_TYPE: Final = "messaging.operation.type"
+MESSAGE_ID: Final = "messaging.message.id"
+ERROR_TYPE: Final = "error.type"
+
+#: The event of a span that an exception has failed, and its attributes.
+EXCEPTION: Final = "exception"
+EXCEPTION_TYPE: Final = "exception.type"
+EXCEPTION_MESSAGE: Final = "exception.message"
+EXCEPTION_TRACE: Final = "exception.stacktrace"
+
+#: What producers do. The type is "create", not "send": a job is sent when the application's session writes its row.
+ENQUEUE: Final = "enqueue"
+CREATE: Final = "create"
+#: What workers do, by name and by type.
+PROCESS: Final = "process"
+
+# ---- our own
+
+TASK: Final = "sa_jobqueue.task"
+ATTEMPT: Final = "sa_jobqueue.attempt"
+MAX_ATTEMPTS: Final = "sa_jobqueue.max_attempts"
+RESCUES: Final = "sa_jobqueue.rescues"
+WAIT: Final = "sa_jobqueue.wait_seconds"
+OUTCOME: Final = "sa_jobqueue.outcome"
+BUCKET: Final = "le"
+"""As Prometheus has it: up to how many seconds, or "+Inf"."""
+
+# ---- metrics
+
+CONSUMED: Final = "messaging.client.consumed.messages"
+JOBS: Final = "sa_jobqueue.jobs"
+RUN_TIME: Final = "sa_jobqueue.job.run_time"
+WAIT_TIME: Final = "sa_jobqueue.job.wait_time"
+RUNS: Final = "sa_jobqueue.job.run_time.bucket"
+WAITS: Final = "sa_jobqueue.job.wait_time.bucket"

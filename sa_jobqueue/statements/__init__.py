@@ -11,55 +11,7 @@ that a parameter implies the predicate of a partial index. A batch is arrays, so
 
 from typing import TYPE_CHECKING
 
-from ..lazy import lazily
-
-if TYPE_CHECKING:
-    from .admin import cancel_jobs, discard_jobs, release_jobs, retry_jobs
-    from .apply import apply_changes
-    from .audit import list_audit, record_action
-    from .chosen import criteria_of
-    from .claim import claim_jobs
-    from .counts import count_jobs
-    from .edit import copy_jobs, edit_jobs
-    from .insert import insert_jobs
-    from .leases import expired_leases, renew_leases
-    from .limit_admin import pause, remove_limit, resume, set_limit
-    from .limit_list import list_limits
-    from .limits import read_limits
-    from .notes import job_logs
-    from .prune import prune_jobs
-    from .schedule_admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
-    from .stats import sum_stats
-    from .why import why_waiting
-    from .workers import drain_workers
-    from .workflows.actions import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
-    from .workflows.looks import workflow_counts, workflow_nodes
-else:
-    __getattr__, __dir__ = lazily(
-        __name__,
-        {
-            "admin": "cancel_jobs discard_jobs release_jobs retry_jobs",
-            "apply": "apply_changes",
-            "audit": "list_audit record_action",
-            "chosen": "criteria_of",
-            "claim": "claim_jobs",
-            "counts": "count_jobs",
-            "edit": "copy_jobs edit_jobs",
-            "insert": "insert_jobs",
-            "leases": "expired_leases renew_leases",
-            "limit_admin": "pause remove_limit resume set_limit",
-            "limit_list": "list_limits",
-            "limits": "read_limits",
-            "notes": "job_logs",
-            "prune": "prune_jobs",
-            "schedule_admin": "list_schedules pause_schedules remove_schedules resume_schedules run_schedules",
-            "stats": "sum_stats",
-            "why": "why_waiting",
-            "workers": "drain_workers",
-            "workflows.actions": "cancel_workflows pause_workflows resume_workflows retry_workflow",
-            "workflows.looks": "workflow_counts workflow_nodes",
-        },
-    )
+from ..util.lazy import lazily
 
 __all__ = [
     "apply_changes",
@@ -100,3 +52,48 @@ __all__ = [
     "workflow_counts",
     "workflow_nodes",
 ]
+
+
+if TYPE_CHECKING:
+    from ..sql.admin import cancel_jobs, discard_jobs, release_jobs, retry_jobs
+    from ..sql.apply import apply_changes
+    from ..sql.chosen import criteria_of
+    from ..sql.claims import claim_jobs
+    from ..sql.edit import copy_jobs, edit_jobs, list_audit, record_action
+    from ..sql.insert import insert_jobs
+    from ..sql.leases import expired_leases, renew_leases
+    from ..sql.limits.admin import list_limits, pause, remove_limit, resume, set_limit
+    from ..sql.limits.state import read_limits
+    from ..sql.notes import job_logs
+    from ..sql.prune import prune_jobs
+    from ..sql.readings.depths import count_jobs
+    from ..sql.readings.stats import sum_stats
+    from ..sql.readings.why import why_waiting
+    from ..sql.schedules.admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
+    from ..sql.workers import drain_workers
+    from ..sql.workflows.actions import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
+    from ..sql.workflows.readings import workflow_counts, workflow_nodes
+else:
+    __getattr__, __dir__ = lazily(
+        __name__,
+        {
+            ".sql.admin": "cancel_jobs discard_jobs release_jobs retry_jobs",
+            ".sql.apply": "apply_changes",
+            ".sql.edit": "list_audit record_action copy_jobs edit_jobs",
+            ".sql.chosen": "criteria_of",
+            ".sql.claims": "claim_jobs",
+            ".sql.readings.depths": "count_jobs",
+            ".sql.insert": "insert_jobs",
+            ".sql.leases": "expired_leases renew_leases",
+            ".sql.limits.admin": "pause remove_limit resume set_limit list_limits",
+            ".sql.limits.state": "read_limits",
+            ".sql.notes": "job_logs",
+            ".sql.prune": "prune_jobs",
+            ".sql.schedules.admin": "list_schedules pause_schedules remove_schedules resume_schedules run_schedules",
+            ".sql.readings.stats": "sum_stats",
+            ".sql.readings.why": "why_waiting",
+            ".sql.workers": "drain_workers",
+            ".sql.workflows.actions": "cancel_workflows pause_workflows resume_workflows retry_workflow",
+            ".sql.workflows.readings": "workflow_counts workflow_nodes",
+        },
+    )

@@ -10,28 +10,24 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
-from ..context import AsyncJobContext, JobContext
-from ..durations import Duration, checked_duration
+from ..arguments.context import AsyncJobContext, JobContext
+from ..arguments.storable import shown
 from ..errors import TaskError, TaskWarning
-from ..lifecycle import Rules
-from ..limits import Limits
-from ..options import (
+from ..rules.lifecycle import Rules
+from ..rules.limits import Limits
+from ..rules.retry import Duration, RetryPolicy, checked_duration
+from .options import (
     MAX_ATTEMPTS,
     MAX_PRIORITY,
     Options,
+    Unique,
     checked_int,
     checked_limit,
     checked_name,
     checked_unique,
 )
-from ..payload import shown
-from ..retry import RetryPolicy
-from ..unique import Unique
-from .functions import default_name, function_of
 from .registry import Registry, default_registry
-from .tasks import AnyTask, Task
-
-__all__ = ["task"]
+from .tasks import AnyTask, Task, default_name, function_of
 
 #: Less than an interpreter with this package needs, in bytes; so that a number of megabytes is not taken for one of bytes.
 _LEAST_MEMORY = 2**24
@@ -211,7 +207,7 @@ def task(
 
 def _check_given(registry: object, unknown: dict[str, object]) -> None:
     if unknown:
-        from ..hints import unknown_option
+        from ..rules.hints import unknown_option
 
         takes: Any = task
         raise TaskError(unknown_option(next(iter(unknown)), "your_task", takes.__kwdefaults__))

@@ -6,19 +6,16 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from ..durations import Duration
+from ..arguments.storable import MAX_PAYLOAD, encode_plain, shown
 from ..errors import ConfigurationError, OptionError, PayloadError, TaskError
-from ..limits import Limits, Owner
-from ..log import get_logger
-from ..makers import AsyncSessionMaker, SessionMaker, check_makers
 from ..models import Job, JobMixin, Overlap, Schedule, is_job_class
-from ..options import Call, Enqueueable, Options, checked_int, checked_name
-from ..payload import MAX_PAYLOAD, encode_plain, shown
-from ..schedules import Every, Missed, rule_of
-from .functions import are_twins, line_of, origin_of, place_of
-from .tasks import AnyTask, Task
-
-__all__ = ["Registry", "TaskName", "default_registry"]
+from ..rules.limits import Limits, Owner
+from ..rules.retry import Duration
+from ..rules.schedules import Every, Missed, rule_of
+from ..util.log import get_logger
+from .calls import AsyncSessionMaker, Call, SessionMaker, check_makers
+from .options import Enqueueable, Options, checked_int, checked_name
+from .tasks import AnyTask, Task, are_twins, line_of, origin_of, place_of
 
 logger = get_logger(__name__)
 

@@ -7,23 +7,26 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ..context import AsyncJobContext, JobContext
+from ..arguments.arguments import Arguments
+from ..arguments.context import AsyncJobContext, JobContext
+from ..arguments.ends import JobEnd, result_as
+from ..arguments.inputs import Inputs
+from ..arguments.objects import ObjectText, about
+from ..arguments.results import Results
+from ..arguments.signature import Plan
 from ..errors import ResultError, StatusError, TaskError
-from ..lifecycle import JobStatus, Rules
-from ..limits import Limits
-from ..makers import SessionMaker
 from ..models import JobMixin, JobReadings, status_in
-from ..objects import ObjectText, about
-from ..options import Call, Enqueueable, Options
-from ..payload import Arguments, Inputs, Plan, Results
-from ..results import JobEnd, result_as
-
-__all__ = ["AnyTask", "Home", "Task"]
+from ..rules.lifecycle import JobStatus, Rules
+from ..rules.limits import Limits
+from .calls import Call, SessionMaker
+from .options import Enqueueable, Options
 
 F = ParamSpec("F")
 """The handler's parameters."""
@@ -249,3 +252,46 @@ def _mark_coroutine_function(made: AnyTask) -> None:
         inspect.markcoroutinefunction(made)
     else:
         made._is_coroutine = asyncio.coroutines._is_coroutine  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+# ---- The Python function behind a handler: its name for the row, and where it is declared.
+
+Handler: TypeAlias = Callable[..., Any]
+
+
+def function_of(handler: Handler) -> FunctionType:
+    """The function behind the decorators. The handler itself, if they wrap a partial or another object."""
+    inner: Any = inspect.unwrap(handler)
+    return inner if hasattr(inner, "__code__") else cast(FunctionType, handler)
+
+
+def default_name(handler: Handler) -> str:
+    """The module and the function, "shop.send". For a script that runs as `__main__` the module is the name under which it could be imported."""
+    module = handler.__module__
+    if module in {"__main__", "__mp_main__"}:  # the latter: the same script, imported by a spawned child
+        known = function_of(handler).__globals__
+        spec, file = known.get("__spec__"), known.get("__file__")
+        module = spec.name if spec is not None else Path(file).stem if file else module
+    return f"{module}.{handler.__qualname__}"
+
+
+def origin_of(handler: Handler) -> tuple[str, str]:
+    """The file and name of the function. They stay the same after a reload, and whether the file is run or imported."""
+    function = function_of(handler)
+    return str(Path(function.__code__.co_filename)), function.__qualname__
+
+
+def line_of(handler: Handler) -> int:
+    """The line of its file in which the function begins."""
+    return function_of(handler).__code__.co_firstlineno
+
+
+def are_twins(one: Handler, other: Handler) -> bool:
+    """Whether both are closures of one `def`, from a factory or a loop. After a reload they are not: it compiles the `def` again."""
+    return one is not other and function_of(one).__code__ is function_of(other).__code__
+
+
+def place_of(handler: Handler) -> str:
+    """Name, file and line, for a message."""
+    file, name = origin_of(handler)
+    return f"{name} ({file}:{line_of(handler)})"

@@ -13,11 +13,11 @@ With an `AsyncSession` the same functions are awaited. The pytest fixture `jobqu
 from .clock import move_clock
 from .contexts import FakeAsyncJobContext, FakeJobContext
 from .drain import drain, work_one
-from .drained import Drained, Ran
 from .effects import Effects, RowChange, effects
 from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
 from .explain import Explanation, Unrun, explain
-from .queue import JobQueue
+from .inline import Drained, Ran
+from .plugin import JobQueue
 
 __all__ = [
     "Drained",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Coroutine, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any, overload
 
@@ -11,12 +12,19 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from sqlalchemy.types import TypeEngine
 
-from ..durations import Duration, checked_duration
+from ..errors import OptionError
 from ..models import Job, JobMixin, companions_of
-from ..statements.parts import table_of
-from .sides import AsyncSide, Side, SyncSide, connection_of, is_async, on, see_again
-
-__all__ = ["move_clock"]
+from ..rules.failures import entry
+from ..rules.lifecycle import Rules, decide
+from ..rules.outcomes import Rescued
+from ..rules.retry import Duration, checked_duration
+from ..rules.settings import WorkerSettings
+from ..sql.leases import Expired
+from ..sql.parts import table_of
+from ..sql.schedules.due import Ticked
+from ..sql.store import Store, store_of
+from ..tasks.registry import Registry
+from .transaction import AsyncSide, Side, SyncSide, connection_of, is_async, on, see_again
 
 #: Companions that say when workers were seen, and what is history.
 _LEFT = ("worker", "uptime", "archived_job", "archived_task")
@@ -64,3 +72,34 @@ def _tables(job: type[JobMixin]) -> Iterator[tuple[sa.Table, list[sa.Column[Any]
 
 def _stored(of: TypeEngine[Any]) -> TypeEngine[Any]:
     return of.impl_instance if isinstance(of, sa.TypeDecorator) else of
+
+
+# ---- What workers do beside running jobs, done once: schedules, leases that have run out, jobs whose time is over.
+
+_PAGE = 1_000
+
+
+def do_chores(session: Session, *, registry: Registry, job: type[JobMixin]) -> None:
+    """Enqueue the jobs of due schedules, rescue jobs whose lease has run out, and end those whose expiry or deadline is over."""
+    connection, store = connection_of(session, job), store_of(job)
+    _rescue(connection, store, registry)
+    store.forget_expiry(connection, limit=_PAGE)
+    store.end_expired(connection, limit=_PAGE)
+    store.end_overdue(connection, limit=_PAGE)
+    ticked = Ticked()
+    store.enqueue_due(connection, ticked, limit=_PAGE, random=random.random)
+    for name, reason in ticked.bad:
+        raise OptionError(f"schedule {name!r} cannot be used: {reason}")
+
+
+def _rescue(connection: sa.Connection, store: Store, registry: Registry) -> None:
+    if found := store.expired(connection, limit=_PAGE):
+        rescued = Rescued(entry("WorkerLost", "the lease of its worker had run out"))
+        store.apply(
+            connection, [decide(one.claim, rescued, _rules(one, registry), random=random.random()) for one in found]
+        )
+
+
+def _rules(found: Expired, registry: Registry) -> Rules:
+    task = registry.get(found.task)
+    return replace(task.rules if task is not None else Rules(), max_rescues=WorkerSettings().max_rescues)

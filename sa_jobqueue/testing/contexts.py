@@ -12,10 +12,8 @@ from typing import Any, NoReturn
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from ..context import AsyncJobContext, ClaimedJob, JobContext
+from ..arguments.context import AsyncJobContext, ClaimedJob, JobContext
 from ..errors import SessionUnavailable
-
-__all__ = ["FakeAsyncJobContext", "FakeJobContext"]
 
 
 class _Heard:

@@ -14,16 +14,13 @@ from sqlalchemy.orm import Session
 
 from ..errors import JobQueueError
 from ..models import JobMixin
-from ..outcomes import Signal
-from ..tasks import Registry, default_registry
+from ..rules.outcomes import Signal
+from ..tasks.registry import Registry, default_registry
 from ..worker.running.run import Run
-from .chores import do_chores
-from .drained import Drained, Ran
+from .clock import do_chores
 from .explain import explain_in
-from .inline import Inline
-from .sides import AsyncSide, Side, SyncSide, own_session, see_again
-
-__all__ = ["drain", "work_one"]
+from .inline import Drained, Inline, Ran
+from .transaction import AsyncSide, Side, SyncSide, own_session, see_again
 
 T = TypeVar("T")
 

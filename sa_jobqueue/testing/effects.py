@@ -16,9 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from ..errors import JobQueueError
 from ..models import Job, job_schemas
-from .sides import AsyncSide, Side, SyncSide, connection_of, own_session
-
-__all__ = ["Effects", "RowChange", "effects"]
+from .transaction import AsyncSide, Side, SyncSide, connection_of, own_session
 
 #: Rows of a table that are compared.
 _MOST = 100_000

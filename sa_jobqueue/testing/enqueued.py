@@ -11,15 +11,17 @@ import sqlalchemy as sa
 from pydantic_core import to_json
 from sqlalchemy.orm import InstanceState, Session
 
+from ..arguments.loading import is_same
+from ..arguments.objects import About
+from ..arguments.references import Reference
+from ..arguments.storable import load
+from ..arguments.subjects import Subject, named_anything
 from ..errors import PayloadError
 from ..models import Job
-from ..objects import About, Reference, Subject, is_same, named_anything
-from ..options import Options
-from ..payload import load
-from ..tasks import AnyTask, Task, TaskName, default_registry
-from .sides import AsyncSide, Side, SyncSide, on
-
-__all__ = ["assert_enqueued", "assert_not_enqueued", "enqueued"]
+from ..tasks.options import Options
+from ..tasks.registry import TaskName, default_registry
+from ..tasks.tasks import AnyTask, Task
+from .transaction import AsyncSide, Side, SyncSide, on
 
 _Named: TypeAlias = AnyTask | TaskName | str
 

@@ -11,13 +11,11 @@ from typing import Any, overload
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from ..explain import Crew, look, reasons_of
+from ..health.explain import Crew, look, reasons_of
 from ..models import JobMixin
-from ..reasons import WaitReason
-from ..tasks import Registry, default_registry
-from .sides import AsyncSide, Side, SyncSide, connection_of, on
-
-__all__ = ["Explanation", "Unrun", "explain", "explain_in"]
+from ..rules.reasons import WaitReason
+from ..tasks.registry import Registry, default_registry
+from .transaction import AsyncSide, Side, SyncSide, connection_of, on
 
 #: Jobs of which a reason is given.
 _SHOWN = 50

@@ -6,39 +6,110 @@ has no timeout; and a job of `executor="process"` runs in this process.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
-from typing import Any
+from typing import Any, overload
 from uuid import uuid4
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from ..context import ClaimedJob
+from ..arguments.context import ClaimedJob
+from ..arguments.storable import load, shown
 from ..errors import JobStopped, TaskError
-from ..lifecycle import Change, Event, Rules, completed, decide, extra, sources, unwritable
 from ..models import Job, JobMixin, status_in
-from ..outcomes import Completed, Outcome, Released
-from ..payload import load
-from ..statements.claim import claim_jobs, claim_listed
-from ..statements.limited import LimitedRequest, picked_jobs
-from ..statements.parts import table_of
-from ..store import Answer, Input, fault_of, kept_for_now, store_of
-from ..tasks import AnyTask, Registry
-from ..worker.running.attempt_end import outcome_of
-from ..worker.running.call import Call
-from ..worker.running.ending import LOST, ToWrite
-from ..worker.running.inputs import taken_by, with_inputs
+from ..rules.lifecycle import Change, Event, Rules, completed, decide, extra, sources, unwritable
+from ..rules.outcomes import Completed, Outcome, Released
+from ..sql.apply import Answer, kept_for_now
+from ..sql.claims import claim_jobs, claim_listed, fault_of
+from ..sql.limits.claims import LimitedRequest, picked_jobs
+from ..sql.parts import table_of
+from ..sql.store import store_of
+from ..sql.workflows.pruning import Input
+from ..tasks.registry import Registry
+from ..tasks.tasks import AnyTask
+from ..worker.running.attempt_end import LOST, ToWrite, outcome_of
+from ..worker.running.call import Call, taken_by, with_inputs
 from ..worker.running.notes import Notes
 from ..worker.running.run import Run
 from ..worker.running.timeouts import timeout_of, within
 from ..worker.running.verdict import of_error, of_value, unstarted
-from .drained import Ran
-from .sides import connection_of
-from .transaction import JoinedSessions
+from .transaction import JoinedSessions, connection_of
 
-__all__ = ["Inline"]
+#: Jobs that are listed as text, at most.
+_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """A job that was run."""
+
+    job_id: int
+    task: str
+    queue: str
+    args: Mapping[str, Any]
+    """As they are stored: plain JSON."""
+    attempt: int
+    outcome: str
+    """"completed", "retried", "failed", "cancelled", "snoozed" or "released"."""
+    error: BaseException | None = None
+    """What the handler has raised."""
+    result: Any = None
+    """What it returned, as plain JSON, if its task says `record=True`."""
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name}={shown(value)}" for name, value in self.args.items())
+        why = "" if self.error is None else f" ({type(self.error).__name__}: {self.error})"
+        return f"job {self.job_id} {self.task}({given}): {self.outcome}{why}"
+
+
+class Drained(Sequence[Ran]):
+    """The jobs that were run, in that order."""
+
+    def __init__(self, ran: Sequence[Ran], left: str) -> None:
+        self._ran, self.left = tuple(ran), left
+        """`left`: what was not run, and why; see `explain`. It is looked at only if nothing was run."""
+
+    @property
+    def outcomes(self) -> Counter[str]:
+        """How many jobs ended in which way: `{"completed": 2, "retried": 1}`. An outcome that no job had is 0."""
+        return Counter(one.outcome for one in self._ran)
+
+    @property
+    def errors(self) -> list[BaseException]:
+        """What handlers have raised."""
+        return [one.error for one in self._ran if one.error is not None]
+
+    @overload
+    def __getitem__(self, index: int) -> Ran: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Ran]: ...
+    def __getitem__(self, index: int | slice) -> Ran | Sequence[Ran]:
+        return self._ran[index]
+
+    def __iter__(self) -> Iterator[Ran]:
+        return iter(self._ran)
+
+    def __len__(self) -> int:
+        return len(self._ran)
+
+    def __repr__(self) -> str:
+        if not self._ran:
+            return f"<nothing was run: {self.left}>"
+        first = (
+            sorted(self._ran, key=lambda one: one.outcome == "completed")[:_NAMED] if len(self) > _NAMED else self._ran
+        )
+        said = "; ".join(map(str, first))
+        if len(self) > _NAMED:
+            counts = ", ".join(f"{number:,} {outcome}" for outcome, number in self.outcomes.items())
+            said = f"{len(self):,} jobs: {counts}; {said}; and {len(self) - _NAMED:,} more"
+        return f"<{said}>"
+
+
+# ---- Running jobs where the test is, on the connection of its session: claims, handlers and outcomes as a worker's, one job at a time.
 
 #: Seconds of a claim's lease. Nothing renews it, and a clock that is moved lets it run out.
 _LEASE = 60.0

@@ -5,6 +5,6 @@ from sa_jobqueue import wait_for
 end = wait_for(engine, job.id, timeout=10)
 """
 
-from .wait import wait_for
+from .listener import wait_for
 
 __all__ = ["wait_for"]

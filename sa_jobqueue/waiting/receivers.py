@@ -23,9 +23,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.util import await_only
 
-from .. import forks
-
-__all__ = ["ConnectionLost", "LoopReceiver", "Receiver", "ThreadReceiver"]
+from ..util import forks
 
 
 class ConnectionLost(SQLAlchemyError):

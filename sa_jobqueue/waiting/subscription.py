@@ -16,12 +16,10 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ..log import get_logger
-from ..results import JobEnd
-from ..store import Store
+from ..arguments.ends import JobEnd
+from ..sql.store import Store
+from ..util.log import get_logger
 from .receivers import ConnectionLost, Receiver
-
-__all__ = ["Subscription", "Waiters", "is_away"]
 
 logger = get_logger(__name__)
 

@@ -3,8 +3,8 @@
 `worker.Worker` is the front; the other modules are its services, each on its own.
 """
 
-from .process.exit_codes import Ending
-from .state import QueueState, WorkerState
+from .process.inside import Ending
+from .tally import QueueState, WorkerState
 from .worker import Worker
 
 __all__ = ["Ending", "QueueState", "Worker", "WorkerState"]

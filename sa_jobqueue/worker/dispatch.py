@@ -5,22 +5,69 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import monotonic
 
-from ..context import ClaimedJob
-from ..lifecycle import Rules, decide
-from ..log import get_logger
-from ..outcomes import Outcome, Released
-from ..statements.workers import EVERY_QUEUE
-from ..tasks import AnyTask, Registry
-from .observer import Observer
+from ..arguments.context import ClaimedJob
+from ..rules.lifecycle import Rules, decide
+from ..rules.outcomes import Outcome, Released
+from ..sql.workers import EVERY_QUEUE
+from ..tasks.registry import Registry
+from ..tasks.tasks import AnyTask
+from ..util.log import get_logger
 from .running.executor import Executor
 from .running.run import Run, Runs, Stop
 from .running.slots import Slots
 from .running.writer import OutcomeWriter
-from .unknown import UnknownTasks
-
-__all__ = ["Dispatch"]
+from .tally import Observer
 
 logger = get_logger(__name__)
+
+#: Seconds for which a job goes back at most. 100,000 such jobs are then claimed 333 times a second.
+_LONGEST = 300.0
+#: Tasks that are told apart at most. Names come out of rows, and each is kept and logged.
+_MOST = 1_000
+_REST = "\0"  # in no row: PostgreSQL has no such text
+
+
+class UnknownTasks:
+    """Decides how long such jobs go back: `first` seconds, and longer while they keep coming.
+
+    A job goes back for as long as its task has been unknown here. So a job of a task that comes with the release being
+    deployed waits no longer than the deployment has taken so far. The service thread alone uses it, except `names`.
+    """
+
+    def __init__(self, first: float) -> None:
+        self._first = first
+        self._longest = max(first, _LONGEST)
+        self._seen: dict[str, tuple[float, float]] = {}
+        """By task: since when its jobs have come, and when the task is forgotten if no more come."""
+
+    def names(self) -> list[str]:
+        """The tasks whose jobs came lately. For any thread: under limits they are not claimed meanwhile, so that they use up no rate."""
+        now = monotonic()
+        return [task for task, (_, forgotten) in list(self._seen.items()) if now < forgotten and task != _REST]
+
+    def seconds(self, job: ClaimedJob) -> float:
+        """Seconds for which this job goes back."""
+        now = monotonic()
+        task = job.task if job.task in self._seen or len(self._seen) < _MOST else _REST
+        since, forgotten = self._seen.get(task, (now, now))
+        if now >= forgotten:
+            since = now
+            self._say(job, last=task == _REST)
+        delay = min(max(now - since, self._first), self._longest)
+        self._seen[task] = since, now + 2 * delay + 60.0
+        return delay
+
+    def _say(self, job: ClaimedJob, *, last: bool) -> None:
+        logger.warning(
+            "job %d: no task named %r is registered here; its jobs go back for %g s, and for up to %g s if they keep coming. "
+            "Is its module imported (--app), or was it renamed without an alias?%s",
+            job.id, job.task, self._first, self._longest,
+            " (Many tasks are unknown; no more are named.)" if last else "",
+            extra=job.fields,
+        )  # fmt: skip
+
+
+# ---- What becomes of claimed jobs: they go to their slots, or back to the queue.
 
 
 class Dispatch:

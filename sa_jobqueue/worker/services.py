@@ -15,56 +15,41 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from ..log import get_logger
-from ..outcomes import Released
-from ..reasons import CLAIMS_FAIL
-from ..settings import WorkerSettings
-from ..statements.waking import PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
-from ..store import MOST_TEXT, Store
-from ..tasks import Registry
-from .children.pool import Children
-from .children.runner import ChildRunner
-from .children.setup import ChildSetup
+from ..rules.outcomes import Released
+from ..rules.reasons import CLAIMS_FAIL
+from ..rules.settings import WorkerSettings
+from ..sql.claims import MOST_TEXT
+from ..sql.store import Store
+from ..sql.waking import PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
+from ..tasks.registry import Registry
+from ..util.log import get_logger
+from .children.loading import ChildSetup
+from .children.runner import Children, ChildRunner
 from .claiming.claimer import Claimer
 from .connections.engines import Engines
 from .connections.listener import Listener
 from .connections.service import Connector
-from .dispatch import Dispatch
-from .maintenance.archive import KeepArchive
-from .maintenance.cancels import Cancels
-from .maintenance.expiry import EndLate
-from .maintenance.governor import Governor
-from .maintenance.limit_state import ForgetStates
-from .maintenance.limits import DeclareLimits
+from .dispatch import Dispatch, UnknownTasks
+from .maintenance.chore import Governor
+from .maintenance.limits import DeclareLimits, ForgetStates
 from .maintenance.loop import Maintenance
-from .maintenance.notes import DropStrayNotes, WriteNotes
+from .maintenance.notes import DropStrayNotes, KeepStats, WriteNotes, WriteStats
 from .maintenance.presence import Presence, Vitals
 from .maintenance.pressure import WatchPressure
-from .maintenance.prune import Prune
-from .maintenance.renew import Renewal
-from .maintenance.rescue import Rescue
+from .maintenance.prune import KeepArchive, Prune
+from .maintenance.renew import Renewal, Rescue
 from .maintenance.schedules import EnqueueTicks
-from .maintenance.stats import KeepStats, WriteStats
-from .maintenance.timeouts import Timeouts
-from .maintenance.unique import FreeKeys
+from .maintenance.timeouts import Cancels, EndLate, FreeKeys, Timeouts
 from .maintenance.workflows import FindWorkflows, KeepWorkflows
-from .observer import Observer
-from .process.memory import resident
-from .process.threads import ServiceThread
+from .process.inside import ServiceThread, resident
 from .running.executor import Executor
-from .running.reopening import Reopening
-from .running.reports import Reports
+from .running.reopening import Reopening, Reports, Sessions
 from .running.run import Kind, Run, Runs
 from .running.runners import Runners
-from .running.sessions import Sessions
 from .running.slots import AllSlots, Slots
 from .running.writer import OutcomeWriter
-from .state import QueueState, WorkerState
-from .tally import Tally
-from .unknown import UnknownTasks
+from .tally import Observer, QueueState, Tally, WorkerState
 from .watchdog import Watchdog
-
-__all__ = ["Services", "WorkerSpec"]
 
 logger = get_logger(__name__)
 

@@ -13,16 +13,12 @@ from time import monotonic
 from typing import TypeVar
 
 from ..errors import WorkerBroken
-from ..log import get_logger
-from .process.exit_codes import Ending
-from .process.memory import resident
+from ..util.log import get_logger
+from .process.inside import Ending, resident
 from .running.run import Stop
 from .running.timeouts import StuckQueues
 from .services import Services, WorkerSpec
-from .state import WorkerState
-from .tally import Tally, outcomes_of
-
-__all__ = ["LAST_CALL", "Serving"]
+from .tally import Tally, WorkerState, outcomes_of
 
 logger = get_logger(__name__)
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
+from weakref import ref
 
-from ..context import ClaimedJob
-from ..histogram import BUCKETS, RANGES, bucket_of
-from ..lifecycle import COUNTED, OUTCOMES, Change, Event
-from ..tally import OTHER_QUEUES, UNKNOWN_TASK, TaskTally
-
-__all__ = ["EndedRun", "InTable", "Tally", "outcomes_of"]
+from ..arguments.context import ClaimedJob
+from ..rules.lifecycle import COUNTED, OUTCOMES, Change, Event
+from ..rules.tally import BUCKETS, OTHER_QUEUES, RANGES, UNKNOWN_TASK, TaskTally, bucket_of
 
 _COMPLETE = Event.COMPLETE
 #: Queues with their tasks from which on new ones of jobs that did not run here, or were lost, are counted as one queue: any worker
@@ -203,3 +201,207 @@ def outcomes_of(tallies: Iterable[TaskTally]) -> Counter[str]:
         if one.task == UNKNOWN_TASK and one.released:
             counted["unknown"] += one.released
     return counted
+
+
+# ---- What all workers of this process have counted, also those that are gone: a program may make one for each drain, and counters that
+
+
+class _Counted(NamedTuple):
+    worker: ref[object]
+    tally: Tally
+
+
+_lock = threading.Lock()
+#: By workers that were there when this was last looked at. Under the lock.
+_counted: list[_Counted] = []
+#: By those that are gone. Under the lock.
+_gone: dict[tuple[str, str], TaskTally] = {}
+
+
+def add_to_totals(worker: object, tally: Tally) -> None:
+    """`worker` counts in `tally` from now on, as long as it is there."""
+    with _lock:
+        _settle()
+        _counted.append(_Counted(ref(worker), tally))
+
+
+def totals() -> list[TaskTally]:
+    """All that was counted so far in this process, by queue and task. For any thread."""
+    with _lock:
+        _settle()
+        found = dict(_gone)
+        for one in _counted:
+            _add(found, one.tally)
+    return list(found.values())
+
+
+def _settle() -> None:
+    """Keep the sums of workers that are gone, and no more of them."""
+    for one in [one for one in _counted if one.worker() is None]:
+        _add(_gone, one.tally)
+        _counted.remove(one)
+
+
+def _add(sums: dict[tuple[str, str], TaskTally], tally: Tally) -> None:
+    for one in tally.snapshot():
+        before = sums.get(one.key)
+        sums[one.key] = one if before is None else before.plus(one)
+
+
+# ---- What the jobs of a worker do, told in one place: claimed, started, ended, written, rescued.
+
+
+class SlotCounts(Protocol):
+    """Slots, which count for themselves: to be told of each job would cost more than the rest of this module."""
+
+    @property
+    def started(self) -> int: ...
+
+    @property
+    def ended(self) -> int: ...
+
+
+class Observer:
+    """Counts claims here, and what came of the jobs in `tally`, which outlives this worker's `serve()`.
+
+    Any thread tells it, except where a method names one.
+    """
+
+    def __init__(self, tally: Tally, slots: Iterable[SlotCounts]) -> None:
+        self._tally, self._slots = tally, slots
+        self._aside: dict[tuple[int, int | None], tuple[str, str | None]] = {}
+        """The queue and task of claimed jobs that get an outcome without a run. The claimer's thread writes it; each takes out its own."""
+        self.claimed = 0
+        """Jobs claimed and handed on. Only the claimer's thread writes it."""
+        self.claims = [0] * BUCKETS
+        """Claims by how long they took, also those that brought nothing. Only the claimer's thread writes it."""
+        self.claim_seconds = 0.0
+        """How long all claims together took. Only the claimer's thread writes it."""
+        self.rescued = 0
+        """Jobs of other workers rescued. Only the maintenance thread writes it."""
+
+    @property
+    def started(self) -> int:
+        """Jobs that got a slot, so far."""
+        return sum(slots.started for slots in self._slots)
+
+    @property
+    def ended(self) -> int:
+        """Jobs whose handlers have come back, so far."""
+        return sum(slots.ended for slots in self._slots)
+
+    def claim(self, jobs: int) -> None:
+        """`jobs` were claimed and handed on. On the claimer's thread."""
+        self.claimed += jobs
+
+    def claim_took(self, seconds: float) -> None:
+        """A claim, with the outcomes that were written in the same statement, took so long. On the claimer's thread."""
+        self.claims[bucket_of(seconds)] += 1
+        self.claim_seconds += seconds
+
+    def set_aside(self, job: ClaimedJob, task: str | None) -> None:
+        """A claimed job gets an outcome without a run. `task`: None if its name is not registered. On the claimer's thread."""
+        self._aside[job.id, job.claim_token] = job.queue, task
+
+    def written(self, changes: Sequence[Change], runs: Sequence[EndedRun | None]) -> None:
+        """These changes are in the database, with the run of each that had one."""
+        self._tally.add(changes, runs)
+        if self._aside:
+            for change in changes:
+                if (found := self._aside.pop((change.id, change.claim_token), None)) is not None:
+                    self._tally.add_one(*found, change.event)
+
+    def lost(self, claims: Iterable[Change | ClaimedJob], runs: Sequence[EndedRun | None]) -> None:
+        """What came of these was not written: their claims were over."""
+        for claim, run in zip(claims, runs, strict=True):
+            found = self._aside.pop((claim.id, claim.claim_token), None)
+            if run is not None:
+                found = run.job.queue, run.task.name
+            if found is not None:
+                self._tally.lose(*found)
+
+    def rescue(self, queue: str, task: str | None, event: Event) -> None:
+        """A job of another worker was rescued, or failed by that. On the maintenance thread."""
+        self.rescued += 1
+        self._tally.add_one(queue, task, event)
+
+    def end_late(self, queue: str, task: str | None, event: Event) -> None:
+        """A job that waited past its expiry or deadline was ended. On the maintenance thread."""
+        self._tally.add_one(queue, task, event)
+
+
+# ---- What a worker does just now, as a value.
+
+
+@dataclass(frozen=True, slots=True)
+class QueueState:
+    """One queue in this process: its `slots`, how many of them are `running` a handler, and the jobs `waiting` for one.
+
+    `stuck`: slots held by handlers that timed out and have not come back; they count as running. `paused`: no job is started,
+    because the database gives handlers no connection.
+    """
+
+    slots: int
+    running: int
+    waiting: int
+    stuck: int
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """A worker at one moment.
+
+    `serving`: it has begun and not ended. `listening`: it hears of new jobs by NOTIFY. `blocked`: its event loop does not answer.
+    `leaving`: it claims no more. `away`: the database did not answer the last time. `late`: seconds since the thread that claims, or
+    the one of maintenance, should have moved on; some while it waits for the database.
+    `pressure`: why the worker claims less, which is for this `share` of its slots; None: it does not.
+    `claimed`, `started`, `ended`, `rescued`: jobs since `run()` or `serve()` began. `unfinished`: jobs claimed here whose outcome
+    is not known yet. `unwritten`: outcomes that wait to be written, `refused` of which the database has refused. `counts`: what
+    came of the jobs, as `Worker.counts`. `claims`: claims by how long they took, in the buckets of `sa_jobqueue.rules.tally`, also those
+    that brought no job, and with the outcomes that were written along; `claim_seconds`: all together. `memory`: bytes resident.
+    `loop_lag`: seconds that the event loop lately took to answer. The numbers are read one after the other while the worker goes
+    on, so two of them may differ by the jobs of a moment.
+    """
+
+    serving: bool
+    queues: Mapping[str, QueueState]
+    counts: Mapping[str, int]
+    listening: bool = False
+    blocked: bool = False
+    leaving: bool = False
+    away: bool = False
+    late: float = 0.0
+    pressure: str | None = None
+    share: float = 1.0
+    claimed: int = 0
+    started: int = 0
+    ended: int = 0
+    rescued: int = 0
+    unfinished: int = 0
+    unwritten: int = 0
+    refused: int = 0
+    claims: tuple[int, ...] = (0,) * BUCKETS
+    claim_seconds: float = 0.0
+    memory: int = 0
+    loop_lag: float = 0.0
+
+    @property
+    def slots(self) -> int:
+        """Slots of all queues."""
+        return sum(queue.slots for queue in self.queues.values())
+
+    @property
+    def running(self) -> int:
+        """Handlers that run, stuck ones too."""
+        return sum(queue.running for queue in self.queues.values())
+
+    @property
+    def waiting(self) -> int:
+        """Jobs claimed that wait for a slot."""
+        return sum(queue.waiting for queue in self.queues.values())
+
+    @property
+    def stuck(self) -> int:
+        """Slots held by handlers that timed out."""
+        return sum(queue.stuck for queue in self.queues.values())

@@ -13,13 +13,11 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from ..log import get_logger
-from .connections.deadline import Deadline
-from .process.threads import ServiceThread
+from ..util.log import get_logger
+from .connections.pool import Deadline
+from .process.inside import ServiceThread
 from .running.run import Run, Runs
 from .running.timeouts import Patience
-
-__all__ = ["Watchdog"]
 
 logger = get_logger(__name__)
 

@@ -25,28 +25,23 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from ..errors import ConfigurationError
-from ..log import get_logger
-from ..makers import AsyncSessionMaker, SessionMaker, check_makers
 from ..models import JobMixin, schema_of
-from ..options import checked_int, checked_name
-from ..settings import WorkerSettings
-from ..statements.workers import EVERY_QUEUE
-from ..store import store_of
-from ..tally import TaskTally
-from ..tasks import Registry, default_registry
-from .children.setup import ChildSetup, Maker
+from ..rules.settings import WorkerSettings
+from ..rules.tally import TaskTally
+from ..sql.store import store_of
+from ..sql.workers import EVERY_QUEUE
+from ..tasks.calls import AsyncSessionMaker, SessionMaker, check_makers
+from ..tasks.options import checked_int, checked_name
+from ..tasks.registry import Registry, default_registry
+from ..util.log import get_logger
+from .children.loading import ChildSetup, Maker
 from .connections.engines import Engines
-from .process.exit_codes import Ending
-from .process.inside import refuse_in_child, refuse_patched
+from .process.inside import Ending, refuse_in_child, refuse_patched
 from .process.signals import hearing_signals
-from .running.sessions import Sessions
+from .running.reopening import Sessions
 from .services import WorkerSpec
 from .serving import LAST_CALL, Serving
-from .state import QueueState, WorkerState
-from .tally import Tally, outcomes_of
-from .totals import add_to_totals
-
-__all__ = ["Ending", "Worker"]
+from .tally import QueueState, Tally, WorkerState, add_to_totals, outcomes_of
 
 logger = get_logger(__name__)
 

@@ -14,8 +14,7 @@
 <Node 3 'add_up'>
 """
 
-from .addition import Addition
-from .builder import Batch, Workflow
+from .builder import Addition, Batch, Workflow
 from .graph import Join, Node
 
 __all__ = ["Addition", "Batch", "Join", "Node", "Workflow"]

@@ -6,14 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeAlias, TypeVar
 
-from ..calls import Call
+from ..arguments.inputs import Failed
 from ..errors import WorkflowError
 from ..models import AT_ONCE, GATE
-from ..payload import Failed
-from ..statements.workflows.insert import BEGINS, BEHIND_ME, COUNTS, LATER, MemberRows
-from ..tasks import Task, TaskName
-
-__all__ = ["Graph", "Join", "Node", "Place", "Policy", "joined"]
+from ..sql.workflows.insert import BEGINS, BEHIND_ME, COUNTS, LATER, MemberRows
+from ..tasks.calls import Call
+from ..tasks.registry import TaskName
+from ..tasks.tasks import Task
 
 T_co = TypeVar("T_co", covariant=True)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, overload
 
-from ..payload import Failed
-from ..tasks import Task, TaskName
+from ..arguments.inputs import Failed
+from ..tasks.registry import TaskName
+from ..tasks.tasks import Task
 from .graph import Graph, Join, Node, joined
-
-__all__ = ["AddsNodes", "AddsOnly"]
 
 F = ParamSpec("F")
 P = ParamSpec("P")

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, create_engine, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, Registry, Worker
-from sa_jobqueue.models import SCHEMA
+from sa_jobqueue.util.schema import SCHEMA
 from tests.acceptance.app import Base, Effect, registry
 from tests.support import pooler
 from tests.support.commands import Command, start_command

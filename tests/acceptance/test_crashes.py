@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from sa_jobqueue import Job, JobStatus, enqueue
 from sa_jobqueue.statements import release_jobs
-from sa_jobqueue.tasks import AnyTask
+from sa_jobqueue.tasks.tasks import AnyTask
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
 from tests.support.nightly import nightly, nightly_sets

@@ -26,7 +26,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session, selectinload
 
 from sa_jobqueue import JobStatus, companions_of, enqueue_select, explain_job
-from sa_jobqueue.lifecycle import FINISHED
+from sa_jobqueue.rules.lifecycle import FINISHED
 from sa_jobqueue.statements import pause, resume
 from sa_jobqueue.testing import JobQueue
 from tests.support.cli import as_json, invoke

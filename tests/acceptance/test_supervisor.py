@@ -23,8 +23,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sa_jobqueue import JobStatus, enqueue
+from sa_jobqueue.worker.process.inside import Ending
 from sa_jobqueue.worker.process.supervisor import Supervisor, restart_delay
-from sa_jobqueue.worker.worker import Ending
 from tests.acceptance import app
 from tests.acceptance.conftest import APP, ONE, Shop
 from tests.support.commands import CLI, ROOT, Command, alive, environment, run_command

@@ -12,7 +12,7 @@ from functools import partial
 
 from sqlalchemy import create_engine
 
-from sa_jobqueue.store import default_store
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.worker.connections.service import Connector
 
 from .report import Figure, compared, interleaved

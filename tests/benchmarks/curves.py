@@ -19,10 +19,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from sa_jobqueue.bench import modes
 from sa_jobqueue.embedded import embedded_url
-from sa_jobqueue.store import ClaimRequest, default_store
-from sa_jobqueue.worker.claiming.resume import ResumePoints
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.trials.bench import modes
+from sa_jobqueue.worker.claiming.shortage import ResumePoints
 
 from .drain import rate_of_ours, rate_of_raw
 from .peers.results import machine

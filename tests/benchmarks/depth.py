@@ -10,7 +10,7 @@ from functools import partial
 
 from sqlalchemy import text
 
-from sa_jobqueue.bench.processes import processes
+from sa_jobqueue.trials.bench.processes import processes
 
 from .drain import rate_of_ours, seconds_to_drain
 from .report import Figure, compared, interleaved

@@ -12,8 +12,8 @@ from functools import partial
 
 from sqlalchemy import text
 
-from sa_jobqueue.bench import progress
-from sa_jobqueue.bench.processes import Processes, processes
+from sa_jobqueue.trials.bench import processes as progress
+from sa_jobqueue.trials.bench.processes import Processes, processes
 
 from . import raw
 from .report import Figure, compared, interleaved

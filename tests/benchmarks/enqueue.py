@@ -15,7 +15,7 @@ from sqlalchemy import Integer, func, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Task, Unique, enqueue, enqueue_many, enqueue_select
-from sa_jobqueue.bench.processes import processes
+from sa_jobqueue.trials.bench.processes import processes
 
 from .latency import conninfo
 from .plain import make_tables, plain_row

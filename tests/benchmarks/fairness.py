@@ -17,9 +17,10 @@ from sqlalchemy import Executable, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, KeyLimits, enqueue
-from sa_jobqueue.bench.processes import processes
+from sa_jobqueue.sql.limits.claims import LimitedRequest, Ring
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import pause, resume, set_limit
-from sa_jobqueue.store import LimitedRequest, Ring, default_store
+from sa_jobqueue.trials.bench.processes import processes
 
 from .drain import seconds_to_drain
 from .idle import cost

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from sa_jobqueue.bench.processes import processes
+from sa_jobqueue.trials.bench.processes import processes
 
 from .report import Figure
 from .schema import SCHEMA, Bench

@@ -19,8 +19,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue
-from sa_jobqueue.bench.processes import processes
-from sa_jobqueue.urls import database_url
+from sa_jobqueue.trials.bench.processes import processes
+from sa_jobqueue.util.urls import database_url
 
 from .plain import make_tables
 from .raw import CLAIM

@@ -12,8 +12,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, Task, enqueue
-from sa_jobqueue.bench.processes import processes
 from sa_jobqueue.statements import cancel_jobs
+from sa_jobqueue.trials.bench.processes import processes
 
 from .drain import rate_of_ours
 from .latency import WARM_UP, waits_in_ms

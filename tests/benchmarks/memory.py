@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from sa_jobqueue.bench.processes import processes
+from sa_jobqueue.trials.bench.processes import processes
 
 from .drain import seconds_to_drain
 from .idle import MIB

@@ -13,17 +13,12 @@ from typing import Any
 from prometheus_client import generate_latest
 
 from sa_jobqueue import Worker
-from sa_jobqueue.bench.processes import processes
-from sa_jobqueue.histogram import BUCKETS
 from sa_jobqueue.metrics import QueueCollector
-from sa_jobqueue.metrics.endpoint import Endpoint, registry_of
-from sa_jobqueue.metrics.pipes import Receiver, Sender
-from sa_jobqueue.metrics.probes import SupervisorProbes
-from sa_jobqueue.metrics.snapshot import Snapshot, read_snapshot
-from sa_jobqueue.metrics.sums import Totals
-from sa_jobqueue.metrics.workers import TotalsCollector
-from sa_jobqueue.tally import TaskTally
-from sa_jobqueue.worker.state import QueueState, WorkerState
+from sa_jobqueue.metrics.endpoint import Endpoint, SupervisorProbes, registry_of
+from sa_jobqueue.metrics.sums import Receiver, Sender, Snapshot, Totals, TotalsCollector, read_snapshot
+from sa_jobqueue.rules.tally import BUCKETS, TaskTally
+from sa_jobqueue.trials.bench.processes import processes
+from sa_jobqueue.worker.tally import QueueState, WorkerState
 
 from .drain import seconds_to_drain
 from .report import Figure, compared, interleaved

@@ -10,7 +10,7 @@ from sqlalchemy import func, insert, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue
-from sa_jobqueue.bench.processes import processes
+from sa_jobqueue.trials.bench.processes import processes
 
 from .plain import Item, make_tables
 from .report import Figure, compared, interleaved

@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import Any
 
 from sa_jobqueue import WorkerSettings
-from sa_jobqueue.store import read_pressure
+from sa_jobqueue.sql.workers import read_pressure
 from sa_jobqueue.worker.connections.service import Connector
 
 from .drain import rate_of_ours

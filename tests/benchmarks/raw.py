@@ -1,6 +1,6 @@
 """The limit: a bare psycopg loop on our own table, that claims, and finishes what it claimed before in the same commit.
 
-One queue, the claim of sa_jobqueue/statements/claim.py without its resume points; finishing is fenced and locks its ids
+One queue, the claim of sa_jobqueue/sql/claims.py without its resume points; finishing is fenced and locks its ids
 in order first. Prepared statements, the worker's planner settings, no handler, no Python object per job beyond what the
 driver makes of a row.
 """

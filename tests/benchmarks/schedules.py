@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterator
 from functools import partial
 
-from sa_jobqueue.bench.processes import processes
+from sa_jobqueue.trials.bench.processes import processes
 
 from .report import Figure, compared, interleaved
 from .schema import SCHEMA, Bench

@@ -19,7 +19,7 @@ from sqlalchemy import URL, Connection, Engine, Executable, NullPool, create_eng
 from sqlalchemy.exc import ProgrammingError
 
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.urls import database_url
+from sa_jobqueue.util.urls import database_url
 from sa_jobqueue.worker.connections.service import Connector
 
 SCHEMA = "sa_jobqueue"

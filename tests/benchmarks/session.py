@@ -20,9 +20,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_e
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job
-from sa_jobqueue.bench.processes import processes
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import status_literal
+from sa_jobqueue.rules.lifecycle import JobStatus
+from sa_jobqueue.trials.bench.processes import processes
 
 from .plain import make_tables, notes
 from .report import Figure, compared, interleaved

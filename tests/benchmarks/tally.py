@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import perf_counter
 
 from sa_jobqueue import TaskName
-from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.lifecycle import Change, Event, JobStatus
+from sa_jobqueue.arguments.context import ClaimedJob
+from sa_jobqueue.rules.lifecycle import Change, Event, JobStatus
 from sa_jobqueue.worker.tally import Tally
 
 from .report import Figure

@@ -21,8 +21,8 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue
-from sa_jobqueue.bench.processes import processes
 from sa_jobqueue.embedded import embedded_url
+from sa_jobqueue.trials.bench.processes import processes
 
 from .peers.results import machine
 from .pictures import FOLDER, OTHER, OURS, STYLE, save

@@ -19,11 +19,11 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, Sampler
 
 from sa_jobqueue import Attempt, Call, Middleware, add_middleware, remove_middleware
-from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.otel.tracing import Tracing
 from sa_jobqueue.worker.running.executor import Executor
+from sa_jobqueue.worker.running.reopening import Sessions
 from sa_jobqueue.worker.running.run import Run
-from sa_jobqueue.worker.running.sessions import Sessions
 
 from .report import Figure, interleaved
 from .schema import Bench

@@ -15,8 +15,8 @@ import psycopg
 from sqlalchemy import create_engine
 
 import sa_jobqueue
-from sa_jobqueue.bench.processes import processes
-from sa_jobqueue.urls import database_url
+from sa_jobqueue.trials.bench.processes import processes
+from sa_jobqueue.util.urls import database_url
 
 from .latency import WARM_UP, conninfo, waits_in_ms
 from .report import Figure, compared

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from sa_jobqueue.bench.processes import processes
+from sa_jobqueue.trials.bench.processes import processes
 
 from . import raw
 from .drain import seconds_to_drain

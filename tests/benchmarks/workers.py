@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import text
 
 from sa_jobqueue import Worker, WorkerSettings
-from sa_jobqueue.worker.process.gc import tune_gc
+from sa_jobqueue.worker.process.inside import tune_gc
 
 from .tasks import REGISTRY, STARTED
 

@@ -16,10 +16,10 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Workflow
-from sa_jobqueue.bench.processes import processes
-from sa_jobqueue.lifecycle import Claim, Rules, decide
-from sa_jobqueue.outcomes import Completed
-from sa_jobqueue.store import default_store
+from sa_jobqueue.rules.lifecycle import Claim, Rules, decide
+from sa_jobqueue.rules.outcomes import Completed
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.trials.bench.processes import processes
 from sa_jobqueue.workflows import Addition
 
 from .report import Figure, compared, interleaved

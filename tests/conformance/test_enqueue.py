@@ -12,10 +12,11 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue.enqueueing.jobs import enqueue, enqueue_many
 from sa_jobqueue.errors import OptionError, PayloadError
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import Base, Job
-from sa_jobqueue.tasks import Registry, task
+from sa_jobqueue.rules.lifecycle import JobStatus
+from sa_jobqueue.tasks.decorator import task
+from sa_jobqueue.tasks.registry import Registry
 from tests.conformance.conftest import ISOLATION, SESSIONS, Client, Order, settle
 
 registry = Registry()
@@ -218,7 +219,7 @@ async def test_many_are_built_once(client: Client, application: Engine, monkeypa
     """A later call brings its values only; to build the statement takes longer than the INSERT."""
     async with client.open() as unit:
         await settle(unit.execute(enqueue_many([send.call(1)])))
-        monkeypatch.delattr("sa_jobqueue.statements.insert._source")
+        monkeypatch.delattr("sa_jobqueue.sql.insert._source")
         found = await settle(unit.execute(enqueue_many([send.call(2), send.call(3)])))
         ids = list(found.scalars())
         await settle(unit.commit())

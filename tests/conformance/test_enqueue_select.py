@@ -39,7 +39,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sa_jobqueue import Unique, enqueue, enqueue_select
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import Job
-from sa_jobqueue.tasks import Registry, TaskName, task
+from sa_jobqueue.tasks.decorator import task
+from sa_jobqueue.tasks.registry import Registry, TaskName
 from tests.conformance.conftest import SESSIONS, Client, settle
 
 registry = Registry()

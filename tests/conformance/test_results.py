@@ -14,11 +14,11 @@ from sqlalchemy.orm import undefer
 
 from sa_jobqueue import Job, JobStatus, Registry, task
 from sa_jobqueue.errors import ResultError
-from sa_jobqueue.lifecycle import Rules, decide
-from sa_jobqueue.outcomes import Completed
+from sa_jobqueue.rules.lifecycle import Rules, decide
+from sa_jobqueue.rules.outcomes import Completed
+from sa_jobqueue.sql.notes import write_logs, write_progress
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import job_logs
-from sa_jobqueue.statements.notes import write_logs, write_progress
-from sa_jobqueue.store import default_store
 from tests.conformance.conftest import SESSIONS, Client, settle
 from tests.support.factory import make_job, seen
 

@@ -10,14 +10,9 @@ from sqlalchemy import Engine, func, select, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, Registry, Schedule, Unique, every, task
-from sa_jobqueue.statements import (
-    list_schedules,
-    pause_schedules,
-    remove_schedules,
-    resume_schedules,
-    run_schedules,
-)
-from sa_jobqueue.store import Ticked, default_store
+from sa_jobqueue.sql.schedules.due import Ticked
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.statements import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
 from tests.conformance.conftest import SESSIONS, Client, Order, settle
 
 registry = Registry()

@@ -6,7 +6,9 @@ from datetime import timedelta
 
 import pytest
 
-from sa_jobqueue.dashboard import database, doctoring, site
+from sa_jobqueue.dashboard import app as site
+from sa_jobqueue.dashboard import database
+from sa_jobqueue.dashboard.pages import database as doctoring
 
 
 @pytest.fixture

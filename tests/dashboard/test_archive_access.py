@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 from sa_jobqueue.dashboard import Access
-from sa_jobqueue.dashboard.archive import of_archive
+from sa_jobqueue.dashboard.filters import of_archive
 from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.migrations import OwnTable, upgrade_database
 from sa_jobqueue.models import ArchivedJob, Job, companions_of

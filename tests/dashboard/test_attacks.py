@@ -17,7 +17,7 @@ from sa_jobqueue.dashboard.database import PATIENCE, Database
 from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.dashboard.refusals import refusal_of
 from sa_jobqueue.doctor import Examination, Finding, look_at
-from sa_jobqueue.doctor.catalogue import Check
+from sa_jobqueue.doctor.examine import Check
 from sa_jobqueue.models import Job, WorkerRow, WorkflowRow
 from sa_jobqueue.statements import set_limit
 from tests.support.browsing import Seen, Viewer

@@ -9,8 +9,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from sa_jobqueue.dashboard.attempts import AT_ONCE, EVERY, Attempts, place_of
-from sa_jobqueue.dashboard.password import with_password
+from sa_jobqueue.dashboard.security import AT_ONCE, EVERY, Attempts, place_of, with_password
 
 
 class Clock:
@@ -29,7 +28,7 @@ def client(app: Any, host: str = "192.0.2.1") -> TestClient:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("sa_jobqueue.dashboard.password.Attempts", lambda: Attempts(made))
+    monkeypatch.setattr("sa_jobqueue.dashboard.security.Attempts", lambda: Attempts(made))
     return made
 
 
@@ -84,7 +83,7 @@ def test_one_guesser_is_one_address(host: str, place: str) -> None:
 
 def test_of_very_many_addresses_those_that_guess_most_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory does not grow, and a guesser is not forgotten because others come."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.attempts._MOST", 50)
+    monkeypatch.setattr("sa_jobqueue.dashboard.security._MOST_ADDRESSES", 50)
     clock = Clock()
     attempts = Attempts(clock)
     for _ in range(AT_ONCE):

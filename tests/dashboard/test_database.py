@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.doctor import CHECKS, Examination, look_at
-from sa_jobqueue.grants import Can, grant_statements
+from sa_jobqueue.migrations.grants import Can, grant_statements
 from tests.support.browsing import Viewer
 from tests.support.busy_scene import Scene, fill
 from tests.support.databases import connect, driver_url

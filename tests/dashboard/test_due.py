@@ -26,9 +26,9 @@ INSERT INTO sa_jobqueue.job (queue, task, status, finished_at) SELECT 'mail', 'd
 @pytest.fixture(autouse=True)
 def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look goes not far."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.reach.RANGE", 10)
-    monkeypatch.setattr("sa_jobqueue.dashboard.reach.MOST", 5)
-    monkeypatch.setattr("sa_jobqueue.dashboard.reach._OF_LINE", 3)
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters.RANGE", 10)
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters.MOST", 5)
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters._OF_LINE", 3)
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_a_queue_with_more_keys_than_are_looked_at_is_said(
     engine: Engine, order: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The look at a single key is complete."""
-    monkeypatch.setattr("sa_jobqueue.statements.in_order._TURNS", 3)
+    monkeypatch.setattr("sa_jobqueue.sql.chosen._TURNS", 3)
     viewer = Viewer(engine)
     assert "more keys than were searched" in viewer.see("/jobs", status="queued").text
     assert "more keys than were searched" not in viewer.see("/jobs", status="queued", key="k2").text

@@ -111,7 +111,7 @@ def test_a_group_is_done_down_to_the_floor_that_was_shown(
     engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs older than those that were counted come up when the newest are gone: they are not meant."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.site._PATIENCE", 1_000.0)
+    monkeypatch.setattr("sa_jobqueue.dashboard.app._PATIENCE", 1_000.0)
     connection.exec_driver_sql(
         "INSERT INTO sa_jobqueue.job (task, status, finished_at, errors) "
         'SELECT \'send\', \'failed\', now(), \'[{"type": "E", "message": "m"}]\' FROM generate_series(1, 10500)'

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sa_jobqueue.dashboard.folding import Picture, folded
-from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.rules.lifecycle import JobStatus
 
 BEGIN = datetime(2026, 11, 26, tzinfo=UTC)
 

@@ -14,8 +14,8 @@ from sa_jobqueue import Subject, Unique, Workflow, enqueue, task
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.health.one_job import SHOWN
 from sa_jobqueue.models import Job, UniqueKey
+from sa_jobqueue.sql.notes import write_logs, write_progress
 from sa_jobqueue.statements import pause
-from sa_jobqueue.statements.notes import write_logs, write_progress
 from tests.support.browsing import Seen, Viewer
 from tests.support.factory import make_job, row, statuses, unfolding
 

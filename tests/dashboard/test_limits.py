@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, select, text
 
 from sa_jobqueue import KeyLimits, Rate
 from sa_jobqueue.dashboard import Access
-from sa_jobqueue.dashboard.places import shown_limits
+from sa_jobqueue.dashboard.actions.limits import shown_limits
 from sa_jobqueue.models import KeyRow, LimitRow
 from sa_jobqueue.statements import set_limit
 from tests.support.browsing import Seen, Viewer

@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import Engine, event
 
 from sa_jobqueue.dashboard import Access
-from sa_jobqueue.dashboard.kept import Kept
-from sa_jobqueue.dashboard.sparks import bars, points
+from sa_jobqueue.dashboard.activity import bars, points
+from sa_jobqueue.dashboard.shared import Kept
 from sa_jobqueue.doctor import CHECKS
-from sa_jobqueue.histogram import BUCKETS
 from sa_jobqueue.models import Job
+from sa_jobqueue.rules.tally import BUCKETS
 from tests.support.browsing import Seen, Viewer
 from tests.support.busy_scene import Scene, add_stats, fill, make_worker
 from tests.support.factory import make_job
@@ -165,9 +165,9 @@ def test_the_doctor_looks_once_a_minute_whoever_asks(
     engine: Engine, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[object] = []
-    real = __import__("sa_jobqueue.dashboard.doctoring", fromlist=["look_at"]).look_at
+    real = __import__("sa_jobqueue.dashboard.pages.database", fromlist=["look_at"]).look_at
     monkeypatch.setattr(
-        "sa_jobqueue.dashboard.doctoring.look_at", lambda one, **how: (looks.append(one), real(one, **how))[1]
+        "sa_jobqueue.dashboard.pages.database.look_at", lambda one, **how: (looks.append(one), real(one, **how))[1]
     )
     for path in ("/", "/database", "/"):
         Viewer(engine).see(path, n="1")
@@ -177,7 +177,7 @@ def test_the_doctor_looks_once_a_minute_whoever_asks(
 
 def test_a_doctor_that_takes_long_is_not_waited_for_to_the_end(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was not looked at is said."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.doctoring._WHOLE", -1.0)
+    monkeypatch.setattr("sa_jobqueue.dashboard.pages.database._WHOLE", -1.0)
     page = Viewer(engine).see("/")
     assert "notice doctor : not looked at" in page.text
     assert "schema" in page.text.partition("not looked at")[2]
@@ -268,7 +268,7 @@ def test_an_answer_that_failed_is_not_kept(engine: Engine) -> None:
 
 
 def test_each_check_of_the_server_is_one_of_the_doctors() -> None:
-    from sa_jobqueue.dashboard.doctoring import _OF_SERVER
+    from sa_jobqueue.dashboard.pages.database import _OF_SERVER
 
     assert {one.name for one in CHECKS} >= _OF_SERVER
 

@@ -10,11 +10,11 @@ from sqlalchemy import Connection, Engine, create_engine, event
 
 from sa_jobqueue.dashboard.access import Access
 from sa_jobqueue.dashboard.app import DEEDS
-from sa_jobqueue.dashboard.look import Look, Options
 from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.dashboard.query import Query
+from sa_jobqueue.dashboard.request import Look, Options
 from sa_jobqueue.doctor import reading
-from sa_jobqueue.statements.chosen import Status
+from sa_jobqueue.sql.chosen import Status
 from tests.support.databases import Databases
 from tests.support.failures import noted
 from tests.support.nightly import nightly
@@ -100,7 +100,7 @@ def check_page(engine: Engine, name: str, *queries: str) -> None:
 @pytest.mark.parametrize("name", ["overview", "queues", "limits", "workers"])
 def test_a_page_reads_no_more_than_it_shows(large: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The doctor's own statements have tests of theirs."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.doctoring.look_at", lambda *_, **__: iter(()))
+    monkeypatch.setattr("sa_jobqueue.dashboard.pages.database.look_at", lambda *_, **__: iter(()))
     check_page(large, name, "")
 
 
@@ -113,8 +113,8 @@ QUERIES = (
 
 def test_a_page_of_jobs_reads_a_range_at_most(large: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the filter."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.reach.RANGE", DONE // 10)
-    monkeypatch.setattr("sa_jobqueue.dashboard.reach.MOST", 200)
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters.RANGE", DONE // 10)
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters.MOST", 200)
     check_page(large, "jobs", *QUERIES)
 
 

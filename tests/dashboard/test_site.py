@@ -458,7 +458,7 @@ def test_each_deed_has_a_button(engine: Engine) -> None:
 def test_what_takes_long_goes_on_with_the_next_request(
     engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sa_jobqueue.dashboard.site._PATIENCE", -1.0)
+    monkeypatch.setattr("sa_jobqueue.dashboard.app._PATIENCE", -1.0)
     connection.exec_driver_sql(
         "INSERT INTO sa_jobqueue.job (task, status, finished_at) SELECT 'a_task', 'failed', now() FROM generate_series(1, 1500)"
     )
@@ -507,8 +507,8 @@ def test_a_page_looks_at_a_range_of_ids_and_the_next_goes_on_below(
     engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no index finds the jobs of the filter; what is done to all that match is done to those of the range."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.reach.RANGE", 10)
-    monkeypatch.setattr("sa_jobqueue.dashboard.reach.MOST", 1)
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters.RANGE", 10)
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters.MOST", 1)
     old = make_job(connection, "failed", queue="mail", id=5)
     for id in range(11, 41):
         make_job(connection, "failed", queue="other", id=id)
@@ -534,8 +534,8 @@ def test_of_many_jobs_of_a_status_the_newest_are_looked_at(
     engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those that are blocked no index has the order, so it is a range of ids where they are many."""
-    monkeypatch.setattr("sa_jobqueue.dashboard.reach.RANGE", 10)
-    monkeypatch.setattr("sa_jobqueue.dashboard.reach.MOST", 5)
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters.RANGE", 10)
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters.MOST", 5)
     for id in range(1, 41):
         make_job(
             connection, "failed" if id % 2 else "blocked", queue="mail" if id < 10 else "other", id=id, blocked_by=1

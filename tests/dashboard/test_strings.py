@@ -19,8 +19,7 @@ from sa_jobqueue.dashboard.refusals import What
 from sa_jobqueue.dashboard.render import environment
 from sa_jobqueue.dashboard.strings import TEXTS
 from sa_jobqueue.models import Overlap
-from sa_jobqueue.schedules import Missed
-from sa_jobqueue.schedules.coming import ScheduleState
+from sa_jobqueue.rules.schedules import Missed, ScheduleState
 
 PACKAGE = Path(sa_jobqueue.dashboard.__path__[0])
 

@@ -16,7 +16,7 @@ def root_command() -> Any:
     """The CLI as the tree of commands that Typer makes of it."""
     import typer.main
 
-    from sa_jobqueue.cli import app
+    from sa_jobqueue.cli.tree import app
 
     return typer.main.get_command(app)
 

@@ -49,8 +49,8 @@ from sybil.evaluators.python import pad
 from sybil.parsers.markdown.lexers import FencedCodeBlockLexer
 from typer.testing import CliRunner
 
-from sa_jobqueue.cli import app
-from sa_jobqueue.urls import database_url
+from sa_jobqueue.cli.tree import app
+from sa_jobqueue.util.urls import database_url
 from tests.docs.commands import check_commands
 from tests.support.commands import CLI, ROOT, environment
 from tests.support.folders import server_folder

@@ -16,7 +16,7 @@ from sybil.document import PythonDocStringDocument
 from sybil.parsers.rest import DocTestParser
 
 import sa_jobqueue
-from sa_jobqueue.tasks import default_registry
+from sa_jobqueue.tasks.registry import default_registry
 from tests.docs.commands import check_commands
 from tests.support.failures import noted
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from sa_jobqueue.doctor import CHECKS
-from sa_jobqueue.doctor.checklist import ITEMS
+from sa_jobqueue.doctor.examine import ITEMS
 from tests.support.commands import ROOT
 
 CHECKLIST = ROOT / "docs" / "howto" / "production-checklist.md"

@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 
 from sa_jobqueue import RetryPolicy, WorkerSettings, task
-from sa_jobqueue.failures import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
-from sa_jobqueue.lifecycle import Rules
+from sa_jobqueue.arguments.storable import MAX_PAYLOAD
 from sa_jobqueue.migrations import v01
-from sa_jobqueue.options import Options
-from sa_jobqueue.payload import MAX_PAYLOAD
-from sa_jobqueue.schema import GATES
-from sa_jobqueue.tasks import Registry
-from sa_jobqueue.worker import unknown
-from sa_jobqueue.worker.claiming import claimer, overlooked, resume, skipped
+from sa_jobqueue.rules.failures import MAX_ERRORS, MAX_MESSAGE, MAX_TRACEBACK
+from sa_jobqueue.rules.lifecycle import Rules
+from sa_jobqueue.tasks.options import Options
+from sa_jobqueue.tasks.registry import Registry
+from sa_jobqueue.util.schema import GATES
+from sa_jobqueue.worker import dispatch as unknown
+from sa_jobqueue.worker.claiming import claimer
+from sa_jobqueue.worker.claiming import shortage as resume
+from sa_jobqueue.worker.claiming.poison import isolate as overlooked
+from sa_jobqueue.worker.claiming.poison import skipped
 from sa_jobqueue.worker.connections.engines import SERVICE_CONNECTIONS
 from sa_jobqueue.worker.connections.service import service_settings
 from tests.support.commands import ROOT
@@ -39,8 +42,8 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the wheel is tested w
         ("explanation/life-cycle.md", f"to its last {MAX_TRACEBACK:,}", MAX_TRACEBACK, 8_000),
         ("explanation/life-cycle.md", f"its latest {MAX_ERRORS} entries", MAX_ERRORS, 20),
         ("explanation/claiming.md", "not start within two seconds goes back", SETTINGS.hoard, 2),
-        ("explanation/claiming.md", "after a second at most while jobs", overlooked._FIRST, 1),
-        ("explanation/claiming.md", "after ten where none do", overlooked._LONGEST, 10),
+        ("explanation/claiming.md", "after a second at most while jobs", overlooked._FIRST_PAUSE, 1),
+        ("explanation/claiming.md", "after ten where none do", overlooked._LONGEST_PAUSE, 10),
         (
             "explanation/claiming.md",
             "a fifth of a second, later after up to half a minute",

@@ -8,7 +8,7 @@ import pytest
 
 import sa_jobqueue
 from sa_jobqueue import statements
-from sa_jobqueue.lifecycle import Event
+from sa_jobqueue.rules.lifecycle import Event
 from tests.support.commands import ROOT
 
 PAGE = ROOT / "docs" / "glossary.md"

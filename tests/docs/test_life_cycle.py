@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from sa_jobqueue.lifecycle import FINISHED, LIVE, TRANSITIONS, JobStatus
+from sa_jobqueue.rules.lifecycle import FINISHED, LIVE, TRANSITIONS, JobStatus
 from tests.support.commands import ROOT
 
 PAGE = ROOT / "docs" / "explanation" / "life-cycle.md"

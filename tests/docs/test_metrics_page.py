@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from sa_jobqueue.histogram import BOUNDS
 from sa_jobqueue.metrics.names import METRICS
+from sa_jobqueue.rules.tally import BOUNDS
 from tests.support.commands import ROOT
 from tests.support.expressions import alerts
 from tests.support.metrics_page import PAGE, text

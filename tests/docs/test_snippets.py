@@ -17,8 +17,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import enqueue
-from sa_jobqueue.middleware import installed
-from sa_jobqueue.tasks import default_registry
+from sa_jobqueue.tasks.middleware import installed
+from sa_jobqueue.tasks.registry import default_registry
 from tests.docs.commands import check_commands
 from tests.docs.snippets import Reader, documents, file_in, language, parse, tabs
 from tests.support.commands import ROOT

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sa_jobqueue.reasons import KINDS
+from sa_jobqueue.rules.reasons import KINDS
 from tests.support.commands import ROOT
 
 PAGE = ROOT / "docs" / "howto" / "why.md"

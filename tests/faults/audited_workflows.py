@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from sa_jobqueue.lifecycle import FINISHED, JobStatus
+from sa_jobqueue.rules.lifecycle import FINISHED, JobStatus
 from tests.faults.evidence import Evidence, Step
 from tests.faults.planned import EVENTS, Plan
 from tests.faults.workload import Fate

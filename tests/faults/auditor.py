@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, JobStatus
+from sa_jobqueue.rules.lifecycle import FINISHED, TRANSITIONS, JobStatus
 from tests.faults import audited_workflows
 from tests.faults.evidence import Evidence, Row, Step, Tick, Ticking, Written
 from tests.faults.workload import DOOMED, MAX_RESCUES, WITHOUT_SESSION, Fate, Word

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from sqlalchemy import create_engine, text
 
-from sa_jobqueue.lifecycle import FINISHED, JobStatus
+from sa_jobqueue.rules.lifecycle import FINISHED, JobStatus
 from tests.faults.planned import EVENTS, Plan
 from tests.faults.workload import Fate, Word
 

@@ -30,7 +30,7 @@ from sqlalchemy import Engine, create_engine, insert, text
 from sqlalchemy.exc import ProgrammingError
 
 from sa_jobqueue import AsyncJobContext, JobContext, RateLimited, Registry, RetryPolicy, Snooze, task
-from sa_jobqueue.grants import Can, grant_statements
+from sa_jobqueue.migrations.grants import Can, grant_statements
 from tests.faults.clock import ServerClock
 from tests.support import pooler
 from tests.support.commands import Command, start_command

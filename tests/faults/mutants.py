@@ -15,16 +15,20 @@ from typing import Any
 
 from sqlalchemy import Connection, Text, cast, func, select, text, update
 
-from sa_jobqueue import lifecycle
-from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.lifecycle import Change, Event
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.models import Job
-from sa_jobqueue.schedules import due_ticks
-from sa_jobqueue.statements.claim import ClaimRequest, new_token
-from sa_jobqueue.store import Answer, Renewal, default_store, schedules
+from sa_jobqueue.rules import lifecycle
+from sa_jobqueue.rules.lifecycle import Change, Event
+from sa_jobqueue.rules.schedules import due_ticks
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.claims import ClaimRequest, new_token
+from sa_jobqueue.sql.leases import Renewal
+from sa_jobqueue.sql.schedules import due as schedules
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.worker.claiming import fetch
-from sa_jobqueue.worker.running import libpq, verdict
-from sa_jobqueue.worker.running.ending import LOST, Written
+from sa_jobqueue.worker.running import transaction as libpq
+from sa_jobqueue.worker.running import verdict
+from sa_jobqueue.worker.running.attempt_end import LOST, Written
 from sa_jobqueue.worker.running.transaction import HandlerTransaction
 from tests.faults.workload import registry
 

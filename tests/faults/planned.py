@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from sa_jobqueue import Workflow
-from sa_jobqueue.tasks import AnyTask
+from sa_jobqueue.tasks.tasks import AnyTask
 from sa_jobqueue.workflows import Node
 from tests.faults import workload
 from tests.faults.workflows import expected

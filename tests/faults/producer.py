@@ -16,8 +16,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Unique, Workflow
-from sa_jobqueue.tasks import AnyTask
-from sa_jobqueue.unique import Scope
+from sa_jobqueue.tasks.options import Scope
+from sa_jobqueue.tasks.tasks import AnyTask
 from tests.faults.planned import Plan, draw
 from tests.faults.workload import LONGEST, MIX, Fate, job
 

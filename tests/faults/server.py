@@ -30,9 +30,8 @@ import psutil
 import psycopg
 
 from sa_jobqueue.embedded import EmbeddedServer
-from sa_jobqueue.embedded.account import account_of, make_folder
-from sa_jobqueue.embedded.cluster import prepare
-from sa_jobqueue.embedded.wheel import programs_of
+from sa_jobqueue.embedded.processes import account_of, make_folder, programs_of
+from sa_jobqueue.embedded.server import prepare
 from tests.support import keeper
 from tests.support.waiting import wait_until
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import lifecycle
+from sa_jobqueue.rules import lifecycle
 from tests.faults import audited_workflows as rules
 from tests.faults import mutants, workflow_mutants, workload
 from tests.faults.auditor import audit

@@ -28,9 +28,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, TaskName, Workflow
-from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.lifecycle import Change, Rules, decide
-from sa_jobqueue.outcomes import Completed, Discard, ErrorEntry, Outcome, Released, Rescued, Retry
+from sa_jobqueue.arguments.context import ClaimedJob
+from sa_jobqueue.rules.lifecycle import Change, Rules, decide
+from sa_jobqueue.rules.outcomes import Completed, Discard, ErrorEntry, Outcome, Released, Rescued, Retry
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import (
     cancel_jobs,
     cancel_workflows,
@@ -40,7 +43,6 @@ from sa_jobqueue.statements import (
     retry_jobs,
     retry_workflow,
 )
-from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from sa_jobqueue.workflows import Node
 
 __all__ = ["Stress", "expected"]

@@ -38,7 +38,7 @@ from sa_jobqueue import (
     every,
     task,
 )
-from sa_jobqueue.tasks import AnyTask
+from sa_jobqueue.tasks.tasks import AnyTask
 
 FOLDER = "SA_FAULTS_FOLDER"
 """The environment variable that says where the handlers' files are."""

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
 from sa_jobqueue import JobStatus, explain_job, wait_for
-from sa_jobqueue.grants import Can, grant_statements
+from sa_jobqueue.migrations.grants import Can, grant_statements
 from tests.support import pooler
 from tests.support.archiving import archived_job, move
 from tests.support.awaiting import PATIENCE, TOLD, awaited, running, waiting_over
@@ -118,8 +118,8 @@ def test_the_end_of_an_archived_job_is_an_answer(engine: Engine, url: str, drive
 
 def test_a_job_that_is_moved_during_the_wait_is_found(engine: Engine, threads: ThreadPoolExecutor) -> None:
     """Its end and its move are one transaction: no look has seen it as ended in its table."""
-    from sa_jobqueue.outcomes import Discard
-    from sa_jobqueue.store import default_store
+    from sa_jobqueue.rules.outcomes import Discard
+    from sa_jobqueue.sql.store import default_store
 
     archived_job(engine)
     id = running(engine)

@@ -9,18 +9,7 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import (
-    Batch,
-    Discard,
-    Failed,
-    Job,
-    JobContext,
-    JobStatus,
-    Registry,
-    RetryPolicy,
-    Workflow,
-    task,
-)
+from sa_jobqueue import Batch, Discard, Failed, Job, JobContext, JobStatus, Registry, RetryPolicy, Workflow, task
 from sa_jobqueue.models import WorkflowRow
 from tests.support.waiting import wait_until
 from tests.support.working import drain, job_of, working

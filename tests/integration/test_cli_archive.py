@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, func, insert, text
 
 from sa_jobqueue.models import LogPart, Progress
-from sa_jobqueue.store import default_store
+from sa_jobqueue.sql.store import default_store
 from tests.support.cli import as_json, invoke, output
 from tests.support.factory import make_job
 from tests.support.ills import look

@@ -13,9 +13,8 @@ from sqlalchemy import Engine, func, insert, make_url, select
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job
-from sa_jobqueue.bench.place import SCHEMA, place
-from sa_jobqueue.bench.processes import Ready, processes
-from sa_jobqueue.urls import database_url as as_url
+from sa_jobqueue.trials.bench.processes import SCHEMA, Ready, place, processes
+from sa_jobqueue.util.urls import database_url as as_url
 from tests.support import pooler
 from tests.support.cli import as_json, output, refused
 from tests.support.commands import alive, start_command

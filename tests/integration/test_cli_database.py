@@ -13,7 +13,7 @@ import pytest
 import typer
 from sqlalchemy import Engine, make_url, text
 
-from sa_jobqueue.cli.messages import plain_errors
+from sa_jobqueue.cli.output import plain_errors
 from tests.support import pooler
 from tests.support.cli import invoke, notes, refused
 from tests.support.commands import run_command

@@ -23,7 +23,7 @@ from sa_jobqueue.cli import output as printing
 from sa_jobqueue.cli.filters import Filters
 from sa_jobqueue.models import LogPart, Progress, Schedule, WorkerRow
 from sa_jobqueue.statements import pause, set_limit
-from sa_jobqueue.tasks import TaskName
+from sa_jobqueue.tasks.registry import TaskName
 from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.commands import CLI, environment, in_terminal
 from tests.support.factory import make_job, row

@@ -11,9 +11,8 @@ from rich.console import Console
 from sqlalchemy import Engine, text
 
 from sa_jobqueue.cli import output as printing
-from sa_jobqueue.histogram import BUCKETS
-from sa_jobqueue.store import default_store as store
-from sa_jobqueue.tally import TaskTally
+from sa_jobqueue.rules.tally import BUCKETS, TaskTally
+from sa_jobqueue.sql.store import default_store as store
 from tests.support.cli import as_json, invoke, notes, output, refused
 
 WORKER = uuid.UUID(int=1)

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Engine
 
 from sa_jobqueue import Job, JobStatus
-from sa_jobqueue.cli.reload import watched_folders
+from sa_jobqueue.cli.supervise import watched_folders
 from tests.support.cli import invoke
 from tests.support.commands import Command, alive, start_command
 from tests.support.waiting import wait_until
@@ -150,7 +150,7 @@ def test_what_reload_needs_is_said(database_url: str, tmp_path: Path, monkeypatc
         return result.stderr
 
     assert "--drain ends when no job is due, and --reload does not end" in refused("--drain")
-    monkeypatch.setattr("sa_jobqueue.cli.reload.watched_folders", lambda names: [tmp_path / "gone"])
+    monkeypatch.setattr("sa_jobqueue.cli.supervise.watched_folders", lambda names: [tmp_path / "gone"])
     assert f"--reload: {tmp_path / 'gone'} cannot be watched: " in refused()
     monkeypatch.setitem(sys.modules, "watchfiles", None)
     assert 'needs watchfiles: install it with `python -m pip install "sa_jobqueue[reload]"`' in refused()

@@ -15,7 +15,8 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Schedule, TaskName, every
 from sa_jobqueue.enqueueing.backfill import plan_backfill
-from sa_jobqueue.store import Ticked, default_store
+from sa_jobqueue.sql.schedules.due import Ticked
+from sa_jobqueue.sql.store import default_store
 from tests.integration.test_cli_jobs import in_terminal
 from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.factory import TABLE, make_job

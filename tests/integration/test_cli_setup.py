@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr("sa_jobqueue.tasks.default_registry._tasks", {})
-    from sa_jobqueue.tasks import default_registry
+    from sa_jobqueue.tasks.registry import default_registry
 
     monkeypatch.setattr(default_registry, "get", default_registry._tasks.get)
     before = set(sys.modules)

@@ -16,12 +16,13 @@ from sa_jobqueue import Job, Registry, enqueue, every, task
 from sa_jobqueue.cli.config import Config
 from sa_jobqueue.cli.place import open_engine
 from sa_jobqueue.cli.top.controls import press
-from sa_jobqueue.cli.top.read import SHOWN, read_job, read_picture
+from sa_jobqueue.cli.top.read import read_job, read_picture
 from sa_jobqueue.cli.top.reader import Reader, Wanted
 from sa_jobqueue.cli.top.views import Stand
+from sa_jobqueue.health.one_job import SHOWN
 from sa_jobqueue.models import LimitRow, Schedule, WorkerRow
 from sa_jobqueue.statements import pause_workflows
-from sa_jobqueue.tasks import TaskName
+from sa_jobqueue.tasks.registry import TaskName
 from tests.support.cli import output, refused
 from tests.support.databases import connect
 from tests.support.factory import make_job, make_jobs, row

@@ -14,10 +14,12 @@ from sqlalchemy.exc import DataError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.schema import CreateSchema
 
-from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.models import SCHEMA
-from sa_jobqueue.store import Answer, ClaimRequest, default_store
-from sa_jobqueue.store.compiled import Compiled
+from sa_jobqueue.arguments.context import ClaimedJob
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.sql.tables import Compiled
+from sa_jobqueue.util.schema import SCHEMA
 from tests.support import pooler
 from tests.support.databases import driver_url
 from tests.support.factory import completed, make_job, statuses

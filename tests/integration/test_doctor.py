@@ -20,7 +20,7 @@ from sa_jobqueue.doctor.checks import connection as checking
 from sa_jobqueue.doctor.finding import found, worst
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations import runner, upgrade_database
-from sa_jobqueue.tasks import TaskName
+from sa_jobqueue.tasks.registry import TaskName
 from tests.support import ills, pooler
 from tests.support.databases import connect, driver_url
 from tests.support.ills import look

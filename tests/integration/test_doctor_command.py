@@ -12,7 +12,7 @@ from sqlalchemy import Engine, delete, func, insert, make_url, update
 
 from sa_jobqueue import Job, Registry
 from sa_jobqueue.doctor import CHECKS
-from sa_jobqueue.doctor.checklist import ITEMS
+from sa_jobqueue.doctor.examine import ITEMS
 from sa_jobqueue.models import WorkerRow
 from tests.support import ills, pooler
 from tests.support.cli import as_json, invoke, refused

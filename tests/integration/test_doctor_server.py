@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import NullPool, create_engine
 
 from sa_jobqueue.doctor import Finding, Thresholds
-from sa_jobqueue.embedded.wheel import programs_of
+from sa_jobqueue.embedded.processes import programs_of
 from sa_jobqueue.errors import JobQueueError
-from sa_jobqueue.grants import Can, grant_statements
-from sa_jobqueue.health import read_health, read_holders
+from sa_jobqueue.health.read import read_health, read_holders
 from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.migrations.grants import Can, grant_statements
 from tests.faults.server import Guard, Server
 from tests.support.commands import ROOT
 from tests.support.folders import make_server_folder

@@ -21,7 +21,8 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from sa_jobqueue.embedded import EmbeddedServer, default_directory, embedded_url, waiting
+from sa_jobqueue.embedded import EmbeddedServer, default_directory, embedded_url
+from sa_jobqueue.embedded import processes as waiting
 from sa_jobqueue.embedded.processes import drop_misleading_pid_files
 from sa_jobqueue.errors import EmbeddedUnavailable
 from tests.support.commands import start_command

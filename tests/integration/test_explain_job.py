@@ -12,25 +12,10 @@ from sqlalchemy import Engine, event, func, insert
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from sa_jobqueue import (
-    Cancel,
-    Job,
-    JobStatus,
-    Registry,
-    TaskName,
-    Unique,
-    Workflow,
-    enqueue,
-    explain_job,
-    task,
-)
+from sa_jobqueue import Cancel, Job, JobStatus, Registry, TaskName, Unique, Workflow, enqueue, explain_job, task
 from sa_jobqueue.models import WorkerRow
-from sa_jobqueue.reasons import KINDS, What
-from sa_jobqueue.statements import (
-    cancel_jobs,
-    cancel_workflows,
-    pause,
-)
+from sa_jobqueue.rules.reasons import KINDS, What
+from sa_jobqueue.statements import cancel_jobs, cancel_workflows, pause
 from tests.support.explaining import a_worker, serving, whats, why
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until

@@ -23,12 +23,7 @@ from sa_jobqueue import (
     explain_job,
     task,
 )
-from sa_jobqueue.statements import (
-    pause,
-    pause_workflows,
-    retry_jobs,
-    set_limit,
-)
+from sa_jobqueue.statements import pause, pause_workflows, retry_jobs, set_limit
 from tests.support.explaining import a_worker, serving, skipped, whats, why
 from tests.support.factory import make_job
 from tests.support.waiting import wait_until

@@ -37,9 +37,13 @@ from sa_jobqueue import (
     task,
 )
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.migrations.grants import Can, grant_statements
 from sa_jobqueue.models import LimitRow, LimitState, WorkerRow
+from sa_jobqueue.sql.limits.declared import limits_definition
+from sa_jobqueue.sql.schedules.declared import pause_undeclared
+from sa_jobqueue.sql.schedules.due import pause_failing
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import (
     cancel_jobs,
     cancel_workflows,
@@ -58,10 +62,7 @@ from sa_jobqueue.statements import (
     retry_workflow,
     set_limit,
 )
-from sa_jobqueue.statements.declared import pause_undeclared
-from sa_jobqueue.statements.schedules import pause_failing
-from sa_jobqueue.store import default_store, limits_definition
-from sa_jobqueue.tasks import TaskName
+from sa_jobqueue.tasks.registry import TaskName
 from tests.support import orders, pooler
 from tests.support.cli import as_json, invoke, output, refused
 from tests.support.databases import connect, driver_url

@@ -10,8 +10,7 @@ import pytest
 from sqlalchemy import Engine
 
 from sa_jobqueue import Registry, enqueue, remove_middleware, task
-from sa_jobqueue.job_fields import add_job_fields, add_source, are_added, remove_source
-from sa_jobqueue.middleware import installed
+from sa_jobqueue.tasks.middleware import add_job_fields, add_source, are_added, installed, remove_source
 from tests.support import surrounded
 from tests.support.commands import run_command
 from tests.support.working import add, add_one, drain

@@ -18,14 +18,14 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from sa_jobqueue import Registry, Worker, enqueue, task
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.metrics import QueueCollector, WorkerCollector, metrics_app, metrics_wsgi_app, parts
-from sa_jobqueue.metrics.families import Families
 from sa_jobqueue.metrics.names import DATABASE, METRICS, WORKER, Metric
+from sa_jobqueue.metrics.parts import Families
+from sa_jobqueue.migrations.grants import Can, grant_statements
 from sa_jobqueue.models import WorkerRow
-from sa_jobqueue.outcomes import Completed
+from sa_jobqueue.rules.outcomes import Completed
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import cancel_workflows, pause_workflows
-from sa_jobqueue.store import default_store
 from tests.support import pooler
 from tests.support.databases import Databases, connect
 from tests.support.factory import make_job, make_jobs

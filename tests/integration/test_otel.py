@@ -40,13 +40,11 @@ from sa_jobqueue import (
     task,
 )
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.job_fields import add_job_fields
-from sa_jobqueue.lifecycle import Event
-from sa_jobqueue.middleware import installed
 from sa_jobqueue.otel import SaJobqueueInstrumentor
-from sa_jobqueue.worker import totals
-from sa_jobqueue.worker.tally import Tally
-from sa_jobqueue.worker.totals import add_to_totals
+from sa_jobqueue.rules.lifecycle import Event
+from sa_jobqueue.tasks.middleware import add_job_fields, installed
+from sa_jobqueue.worker import tally as totals
+from sa_jobqueue.worker.tally import Tally, add_to_totals
 from tests.support.working import add_one, drain, job_of
 
 SOON = RetryPolicy(base=0.0, jitter=0)

@@ -13,17 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from sqlalchemy.orm import Session
 
 import sa_jobqueue
-from sa_jobqueue import (
-    Batch,
-    JobStatus,
-    Unique,
-    Workflow,
-    companions_of,
-    enqueue_many,
-    enqueue_select,
-    every,
-    wait_for,
-)
+from sa_jobqueue import Batch, JobStatus, Unique, Workflow, companions_of, enqueue_many, enqueue_select, every, wait_for
 from sa_jobqueue.errors import OptionError, WorkflowError
 from sa_jobqueue.migrations import OwnTable, upgrade_database
 from sa_jobqueue.statements import (

@@ -13,8 +13,8 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import JobStatus, Unique, enqueue_many, enqueue_select, explain_job
-from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import OwnTable
+from sa_jobqueue.migrations.grants import Can, grant_statements
 from sa_jobqueue.statements import cancel_jobs
 from tests.support.archiving import move
 from tests.support.own_jobs import SCHEMA, Base, Job, Note, Tenant, enqueue, registry, write_note

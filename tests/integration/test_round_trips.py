@@ -20,11 +20,12 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, enqueue, enqueue_many, task
-from sa_jobqueue.store import default_store
-from sa_jobqueue.worker.claiming import gates, overlooked
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.worker.claiming import demand as gates
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.claiming.demand import Demand
-from sa_jobqueue.worker.claiming.drain import ExpiredJobs
+from sa_jobqueue.worker.claiming.poison import isolate as overlooked
+from sa_jobqueue.worker.claiming.shortage import ExpiredJobs
 from sa_jobqueue.worker.claiming.workflows import MovingWorkflows
 from sa_jobqueue.worker.running.writer import OutcomeWriter
 from tests.benchmarks import __main__ as benchmarks

@@ -57,8 +57,8 @@ from sa_jobqueue import (
     task,
 )
 from sa_jobqueue.errors import OptionError, PayloadError, SubjectError
+from sa_jobqueue.models.relationship import subject_of_rows
 from sa_jobqueue.statements import cancel_jobs, retry_jobs, run_schedules
-from sa_jobqueue.subjects import subject_of_rows
 from sa_jobqueue.testing import assert_enqueued, assert_not_enqueued
 from tests.support.working import drain
 

@@ -21,11 +21,12 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobContext, JobEnd, JobStatus, Registry, enqueue, task, wait_for
 from sa_jobqueue.errors import WaitTimeout
-from sa_jobqueue.lifecycle import DEADLINE_OVER
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.outcomes import Discard, ErrorEntry, Snooze
+from sa_jobqueue.rules.lifecycle import DEADLINE_OVER
+from sa_jobqueue.rules.outcomes import Discard, ErrorEntry, Snooze
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, release_jobs
-from sa_jobqueue.store import ClaimRequest, default_store
 from sa_jobqueue.waiting import subscription
 from tests.support import pooler
 from tests.support.awaiting import PATIENCE, TOLD, awaited, backends, running, waiting_over

@@ -15,9 +15,10 @@ from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue import Registry, enqueue, task, wait_for
 from sa_jobqueue.errors import ResultError
-from sa_jobqueue.grants import Can, grant_statements
-from sa_jobqueue.store import default_store
-from sa_jobqueue.waiting import subscription, wait
+from sa_jobqueue.migrations.grants import Can, grant_statements
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.waiting import listener as wait
+from sa_jobqueue.waiting import subscription
 from tests.support import pooler
 from tests.support.awaiting import PATIENCE, TOLD, awaited, running, waiting_over
 from tests.support.commands import CLI, environment

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import ArchivedJob, Job, Registry, Worker, companions_of, enqueue, task
 from sa_jobqueue.errors import ConfigurationError, TaskError
 from sa_jobqueue.models import ArchivedTask
-from sa_jobqueue.store import default_store
+from sa_jobqueue.sql.store import default_store
 from tests.support import own_jobs
 from tests.support.commands import ROOT
 from tests.support.factory import make_jobs, refer, users_table

@@ -13,8 +13,9 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, Registry, RetryPolicy, enqueue, task
-from sa_jobqueue.lifecycle import FINISHED
-from sa_jobqueue.store import ClaimRequest, default_store
+from sa_jobqueue.rules.lifecycle import FINISHED
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.worker import watchdog
 from sa_jobqueue.worker.running import timeouts
 from tests.support.waiting import PATIENCE, wait_until

@@ -18,10 +18,10 @@ from sqlalchemy import Engine, create_engine, select, text, update
 
 from sa_jobqueue import Job, JobStatus, enqueue
 from sa_jobqueue.errors import ResultError
-from sa_jobqueue.lifecycle import FINISHED
+from sa_jobqueue.rules.lifecycle import FINISHED
 from sa_jobqueue.statements import job_logs
 from sa_jobqueue.worker.children import child as child_module
-from sa_jobqueue.worker.children.pool import Children
+from sa_jobqueue.worker.children.runner import Children
 from tests.support import heavy, pooler
 from tests.support.databases import Databases
 from tests.support.nightly import nightly_sets

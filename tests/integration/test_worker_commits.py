@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Engine, create_engine, event, text, update
 from sqlalchemy.orm import Session, sessionmaker
 
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, RetryPolicy, enqueue, task
-from sa_jobqueue.grants import Can, grant_statements
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.worker.running import libpq
+from sa_jobqueue.migrations.grants import Can, grant_statements
+from sa_jobqueue.worker.running import transaction as libpq
 from tests.support.databases import connect, cut_line, driver_url
 from tests.support.working import add, add_one, drain, job_of
 

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, task
-from sa_jobqueue.store import default_store
+from sa_jobqueue.sql.store import default_store
 from tests.support.waiting import wait_until
 from tests.support.working import drain, job_of, long_healthy, services_of, worker_for, working
 
@@ -77,7 +77,7 @@ def test_draining_does_not_wait_for_what_is_not_rescued_soon(
     async def runs() -> None: ...
 
     if lost == "and cannot be rescued":  # it began that long ago
-        monkeypatch.setattr("sa_jobqueue.worker.claiming.drain._RESCUED_BY", 0.0)
+        monkeypatch.setattr("sa_jobqueue.worker.claiming.shortage._RESCUED_BY", 0.0)
     queue = "other" if lost == "in another queue" else "default"
     id = lose(engine, enqueue(runs.options(queue=queue)), lease="-1 hour" if lost == "not yet" else "1 hour")
     drained = asyncio.wait_for(
@@ -109,7 +109,7 @@ def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
             said.set()
         return found
 
-    monkeypatch.setattr("sa_jobqueue.worker.claiming.polling._FIRST_WAIT", 60.0)
+    monkeypatch.setattr("sa_jobqueue.worker.claiming.demand._FIRST_WAIT", 60.0)
     monkeypatch.setattr(default_store, "claim", claim_before_it_is_there)
     with working(url, registry, listen=False, poll=60.0) as worker:
         looks = services_of(worker).claimer._demand.timers

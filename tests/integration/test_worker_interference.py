@@ -21,15 +21,16 @@ from sqlalchemy import Connection, Engine, func, insert, text
 
 from sa_jobqueue import Job, JobStatus, Registry, enqueue, enqueue_many, task
 from sa_jobqueue.errors import ConfigurationError, WorkerBroken
-from sa_jobqueue.lifecycle import Change
 from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.rules.lifecycle import Change
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import release_jobs
-from sa_jobqueue.store import Answer, default_store
 from sa_jobqueue.worker import watchdog
+from sa_jobqueue.worker.process.inside import Ending
 from sa_jobqueue.worker.running.run import Run
 from sa_jobqueue.worker.running.runners import Runners
 from sa_jobqueue.worker.running.slots import Slots
-from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, terminate_others
 from tests.support.factory import make_job

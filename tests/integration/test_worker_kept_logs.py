@@ -17,7 +17,7 @@ from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, R
 from sa_jobqueue.errors import TaskError
 from sa_jobqueue.models import LogPart
 from sa_jobqueue.statements import job_logs
-from sa_jobqueue.worker.running.kept_log import MAX_LINE, MAX_LOG
+from sa_jobqueue.worker.running.notes import MAX_LINE, MAX_LOG
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, job_of, long_healthy, services_of, working
 

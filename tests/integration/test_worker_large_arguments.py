@@ -8,13 +8,9 @@ import pytest
 from sqlalchemy import Connection, Engine, delete, select, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import (
-    Job,
-    Registry,
-    enqueue,
-    task,
-)
-from sa_jobqueue.store import ClaimRequest, default_store
+from sa_jobqueue import Job, Registry, enqueue, task
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.worker.claiming import fetch
 from tests.support.factory import unfolding
 from tests.support.waiting import wait_until

@@ -29,10 +29,10 @@ from sa_jobqueue import (
     enqueue,
     task,
 )
+from sa_jobqueue.sql.admin import Locked
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import release_jobs
-from sa_jobqueue.statements.admin import Locked
-from sa_jobqueue.store import default_store
-from sa_jobqueue.worker.claiming import polling
+from sa_jobqueue.worker.claiming import demand as polling
 from tests.support import heavy, pooler
 from tests.support.databases import connect
 from tests.support.factory import TABLE, make_job, make_jobs

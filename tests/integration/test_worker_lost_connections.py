@@ -9,23 +9,11 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, delete, func, select, text
 from sqlalchemy.exc import OperationalError
 
-from sa_jobqueue import (
-    AsyncJobContext,
-    Job,
-    JobContext,
-    JobStatus,
-    Registry,
-    Retry,
-    RetryPolicy,
-    Snooze,
-    enqueue,
-    task,
-)
-from sa_jobqueue.store import Store, default_store
+from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, Retry, RetryPolicy, Snooze, enqueue, task
+from sa_jobqueue.sql.store import Store, default_store
 from sa_jobqueue.worker.connections.service import Connector
-from sa_jobqueue.worker.maintenance.renew import Renewal
-from sa_jobqueue.worker.maintenance.rescue import Rescue
-from sa_jobqueue.worker.running import libpq
+from sa_jobqueue.worker.maintenance.renew import Renewal, Rescue
+from sa_jobqueue.worker.running import transaction as libpq
 from sa_jobqueue.worker.running.run import Stop
 from tests.support import pooler
 from tests.support.databases import cut_line

@@ -34,8 +34,8 @@ from sa_jobqueue import (
     remove_middleware,
     task,
 )
-from sa_jobqueue.middleware import installed
-from sa_jobqueue.tasks import AnyTask
+from sa_jobqueue.tasks.middleware import installed
+from sa_jobqueue.tasks.tasks import AnyTask
 from tests.support import surrounded
 from tests.support.nightly import nightly
 from tests.support.waiting import PATIENCE, wait_until

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Engine
 
 from sa_jobqueue import Registry, enqueue, task
-from sa_jobqueue.metrics import snapshot
-from sa_jobqueue.metrics.probes import WorkerProbes
+from sa_jobqueue.metrics import sums as snapshot
+from sa_jobqueue.metrics.endpoint import WorkerProbes
 from tests.support.databases import Databases, connect
 from tests.support.waiting import wait_until
 from tests.support.working import add_one, services_of, working

@@ -14,7 +14,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, Retry, TaskName, enqueue, task
-from sa_jobqueue.grants import Can, grant_statements
+from sa_jobqueue.migrations.grants import Can, grant_statements
 from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.nightly import crossed

@@ -31,8 +31,8 @@ from sa_jobqueue import (
     remove_middleware,
     task,
 )
+from sa_jobqueue.arguments import loading
 from sa_jobqueue.errors import PayloadError
-from sa_jobqueue.objects import loading
 from tests.support import orders
 from tests.support.orders import Article, Base, Document, Invoice, Letter, Line, Order, Parcel, Stock
 from tests.support.working import add, add_one, drain, job_of, worker_for

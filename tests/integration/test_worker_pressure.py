@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine, select, text
 
 from sa_jobqueue import AsyncJobContext, Registry, enqueue, task
 from sa_jobqueue.models import WorkerRow
-from sa_jobqueue.store import Pressure, read_pressure
+from sa_jobqueue.sql.workers import Pressure, read_pressure
 from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.waiting import wait_until, wait_until_async

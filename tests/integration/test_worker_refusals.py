@@ -15,7 +15,8 @@ from sqlalchemy import Connection, Engine, func, insert, select, text
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue import JobStatus, Registry, task
-from sa_jobqueue.store import Fault, default_store, fault_of
+from sa_jobqueue.sql.claims import Fault, fault_of
+from sa_jobqueue.sql.store import default_store
 from tests.support import pooler
 from tests.support.factory import TABLE, make_job, make_jobs
 from tests.support.nightly import nightly_sets

@@ -15,7 +15,7 @@ from psycopg import sql
 from sqlalchemy import Engine, text
 
 from sa_jobqueue import JobStatus, Registry, enqueue, task
-from sa_jobqueue.worker.maintenance.rescue import Rescue
+from sa_jobqueue.worker.maintenance.renew import Rescue
 from tests.support.databases import Databases, connect, terminate_others
 from tests.support.factory import make_job
 from tests.support.nightly import nightly

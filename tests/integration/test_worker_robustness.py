@@ -15,21 +15,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 from sqlalchemy.util import await_only
 
-from sa_jobqueue import (
-    AsyncJobContext,
-    Job,
-    JobContext,
-    JobStatus,
-    Registry,
-    RetryPolicy,
-    TaskName,
-    enqueue,
-    task,
-)
+from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, RetryPolicy, TaskName, enqueue, task
 from sa_jobqueue.errors import SessionUnavailable
-from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.migrations import downgrade_database, upgrade_database
-from sa_jobqueue.store import default_store
+from sa_jobqueue.rules.lifecycle import FINISHED
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.connections import listener
 from sa_jobqueue.worker.connections.service import Connector

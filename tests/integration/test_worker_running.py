@@ -30,11 +30,11 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.errors import AutocommitError, ConfigurationError, DatabaseUnavailable, SchemaError
 from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.sql.store import Store
 from sa_jobqueue.statements import cancel_jobs, release_jobs
-from sa_jobqueue.store import Store
+from sa_jobqueue.worker.process.inside import Ending
 from sa_jobqueue.worker.running.run import Run, Stop
 from sa_jobqueue.worker.running.slots import Slots
-from sa_jobqueue.worker.worker import Ending
 from tests.support import pooler
 from tests.support.databases import connect, driver_url, terminate_others
 from tests.support.waiting import wait_until, wait_until_async
@@ -212,7 +212,7 @@ def test_a_cancel_is_told_to_the_worker_or_asked_for(
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch, listen: bool
 ) -> None:
     """If the worker listens, it is told at the commit; here it does not ask by itself. If it cannot listen, it asks every second."""
-    monkeypatch.setattr("sa_jobqueue.worker.maintenance.cancels._SELDOM", 1_000.0)
+    monkeypatch.setattr("sa_jobqueue.worker.maintenance.timeouts._SELDOM", 1_000.0)
     if listen:
         pooler.skip_where_deaf(url)
     started, told = threading.Event(), threading.Event()
@@ -239,7 +239,7 @@ def test_a_cancel_that_is_told_while_long_arguments_are_fetched_reaches_the_hand
     engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job is claimed, but is not here yet when the cancel is told; and the worker does not ask by itself here."""
-    monkeypatch.setattr("sa_jobqueue.worker.maintenance.cancels._SELDOM", 1_000.0)
+    monkeypatch.setattr("sa_jobqueue.worker.maintenance.timeouts._SELDOM", 1_000.0)
     pooler.skip_where_deaf(url)
     fetch, begun, go_on = Store.fetch_args, threading.Event(), threading.Event()
 

@@ -14,8 +14,8 @@ from sqlalchemy import Engine, NullPool, create_engine, func, select, text, upda
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, Schedule, enqueue, every, task
+from sa_jobqueue.sql.waking import SCHEDULES_CHANGED
 from sa_jobqueue.statements import cancel_jobs
-from sa_jobqueue.statements.waking import SCHEDULES_CHANGED
 from sa_jobqueue.worker.connections.service import Connector
 from sa_jobqueue.worker.maintenance import schedules
 from sa_jobqueue.worker.maintenance.chore import Turn

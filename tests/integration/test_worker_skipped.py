@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from sa_jobqueue.store import is_limits_changed
-from sa_jobqueue.worker.claiming.bisection import BisectingClaims
+from sa_jobqueue.sql.claims import is_limits_changed
 from sa_jobqueue.worker.claiming.limited import LimitedQueues
-from sa_jobqueue.worker.claiming.skipped import SkippedJobs
-from sa_jobqueue.worker.connections.deadline import Deadline
+from sa_jobqueue.worker.claiming.poison.bisection import BisectingClaims
+from sa_jobqueue.worker.claiming.poison.skipped import SkippedJobs
+from sa_jobqueue.worker.connections.pool import Deadline
 from sa_jobqueue.worker.connections.service import Connector
 from tests.support.factory import wait_until_blocked_by
 from tests.support.limits import Claimant, fill, limit

@@ -12,11 +12,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from sa_jobqueue import Cancel, Discard, Job, JobContext, Registry, Snooze, TaskName, enqueue, task
-from sa_jobqueue.lifecycle import Event
+from sa_jobqueue.rules.lifecycle import Event
+from sa_jobqueue.sql.readings.stats import sum_stats
+from sa_jobqueue.sql.store import Store
 from sa_jobqueue.statements import cancel_jobs
-from sa_jobqueue.statements.stats import sum_stats
-from sa_jobqueue.store import Store
-from sa_jobqueue.worker.maintenance import stats
+from sa_jobqueue.worker.maintenance import notes as stats
 from sa_jobqueue.worker.maintenance.presence import Presence
 from tests.support.waiting import wait_until
 from tests.support.working import add, drain, job_of, services_of, worker_for, working

@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobContext, Registry, RetryPolicy, Unique, enqueue, enqueue_many, task
 from sa_jobqueue.errors import OptionError
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import UniqueKey
+from sa_jobqueue.rules.lifecycle import JobStatus
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import retry_jobs
-from sa_jobqueue.store import default_store
 from sa_jobqueue.worker.running import timeouts
 from tests.support.nightly import crossed
 from tests.support.waiting import wait_until

@@ -12,12 +12,12 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, RetryPolicy, enqueue, task
-from sa_jobqueue.lifecycle import FINISHED
-from sa_jobqueue.outcomes import Outcome
+from sa_jobqueue.rules.lifecycle import FINISHED
+from sa_jobqueue.rules.outcomes import Outcome
 from sa_jobqueue.worker import watchdog
-from sa_jobqueue.worker.process.exit_codes import Ending
+from sa_jobqueue.worker.process.inside import Ending
 from sa_jobqueue.worker.running import timeouts
-from sa_jobqueue.worker.running.ending import Lost
+from sa_jobqueue.worker.running.attempt_end import Lost
 from sa_jobqueue.worker.running.executor import Executor
 from sa_jobqueue.worker.running.run import Run
 from tests.support.waiting import PATIENCE, wait_until

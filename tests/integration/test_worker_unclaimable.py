@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, func, insert, select, text
 
 from sa_jobqueue import JobStatus, Registry, Retry, task
-from sa_jobqueue.worker.claiming import skipped
+from sa_jobqueue.worker.claiming.poison import skipped
 from sa_jobqueue.worker.connections.service import APPLICATION
 from tests.support.factory import TABLE, make_job, make_jobs
 from tests.support.nightly import crossed

@@ -18,13 +18,7 @@ from sqlalchemy import Column, Engine, ForeignKey, ForeignKeyConstraint, Integer
 import sa_jobqueue.models
 from sa_jobqueue import Job
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.migrations import (
-    CURRENT,
-    include_name,
-    include_object,
-    revision_source,
-    upgrade_database,
-)
+from sa_jobqueue.migrations import CURRENT, include_name, include_object, revision_source, upgrade_database
 from tests.migrations import catalog
 from tests.migrations.sample_app import shop
 from tests.support.nightly import nightly

@@ -19,8 +19,8 @@ from types import MappingProxyType, SimpleNamespace
 import pytest
 from sqlalchemy import Engine, func, insert, select, text
 
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.migrations import CURRENT, VERSIONS, current_version, steps, upgrade_database
+from sa_jobqueue.rules.lifecycle import JobStatus
 from tests.support.cli import invoke, refused
 from tests.support.commands import PACKAGE, ROOT, Command, start_command
 from tests.support.factory import TABLE

@@ -20,13 +20,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import migrations
 from sa_jobqueue.errors import ConfigurationError, JobQueueError, SchemaError
-from sa_jobqueue.migrations import (
-    CURRENT,
-    check_schema,
-    current_version,
-    downgrade_database,
-    upgrade_database,
-)
+from sa_jobqueue.migrations import CURRENT, check_schema, current_version, downgrade_database, upgrade_database
 from sa_jobqueue.models import Job, schema_function
 from tests.migrations import catalog
 from tests.support.databases import driver_url

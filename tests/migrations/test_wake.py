@@ -13,11 +13,11 @@ from sqlalchemy import Engine, create_engine, select, text
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import Job
-from sa_jobqueue.schema import GATES
+from sa_jobqueue.rules.lifecycle import JobStatus
 from sa_jobqueue.statements import cancel_jobs
+from sa_jobqueue.util.schema import GATES
 from tests.support.databases import connect
 from tests.support.nightly import nightly
 from tests.support.waiting import PATIENCE

@@ -20,12 +20,16 @@ from sqlalchemy import Connection, Engine, Text, cast, delete, func, select, tex
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import TaskName, Unique, enqueue
-from sa_jobqueue.failures import MAX_ERRORS
-from sa_jobqueue.lifecycle import FINISHED, Change, Claim, JobStatus, Rules, decide, extra, not_started
 from sa_jobqueue.models import Job, UniqueKey
-from sa_jobqueue.outcomes import NotStarted, Outcome
+from sa_jobqueue.rules.failures import MAX_ERRORS
+from sa_jobqueue.rules.lifecycle import FINISHED, Change, Claim, JobStatus, Rules, decide, extra, not_started
+from sa_jobqueue.rules.outcomes import NotStarted, Outcome
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.leases import Expired
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.sql.unique import started_keys
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, prune_jobs, release_jobs, retry_jobs
-from sa_jobqueue.store import Answer, ClaimRequest, Expired, default_store, started_keys
 from tests.support.factory import TABLE, make_job
 from tests.support.model import ModelJob
 from tests.support.outcomes import all_rules, plain_outcomes, rescues

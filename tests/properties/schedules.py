@@ -18,10 +18,11 @@ from sqlalchemy import ColumnElement, Connection, delete, func, select, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Schedule, TaskName, Unique, every
-from sa_jobqueue.lifecycle import FINISHED, JobStatus, Rules
-from sa_jobqueue.outcomes import Outcome
+from sa_jobqueue.rules.lifecycle import FINISHED, JobStatus, Rules
+from sa_jobqueue.rules.outcomes import Outcome
+from sa_jobqueue.sql.schedules.due import Ticked
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import pause_schedules, remove_schedules, resume_schedules, run_schedules
-from sa_jobqueue.store import Ticked, default_store
 from tests.properties.machine import LATER, QUEUES, QueueMachine, Tracked, kept, queues, uniques, which
 from tests.support.factory import TABLE
 from tests.support.model_schedule import ModelSchedule, Plan

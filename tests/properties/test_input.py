@@ -17,11 +17,12 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Cancel, Discard, Job, Registry, TaskName, enqueue, task
 from sa_jobqueue.errors import OptionError, PayloadError
-from sa_jobqueue.failures import MAX_MESSAGE, MAX_TRACEBACK, describe
-from sa_jobqueue.lifecycle import Claim, Rules, decide
-from sa_jobqueue.outcomes import Completed, Failed, Outcome, Rescued, Retry
+from sa_jobqueue.rules.failures import MAX_MESSAGE, MAX_TRACEBACK, describe
+from sa_jobqueue.rules.lifecycle import Claim, Rules, decide
+from sa_jobqueue.rules.outcomes import Completed, Failed, Outcome, Rescued, Retry
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import discard_jobs, insert_jobs
-from sa_jobqueue.store import Answer, default_store
 from tests.support.factory import make_job, row
 from tests.support.nightly import is_nightly
 

@@ -15,10 +15,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from sqlalchemy import Engine, event, text
 
 from sa_jobqueue import Unique
-from sa_jobqueue.lifecycle import Rules
-from sa_jobqueue.outcomes import Completed, Discard, Outcome, Rescued, Retry, Snooze
-from sa_jobqueue.schedules import due_ticks
-from sa_jobqueue.store import schedules
+from sa_jobqueue.rules.lifecycle import Rules
+from sa_jobqueue.rules.outcomes import Completed, Discard, Outcome, Rescued, Retry, Snooze
+from sa_jobqueue.rules.schedules import due_ticks
+from sa_jobqueue.sql.schedules import due as schedules
 from tests.properties.schedules import ScheduleMachine
 from tests.support.nightly import is_nightly, nightly
 from tests.support.outcomes import ENTRY
@@ -287,7 +287,7 @@ def ticks_by(**changed: Any) -> dict[str, Any]:
     def broken(*given: Any, **options: Any) -> Any:
         return due_ticks(*given, **{**options, **changed})
 
-    return {"sa_jobqueue.store.schedules.due_ticks": broken}
+    return {"sa_jobqueue.sql.schedules.due.due_ticks": broken}
 
 
 def steps_by(**changed: Any) -> dict[str, Any]:
@@ -295,7 +295,7 @@ def steps_by(**changed: Any) -> dict[str, Any]:
         return step(look, **{**options, **changed})
 
     step = schedules._step
-    return {"sa_jobqueue.store.schedules._step": broken}
+    return {"sa_jobqueue.sql.schedules.due._step": broken}
 
 
 #: What is replaced, and where that shows.
@@ -303,7 +303,7 @@ BROKEN: dict[str, tuple[dict[str, Any], tuple[Step, ...]]] = {
     "ticks that are too old are caught up": (ticks_by(catch_up=None), (schedule(catch_up=timedelta(hours=1.5)), tick(3))),
     "each missed tick has a job": (ticks_by(missed="all"), (schedule(), tick(3))),
     "missed ticks have one job": (ticks_by(missed="once"), (schedule(missed="all"), tick(3))),
-    "a missed tick has a job": ({"sa_jobqueue.schedules.due.ON_TIME": timedelta(days=1)}, (schedule(missed="skip"), tick(1.5))),
+    "a missed tick has a job": ({"sa_jobqueue.rules.schedules.ON_TIME": timedelta(days=1)}, (schedule(missed="skip"), tick(1.5))),
     **{
         f"overlap={overlap!r} does not look at the job before": (
             steps_by(live=False), (schedule(overlap=overlap), tick(1, 1))

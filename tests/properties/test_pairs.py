@@ -20,11 +20,13 @@ from sqlalchemy import Connection, Engine, create_engine, delete, func, literal_
 from sqlalchemy.pool import NullPool
 
 from sa_jobqueue import TaskName
-from sa_jobqueue.lifecycle import Change, Rules, decide
 from sa_jobqueue.models import Job
-from sa_jobqueue.outcomes import Completed, ErrorEntry, Outcome, Rescued, Retry, Snooze
+from sa_jobqueue.rules.lifecycle import Change, Rules, decide
+from sa_jobqueue.rules.outcomes import Completed, ErrorEntry, Outcome, Rescued, Retry, Snooze
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, insert_jobs, release_jobs, retry_jobs
-from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from tests.support.factory import TABLE, make_job, seen
 from tests.support.nightly import is_nightly, nightly_sets
 from tests.support.waiting import wait_until

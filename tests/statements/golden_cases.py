@@ -17,13 +17,120 @@ from sqlalchemy import ClauseElement, DateTime, Integer, Text, column, select, t
 from sqlalchemy.dialects.postgresql import psycopg
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
+from sa_jobqueue.arguments.subjects import Subject
 from sa_jobqueue.enqueueing.select import enqueue_select
-from sa_jobqueue.lifecycle import Change, Event, JobStatus
-from sa_jobqueue.limits import Limits, Rate
 from sa_jobqueue.models import Job, JobMixin, Schedule, WorkerRow
-from sa_jobqueue.objects import Subject
-from sa_jobqueue.options import Call
-from sa_jobqueue.outcomes import ErrorEntry
+from sa_jobqueue.models.relationship import jobs_relationship
+from sa_jobqueue.rules.lifecycle import Change, Event, JobStatus
+from sa_jobqueue.rules.limits import Limits, Rate
+from sa_jobqueue.rules.outcomes import ErrorEntry
+from sa_jobqueue.rules.tally import TaskTally
+from sa_jobqueue.sql.admin import held_by
+from sa_jobqueue.sql.apply import written_before
+from sa_jobqueue.sql.archive import declare_archived, drop_archive_month, make_months_ahead
+from sa_jobqueue.sql.archived import archive_parts, archived_ends, archived_facts, is_archive_locked
+from sa_jobqueue.sql.claims import claim_listed, due_jobs, fetch_args, lock_listed
+from sa_jobqueue.sql.complete import complete_job, complete_jobs, delete_completed
+from sa_jobqueue.sql.expiry import end_expired, end_overdue, forget_expiry
+from sa_jobqueue.sql.leases import attest_uptime, cancel_requests
+from sa_jobqueue.sql.limits.claims import permits_freed
+from sa_jobqueue.sql.limits.declared import (
+    change_declared_limit,
+    declare_new_limit,
+    declared_limits,
+    drop_undeclared_limits,
+    lock_declared_limit,
+    say_declared_limits,
+)
+from sa_jobqueue.sql.limits.state import FIRST_STATE, block, forget_states, limit_queues
+from sa_jobqueue.sql.limits.use import (
+    count_states,
+    due_of_queues,
+    full_rates,
+    limits_said,
+    paused_keys,
+    ready_keys,
+    ready_of_keys,
+    running_of_keys,
+    running_of_tasks,
+    stuck_permits,
+)
+from sa_jobqueue.sql.notes import drop_old_logs, drop_stray_logs, drop_stray_progress, write_logs, write_progress
+from sa_jobqueue.sql.parts import complete_arguments
+from sa_jobqueue.sql.prune import first_over, make_months_of_page, move_page, move_this, postpone_purge, prune_page
+from sa_jobqueue.sql.readings.depths import (
+    arrivals,
+    count_by_queue,
+    count_expired,
+    due_queues,
+    list_workers,
+    purge_overdue,
+    queue_depths,
+    queued_tasks,
+    running_jobs,
+    schedule_lag,
+)
+from sa_jobqueue.sql.readings.job_facts import job_facts
+from sa_jobqueue.sql.readings.stats import add_stats, drop_old_stats, roll_up_stats, sum_stats, written_stats
+from sa_jobqueue.sql.schedules.admin import enqueued_ticks, lock_schedule
+from sa_jobqueue.sql.schedules.declared import (
+    declared_schedules,
+    lock_declared,
+    pause_undeclared,
+    resume_declared,
+    say_declared,
+)
+from sa_jobqueue.sql.schedules.due import (
+    MOVE,
+    due_schedules,
+    enqueue_ticks,
+    failing_schedules,
+    live_jobs,
+    move_schedules,
+    next_look,
+    pause_failing,
+    set_aside,
+)
+from sa_jobqueue.sql.tables import Tables
+from sa_jobqueue.sql.unique import find_stray_keys
+from sa_jobqueue.sql.waking import (
+    channel_of,
+    drop_expired_waits,
+    end_waits,
+    ends_of,
+    open_end_gate,
+    open_gates,
+    wait_for_jobs,
+)
+from sa_jobqueue.sql.workers import (
+    database_pressure,
+    drain_workers,
+    enrol_worker,
+    forget_workers,
+    places_of,
+    remove_worker,
+)
+from sa_jobqueue.sql.workers import terminate_backend as end_backend
+from sa_jobqueue.sql.workflows.actions import advance_workflows, stray_workflows
+from sa_jobqueue.sql.workflows.healing import blocked_edges, heal_members, heal_workflows, stray_members
+from sa_jobqueue.sql.workflows.insert import MemberRows, add_members, inputs_of, insert_callbacks, page_of_inputs
+from sa_jobqueue.sql.workflows.pruning import (
+    forget_workflows,
+    make_months_of_members,
+    move_members,
+    postpone_workflow,
+    prune_members,
+    workflows_over,
+)
+from sa_jobqueue.sql.workflows.readings import (
+    count_some_members,
+    count_workflows,
+    paused_workflows,
+    workflow_callbacks,
+    workflow_counts,
+    workflow_graph,
+    workflows_behind,
+)
 from sa_jobqueue.statements import (
     apply_changes,
     cancel_jobs,
@@ -59,113 +166,10 @@ from sa_jobqueue.statements import (
     why_waiting,
     workflow_nodes,
 )
-from sa_jobqueue.statements.admin import held_by
-from sa_jobqueue.statements.apply import written_before
-from sa_jobqueue.statements.archive import declare_archived, drop_archive_month, make_months_ahead
-from sa_jobqueue.statements.archived import archive_parts, archived_ends, archived_facts, is_archive_locked
-from sa_jobqueue.statements.arguments import complete_arguments
-from sa_jobqueue.statements.backlog import arrivals, count_by_queue, running_jobs, schedule_lag
-from sa_jobqueue.statements.claim import claim_listed, due_jobs, lock_listed
-from sa_jobqueue.statements.complete import complete_job, complete_jobs, delete_completed
-from sa_jobqueue.statements.declared import (
-    declared_schedules,
-    lock_declared,
-    pause_undeclared,
-    resume_declared,
-    say_declared,
-)
-from sa_jobqueue.statements.declared_limits import (
-    change_declared_limit,
-    declare_new_limit,
-    declared_limits,
-    drop_undeclared_limits,
-    lock_declared_limit,
-    say_declared_limits,
-)
-from sa_jobqueue.statements.depths import due_queues, purge_overdue, queue_depths, queued_tasks
-from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
-from sa_jobqueue.statements.fetch import fetch_args
-from sa_jobqueue.statements.job_facts import job_facts
-from sa_jobqueue.statements.leases import attest_uptime, cancel_requests
-from sa_jobqueue.statements.limit_state import FIRST_STATE, block, forget_states, limit_queues
-from sa_jobqueue.statements.limit_use import (
-    count_states,
-    due_of_queues,
-    full_rates,
-    limits_said,
-    paused_keys,
-    ready_keys,
-    ready_of_keys,
-    running_of_keys,
-    running_of_tasks,
-    stuck_permits,
-)
-from sa_jobqueue.statements.limited import permits_freed
-from sa_jobqueue.statements.notes import (
-    drop_old_logs,
-    drop_stray_logs,
-    drop_stray_progress,
-    write_logs,
-    write_progress,
-)
-from sa_jobqueue.statements.overview import count_expired, list_workers
-from sa_jobqueue.statements.pressure import database_pressure
-from sa_jobqueue.statements.prune import (
-    first_over,
-    make_months_of_page,
-    move_page,
-    move_this,
-    postpone_purge,
-    prune_page,
-)
-from sa_jobqueue.statements.schedule_admin import enqueued_ticks, lock_schedule
-from sa_jobqueue.statements.schedules import (
-    MOVE,
-    due_schedules,
-    enqueue_ticks,
-    failing_schedules,
-    live_jobs,
-    move_schedules,
-    next_look,
-    pause_failing,
-    set_aside,
-)
-from sa_jobqueue.statements.stats import add_stats, drop_old_stats, roll_up_stats, sum_stats, written_stats
-from sa_jobqueue.statements.unique import find_stray_keys
-from sa_jobqueue.statements.waiting import drop_expired_waits, end_waits, ends_of, open_end_gate, wait_for_jobs
-from sa_jobqueue.statements.waking import channel_of, open_gates
-from sa_jobqueue.statements.workers import (
-    drain_workers,
-    end_backend,
-    enrol_worker,
-    forget_workers,
-    places_of,
-    remove_worker,
-)
-from sa_jobqueue.statements.workflows.actions import advance_workflows, stray_workflows
-from sa_jobqueue.statements.workflows.healing import blocked_edges, heal_members, heal_workflows, stray_members
-from sa_jobqueue.statements.workflows.inputs import inputs_of, page_of_inputs
-from sa_jobqueue.statements.workflows.insert import MemberRows, add_members, insert_callbacks
-from sa_jobqueue.statements.workflows.looks import (
-    count_some_members,
-    workflow_callbacks,
-    workflow_counts,
-    workflow_graph,
-)
-from sa_jobqueue.statements.workflows.pruning import (
-    forget_workflows,
-    make_months_of_members,
-    move_members,
-    postpone_workflow,
-    prune_members,
-    workflows_over,
-)
-from sa_jobqueue.statements.workflows.watching import count_workflows, paused_workflows, workflows_behind
-from sa_jobqueue.store import Tables
-from sa_jobqueue.subjects import jobs_relationship
-from sa_jobqueue.tally import TaskTally
-from sa_jobqueue.tasks import Registry, task
-from sa_jobqueue.unique import Unique
+from sa_jobqueue.tasks.calls import Call
+from sa_jobqueue.tasks.decorator import task
+from sa_jobqueue.tasks.options import Unique
+from sa_jobqueue.tasks.registry import Registry
 
 FOLDER = Path(__file__).parent / "golden"
 

@@ -11,13 +11,15 @@ import pytest
 from sqlalchemy import Connection, Engine, Executable, column, func, select, table, text, true
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from sa_jobqueue.failures import MAX_ERRORS, MAX_MESSAGE
-from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules
 from sa_jobqueue.models import Job
-from sa_jobqueue.outcomes import Completed, Snooze
+from sa_jobqueue.rules.failures import MAX_ERRORS, MAX_MESSAGE
+from sa_jobqueue.rules.lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules
+from sa_jobqueue.rules.outcomes import Completed, Snooze
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.prune import prune_page
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, pause_schedules, prune_jobs, release_jobs, retry_jobs
-from sa_jobqueue.statements.prune import prune_page
-from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from tests.support.factory import (
     TABLE,
     change,

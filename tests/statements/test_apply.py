@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from sa_jobqueue.failures import MAX_ERRORS
-from sa_jobqueue.lifecycle import FINISHED, Change, Event, JobStatus, Rules
-from sa_jobqueue.outcomes import (
+from sa_jobqueue.rules.failures import MAX_ERRORS
+from sa_jobqueue.rules.lifecycle import FINISHED, Change, Event, JobStatus, Rules
+from sa_jobqueue.rules.outcomes import (
     Cancel,
     Completed,
     Discard,
@@ -23,9 +23,10 @@ from sa_jobqueue.outcomes import (
     Retry,
     Snooze,
 )
-from sa_jobqueue.retry import RetryPolicy
+from sa_jobqueue.rules.retry import RetryPolicy
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import apply_changes, cancel_jobs
-from sa_jobqueue.store import Answer, default_store
 from tests.support.factory import (
     TABLE,
     change,

@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import ArchivedJob, Job, JobStatus, Subject
 from sa_jobqueue.models import ArchivedTask, LogPart, Progress
+from sa_jobqueue.sql.claims import Fault, fault_of, is_month_missing
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import prune_jobs
-from sa_jobqueue.store import Fault, default_store, fault_of, is_month_missing
 from tests.support.databases import connect
 from tests.support.factory import TABLE, make_job, make_jobs, refer, row, statuses, users_table
 from tests.support.workflows import Flow

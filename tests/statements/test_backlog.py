@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Connection, Engine, func, insert, text
 
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Schedule
-from sa_jobqueue.statements.backlog import arrivals, count_by_queue, schedule_lag
+from sa_jobqueue.rules.lifecycle import JobStatus
+from sa_jobqueue.sql.readings.depths import arrivals, count_by_queue, schedule_lag
 from tests.support.factory import make_job
 
 

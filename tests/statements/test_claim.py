@@ -11,12 +11,13 @@ import pytest
 from sqlalchemy import Connection, func, select, text
 from sqlalchemy.exc import OperationalError
 
-from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.models import Job
+from sa_jobqueue.rules.lifecycle import JobStatus
+from sa_jobqueue.sql.claims import ClaimRequest, is_too_much
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.sql.tables import Compiled
 from sa_jobqueue.statements import claim_jobs
-from sa_jobqueue.store import ClaimRequest, default_store, is_too_much
-from sa_jobqueue.store.compiled import Compiled
 from tests.support.factory import TABLE, make_job, make_jobs, refer, row, statuses, unfolding, users_table
 from tests.support.nightly import nightly
 

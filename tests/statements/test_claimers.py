@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, func, select, update
 from sqlalchemy.pool import NullPool
 
-from sa_jobqueue.lifecycle import JobStatus
-from sa_jobqueue.store import ClaimRequest, default_store
+from sa_jobqueue.rules.lifecycle import JobStatus
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
 from tests.support.factory import TABLE
 from tests.support.nightly import nightly_sets
 

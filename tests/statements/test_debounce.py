@@ -12,7 +12,9 @@ from sqlalchemy import Connection, Engine, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, Registry, enqueue, enqueue_many, task
-from sa_jobqueue.store import ClaimRequest, default_store, started_keys
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.sql.unique import started_keys
 from tests.statements.conftest import connected
 from tests.support.factory import TABLE, wait_until_blocked_by
 

@@ -13,8 +13,10 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import KeyLimits, Limits, Rate, Registry
 from sa_jobqueue.models import LimitRow
+from sa_jobqueue.sql.limits.declared import limits_definition
+from sa_jobqueue.sql.schedules.declared import Declaring
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import pause, remove_limit, resume, set_limit
-from sa_jobqueue.store import Declaring, default_store, limits_definition
 from tests.support.waiting import wait_until
 
 LIMIT = LimitRow.__table__

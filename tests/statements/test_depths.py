@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, Executable, create_engine
 
-from sa_jobqueue.statements.depths import CAP, capped, purge_overdue, queue_depths, queued_tasks
-from sa_jobqueue.statements.unique import find_stray_keys
+from sa_jobqueue.sql.readings.depths import CAP, capped, purge_overdue, queue_depths, queued_tasks
+from sa_jobqueue.sql.unique import find_stray_keys
 from tests.statements.test_plans import FILL, FILL_KEYED, vacuum
 from tests.support.databases import Databases
 from tests.support.factory import make_job, make_jobs

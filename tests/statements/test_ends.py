@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, text
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.migrations import v01
-from sa_jobqueue.statements.complete import complete_job
+from sa_jobqueue.sql.complete import complete_job
 from tests.statements.golden_cases import all_cases, compiled
 from tests.support.factory import make_job, row
 

@@ -16,7 +16,10 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import statements
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import Base, Job, Schedule
-from sa_jobqueue.options import Call
+from sa_jobqueue.sql import claims as claiming
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import (
     apply_changes,
     cancel_jobs,
@@ -32,8 +35,7 @@ from sa_jobqueue.statements import (
     renew_leases,
     retry_jobs,
 )
-from sa_jobqueue.statements import claim as claiming
-from sa_jobqueue.store import Answer, ClaimRequest, default_store
+from sa_jobqueue.tasks.calls import Call
 from tests.support.factory import completed, make_job
 
 ELSEWHERE = 'other "schema, 100%s'

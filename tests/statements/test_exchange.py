@@ -8,10 +8,12 @@ import pytest
 from sqlalchemy import Connection, event, func, select, text
 from sqlalchemy.exc import DBAPIError
 
-from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.lifecycle import Change, JobStatus
-from sa_jobqueue.outcomes import Completed, ErrorEntry, Snooze
-from sa_jobqueue.store import Answer, ClaimRequest, alike, default_store
+from sa_jobqueue.arguments.context import ClaimedJob
+from sa_jobqueue.rules.lifecycle import Change, JobStatus
+from sa_jobqueue.rules.outcomes import Completed, ErrorEntry, Snooze
+from sa_jobqueue.sql.apply import Answer, alike
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
 from tests.support.factory import TABLE, change, completed, exists, make_job, make_jobs, row
 
 KEPT, DELETED = 60.0, 0.0

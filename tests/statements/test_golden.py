@@ -12,7 +12,7 @@ import sqlalchemy
 from sqlalchemy import ClauseElement
 
 from sa_jobqueue import statements
-from sa_jobqueue.lifecycle import JobStatus
+from sa_jobqueue.rules.lifecycle import JobStatus
 from tests.statements.golden_cases import BATCHES, FOLDER, all_cases, compiled, laid_out
 
 CASES = dict(all_cases())

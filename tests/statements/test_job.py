@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session, aliased, load_only
 
 from sa_jobqueue.enqueueing.jobs import enqueue
 from sa_jobqueue.errors import OptionError, StatusError
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job, JsonText
+from sa_jobqueue.rules.lifecycle import JobStatus
 from sa_jobqueue.statements import cancel_jobs
-from sa_jobqueue.tasks import TaskName
+from sa_jobqueue.tasks.registry import TaskName
 from tests.support.factory import TABLE, make_job
 
 HOUR = timedelta(hours=1)
@@ -169,7 +169,7 @@ def test_a_job_that_is_not_loaded_shows_its_id(session: Session) -> None:
 def test_arguments_go_to_the_database_as_they_were_encoded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are decoded when they are read, and not before."""
     with monkeypatch.context() as patch:
-        patch.delattr("sa_jobqueue.models.json_text.from_json")
+        patch.delattr("sa_jobqueue.models.base.from_json")
         job = enqueue(TaskName("mail").options(meta={"trace": [1]}), to="ada")
         session.add(job)
         session.flush()

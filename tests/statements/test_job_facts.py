@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import Connection, Engine, Row, create_engine, func, insert
 
 from sa_jobqueue.models import WorkerRow
-from sa_jobqueue.reasons import MOST_AHEAD
-from sa_jobqueue.statements.job_facts import job_facts
+from sa_jobqueue.rules.reasons import MOST_AHEAD
+from sa_jobqueue.sql.readings.job_facts import job_facts
 from tests.support.databases import Databases
 from tests.support.factory import make_job
 from tests.support.nightly import nightly_sets

@@ -13,11 +13,12 @@ import pytest
 from sqlalchemy import Connection, Engine, func, insert, select, text
 from sqlalchemy.exc import OperationalError
 
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Uptime, WorkerRow
-from sa_jobqueue.outcomes import ErrorEntry, Rescued
+from sa_jobqueue.rules.lifecycle import JobStatus
+from sa_jobqueue.rules.outcomes import ErrorEntry, Rescued
+from sa_jobqueue.sql.leases import Expired, Renewal
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import cancel_jobs, expired_leases, renew_leases
-from sa_jobqueue.store import Expired, Renewal, default_store
 from tests.support.factory import TABLE, change, completed, make_job, make_jobs, row, seen
 from tests.support.nightly import nightly
 from tests.support.plans import service_connection

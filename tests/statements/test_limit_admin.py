@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import KeyLimits, Limits, Rate, Registry, TaskName, task
 from sa_jobqueue.errors import OptionError
 from sa_jobqueue.models import Base, KeyRow, LimitRow, LimitState
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import list_limits, pause, remove_limit, resume, set_limit
-from sa_jobqueue.store import default_store
 from tests.statements.conftest import connected
 from tests.support import pooler
 from tests.support.databases import connect

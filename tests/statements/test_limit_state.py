@@ -12,14 +12,17 @@ import pytest
 from sqlalchemy import Connection, Engine, event, func, insert, select, update
 
 from sa_jobqueue import KeyLimits, Limits, Rate
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import TASK_GROUP, LimitRow, LimitState
-from sa_jobqueue.outcomes import Completed, RateLimited, Snooze
+from sa_jobqueue.rules.lifecycle import JobStatus
+from sa_jobqueue.rules.outcomes import Completed, RateLimited, Snooze
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.limits.claims import LimitedRequest
+from sa_jobqueue.sql.limits.declared import declare_new_limit
+from sa_jobqueue.sql.limits.state import FIRST_STATE, StateKey
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.sql.waking import channel_of
 from sa_jobqueue.statements import cancel_jobs, pause, set_limit
-from sa_jobqueue.statements.declared_limits import declare_new_limit
-from sa_jobqueue.statements.limit_state import FIRST_STATE, StateKey
-from sa_jobqueue.statements.waking import channel_of
-from sa_jobqueue.store import Answer, ClaimRequest, LimitedRequest, default_store
 from tests.statements.conftest import connected
 from tests.support.factory import TABLE, change, completed, make_job, make_jobs, row, statuses, wait_until_blocked_by
 

@@ -10,9 +10,8 @@ import pytest
 from sqlalchemy import Connection, Executable, create_engine
 
 from sa_jobqueue.doctor import reading
-from sa_jobqueue.health import LimitUse, PausedKey, read_limit_uses, read_paused_keys, read_ready_keys
-from sa_jobqueue.statements.depths import CAP
-from sa_jobqueue.statements.limit_use import (
+from sa_jobqueue.health.work import LimitUse, PausedKey, read_limit_uses, read_paused_keys, read_ready_keys
+from sa_jobqueue.sql.limits.use import (
     count_states,
     due_of_queues,
     limits_said,
@@ -23,6 +22,7 @@ from sa_jobqueue.statements.limit_use import (
     running_of_tasks,
     stuck_permits,
 )
+from sa_jobqueue.sql.readings.depths import CAP
 from tests.statements.test_plans import FILL, FILL_KEYED, vacuum
 from tests.support.databases import Databases
 from tests.support.factory import make_job, make_jobs

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, select, text
 
 from sa_jobqueue import Job
-from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.statements import release_jobs
 from tests.support.factory import TABLE, make_job, wait_until_blocked_by
 from tests.support.limits import Claimant, fill, key, limit, rate

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, select, text
 
-from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.statements import why_waiting
 from tests.support.factory import TABLE
 from tests.support.limits import LIMITS, Claimant, end, fill, key, limit, rate

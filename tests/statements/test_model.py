@@ -9,9 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, func, select, true, update
 
-from sa_jobqueue.lifecycle import FINISHED, Claim, JobStatus, Rules, decide
+from sa_jobqueue.rules.lifecycle import FINISHED, Claim, JobStatus, Rules, decide
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, release_jobs, retry_jobs
-from sa_jobqueue.store import Answer, ClaimRequest, default_store
 from tests.support.factory import TABLE, make_job
 from tests.support.model import ModelJob
 from tests.support.nightly import examples

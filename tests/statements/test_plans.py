@@ -12,15 +12,16 @@ from dataclasses import dataclass
 import pytest
 from sqlalchemy import ClauseElement, Connection, Engine, create_engine, select, text
 
-from sa_jobqueue.cli.filters import Filters, Status
-from sa_jobqueue.lifecycle import Change, Event, JobStatus
+from sa_jobqueue.cli.filters import Filters
 from sa_jobqueue.models import Job, status_in
+from sa_jobqueue.rules.lifecycle import Change, Event, JobStatus
+from sa_jobqueue.sql.apply import apply_parameters
+from sa_jobqueue.sql.chosen import Status
+from sa_jobqueue.sql.claims import ClaimRequest, claim_listed, claim_parameters
+from sa_jobqueue.sql.complete import complete_jobs, completion_parameters, delete_completed
+from sa_jobqueue.sql.leases import cancel_requests
+from sa_jobqueue.sql.parts import packed
 from sa_jobqueue.statements import apply_changes, claim_jobs, count_jobs, expired_leases, prune_jobs, renew_leases
-from sa_jobqueue.statements.apply import apply_parameters
-from sa_jobqueue.statements.claim import ClaimRequest, claim_listed, claim_parameters
-from sa_jobqueue.statements.complete import complete_jobs, completion_parameters, delete_completed
-from sa_jobqueue.statements.leases import cancel_requests
-from sa_jobqueue.statements.parts import packed
 from tests.support.databases import Databases
 from tests.support.factory import completed
 from tests.support.plans import Plan, Prepared, driver_of, service_connection

@@ -13,7 +13,7 @@ import pytest
 from psycopg import sql
 from sqlalchemy import Engine, create_engine, make_url
 
-from sa_jobqueue.store import Pressure, read_pressure
+from sa_jobqueue.sql.workers import Pressure, read_pressure
 from sa_jobqueue.worker.connections.service import APPLICATION
 from tests.support import pooler
 from tests.support.databases import connect

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from sqlalchemy import Engine, create_engine
 
-from sa_jobqueue.store import Pressure, read_pressure
+from sa_jobqueue.sql.workers import Pressure, read_pressure
 from tests.faults.server import Guard, Server
 from tests.support.folders import make_server_folder
 from tests.support.waiting import wait_until

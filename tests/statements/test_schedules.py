@@ -16,8 +16,10 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Registry, Schedule, Unique, every, task
 from sa_jobqueue.errors import OptionError, PayloadError
+from sa_jobqueue.sql.schedules.declared import Declaring, definition_of
+from sa_jobqueue.sql.schedules.due import Ticked
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import pause_schedules, run_schedules
-from sa_jobqueue.store import Declaring, Ticked, default_store, definition_of
 from tests.support.factory import TABLE
 from tests.support.waiting import wait_until
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, text
 
-from sa_jobqueue.histogram import BUCKETS
-from sa_jobqueue.statements.stats import sum_stats
-from sa_jobqueue.store import default_store as store
-from sa_jobqueue.tally import TaskTally
+from sa_jobqueue.rules.tally import BUCKETS, TaskTally
+from sa_jobqueue.sql.readings.stats import sum_stats
+from sa_jobqueue.sql.store import default_store as store
 
 WORKER = uuid.UUID(int=1)
 

@@ -11,10 +11,8 @@ import pytest
 from sqlalchemy import Connection, Engine, MetaData, func, insert, select
 from sqlalchemy.orm import DeclarativeBase
 
-from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.lifecycle import Change, Rules, decide
-from sa_jobqueue.limits import Limits
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import (
     ArchivedJob,
@@ -38,23 +36,20 @@ from sa_jobqueue.models import (
     WorkflowJoin,
     WorkflowRow,
 )
-from sa_jobqueue.outcomes import Completed
+from sa_jobqueue.rules.lifecycle import Change, Rules, decide
+from sa_jobqueue.rules.limits import Limits
+from sa_jobqueue.rules.outcomes import Completed
+from sa_jobqueue.rules.tally import TaskTally
+from sa_jobqueue.sql.apply import Answer
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.limits.declared import limits_definition
+from sa_jobqueue.sql.notes import LogLines, Report
+from sa_jobqueue.sql.parts import FIRST_ID
+from sa_jobqueue.sql.store import Store, default_store, store_of
+from sa_jobqueue.sql.tables import Tables
 from sa_jobqueue.statements import insert_jobs
-from sa_jobqueue.store import (
-    FIRST_ID,
-    Answer,
-    ClaimRequest,
-    LogLines,
-    Report,
-    Store,
-    Tables,
-    default_store,
-    limits_definition,
-)
-from sa_jobqueue.store.store import store_of
-from sa_jobqueue.tally import TaskTally
-from sa_jobqueue.worker.connections.driver import psycopg_of
-from sa_jobqueue.worker.running import libpq
+from sa_jobqueue.worker.connections.pool import psycopg_of
+from sa_jobqueue.worker.running import transaction as libpq
 from tests.statements.test_everywhere import CALL
 
 SCHEMA = "other_jobs"

@@ -11,14 +11,15 @@ from sqlalchemy import Connection, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, Registry, TaskName, Unique, enqueue, enqueue_many, task
-from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.errors import OptionError, TaskError
-from sa_jobqueue.lifecycle import Rules, decide, extra, not_started
 from sa_jobqueue.models import UniqueKey
-from sa_jobqueue.outcomes import NotStarted, Outcome, Released, Rescued, Retry, Snooze
+from sa_jobqueue.rules.lifecycle import Rules, decide, extra, not_started
+from sa_jobqueue.rules.outcomes import NotStarted, Outcome, Released, Rescued, Retry, Snooze
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.expiry import end_expired, end_overdue, forget_expiry
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import retry_jobs
-from sa_jobqueue.statements.expiry import end_expired, end_overdue, forget_expiry
-from sa_jobqueue.store import ClaimRequest, default_store
 from tests.support.factory import TABLE, make_job, refer, row, users_table
 from tests.support.outcomes import ENTRY
 from tests.support.plans import Prepared, service_connection

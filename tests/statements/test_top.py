@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from sqlalchemy import ClauseElement, Connection, Engine, create_engine, text
 
-from sa_jobqueue.cli.filters import Filters, Status
+from sa_jobqueue.cli.filters import Filters
 from sa_jobqueue.cli.jobs import newest_jobs
 from sa_jobqueue.cli.top import read
-from sa_jobqueue.statements.backlog import running_jobs
-from sa_jobqueue.statements.depths import CAP, queue_depths
+from sa_jobqueue.sql.chosen import Status
+from sa_jobqueue.sql.readings.depths import CAP, queue_depths, running_jobs
 from tests.statements.test_plans import FILL, FILL_KEYED
 from tests.support.databases import Databases
 from tests.support.factory import make_job, make_jobs

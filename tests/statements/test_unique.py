@@ -17,12 +17,13 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, Registry, Unique, enqueue, enqueue_many, task
-from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.models import UniqueKey
-from sa_jobqueue.outcomes import Outcome, Released, Retry, Snooze
+from sa_jobqueue.rules.outcomes import Outcome, Released, Retry, Snooze
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.sql.unique import started_keys
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, release_jobs, retry_jobs
-from sa_jobqueue.statements.claim import ClaimRequest
-from sa_jobqueue.store import default_store, started_keys
 from tests.support.factory import TABLE, change, completed, row
 from tests.support.nightly import nightly
 from tests.support.waiting import wait_until

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, text
 
-from sa_jobqueue.statements.waking import open_gates
+from sa_jobqueue.sql.waking import open_gates
 
 
 def test_the_gates_of_the_queues_open_and_the_latest_of_all(connection: Connection, other: Connection) -> None:

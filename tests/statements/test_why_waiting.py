@@ -9,10 +9,11 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, insert, text
 
 from sa_jobqueue import KeyLimits, Rate, WaitReason
-from sa_jobqueue.limits import Owner
 from sa_jobqueue.models import LimitState
+from sa_jobqueue.rules.limits import Owner
+from sa_jobqueue.sql.limits.claims import LimitedRequest
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import pause, set_limit, why_waiting
-from sa_jobqueue.store import LimitedRequest, default_store
 from tests.support.databases import Databases
 from tests.support.factory import make_job, make_jobs
 from tests.support.nightly import nightly

@@ -10,16 +10,11 @@ import pytest
 from sqlalchemy import Connection, Engine, Executable, create_engine
 
 from sa_jobqueue.doctor import reading
-from sa_jobqueue.health import BehindWorkflow, WorkflowCounts, read_behind_workflows, read_workflows
-from sa_jobqueue.outcomes import Completed
+from sa_jobqueue.health.work import BehindWorkflow, WorkflowCounts, read_behind_workflows, read_workflows
+from sa_jobqueue.rules.outcomes import Completed
+from sa_jobqueue.sql.readings.depths import CAP
+from sa_jobqueue.sql.workflows.readings import BEHIND, count_workflows, paused_workflows, workflows_behind
 from sa_jobqueue.statements import cancel_workflows, pause_workflows, resume_workflows
-from sa_jobqueue.statements.depths import CAP
-from sa_jobqueue.statements.workflows.watching import (
-    BEHIND,
-    count_workflows,
-    paused_workflows,
-    workflows_behind,
-)
 from tests.statements.test_plans import vacuum
 from tests.support.databases import Databases
 from tests.support.nightly import nightly

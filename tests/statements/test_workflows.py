@@ -15,9 +15,11 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Batch, Job, TaskName, Unique, Workflow
 from sa_jobqueue.errors import WorkflowError
-from sa_jobqueue.lifecycle import Claim, Rules, decide
-from sa_jobqueue.outcomes import Cancel, Completed, Discard, ErrorEntry, Rescued, Retry
-from sa_jobqueue.reasons import WaitReason
+from sa_jobqueue.rules.lifecycle import Claim, Rules, decide
+from sa_jobqueue.rules.outcomes import Cancel, Completed, Discard, ErrorEntry, Rescued, Retry
+from sa_jobqueue.rules.reasons import WaitReason
+from sa_jobqueue.sql.claims import ClaimRequest
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import (
     cancel_jobs,
     cancel_workflows,
@@ -30,7 +32,6 @@ from sa_jobqueue.statements import (
     retry_workflow,
     why_waiting,
 )
-from sa_jobqueue.store import ClaimRequest, default_store
 from sa_jobqueue.workflows import Addition, Node
 from tests.support.factory import make_job, row, statuses, wait_until_blocked_by
 from tests.support.waiting import wait_until

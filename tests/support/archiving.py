@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy import Connection, Engine, func, select, update
 
 from sa_jobqueue.models import Job, JobMixin
-from sa_jobqueue.statements.archive import make_months_of
-from sa_jobqueue.store import store_of
+from sa_jobqueue.sql.archive import make_months_of
+from sa_jobqueue.sql.store import store_of
 from tests.support.factory import make_job
 
 __all__ = ["ERROR", "archived_job", "move"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from typer.testing import CliRunner, Result
 
-from sa_jobqueue.cli import app
+from sa_jobqueue.cli.tree import app
 
 #: Before Click 8.2 a runner mixes stderr into stdout, unless it is told not to.
 _APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}

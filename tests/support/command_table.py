@@ -12,10 +12,11 @@ from typing import Any
 import typer.main
 from sqlalchemy.dialects.postgresql.psycopg import dialect
 
-from sa_jobqueue.cli import app, loading
+from sa_jobqueue.cli import loading
 from sa_jobqueue.cli.config import key_of, settings_of
-from sa_jobqueue.schema import SCHEMA
-from sa_jobqueue.statements.overview import list_workers
+from sa_jobqueue.cli.tree import app
+from sa_jobqueue.sql.readings.depths import list_workers
+from sa_jobqueue.util.schema import SCHEMA
 
 PAGE = Path(loading.__file__).with_name("table.py")
 

@@ -12,10 +12,10 @@ from typing import Any
 from sqlalchemy import Connection, Row, Text, bindparam, cast, func, insert, literal_column, select, text
 from sqlalchemy.dialects.postgresql import JSONB
 
-from sa_jobqueue.lifecycle import FINISHED, Change, Event, JobStatus, Rules, decide
-from sa_jobqueue.lifecycle import Claim as Seen
 from sa_jobqueue.models import Job
-from sa_jobqueue.outcomes import Outcome
+from sa_jobqueue.rules.lifecycle import FINISHED, Change, Event, JobStatus, Rules, decide
+from sa_jobqueue.rules.lifecycle import Claim as Seen
+from sa_jobqueue.rules.outcomes import Outcome
 from tests.support.waiting import wait_until
 
 TABLE = Job.__table__

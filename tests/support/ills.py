@@ -15,7 +15,7 @@ import psycopg
 from sqlalchemy import Engine, NullPool, create_engine
 
 from sa_jobqueue.doctor import Finding, Thresholds, examine
-from sa_jobqueue.histogram import BUCKETS, bucket_of
+from sa_jobqueue.rules.tally import BUCKETS, bucket_of
 from tests.support.databases import connect
 from tests.support.pooler import direct
 from tests.support.waiting import wait_until

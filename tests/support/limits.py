@@ -14,9 +14,10 @@ from typing import Any
 from sqlalchemy import Connection, Table, delete, insert, text, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.models import KeyRow, LimitRow
-from sa_jobqueue.store import LimitedRequest, Ring, RingState, default_store
+from sa_jobqueue.sql.limits.claims import LimitedRequest, Ring, RingState
+from sa_jobqueue.sql.store import default_store
 from tests.support.factory import TABLE
 
 LIMITS: Table = LimitRow.__table__  # type: ignore[assignment]

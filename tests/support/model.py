@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sa_jobqueue.failures import MAX_ERRORS
-from sa_jobqueue.lifecycle import FINISHED, TRANSITIONS, Change, Claim, Event, JobStatus, Rules, decide, sources
-from sa_jobqueue.outcomes import Outcome
-from sa_jobqueue.store import Answer
+from sa_jobqueue.rules.failures import MAX_ERRORS
+from sa_jobqueue.rules.lifecycle import FINISHED, TRANSITIONS, Change, Claim, Event, JobStatus, Rules, decide, sources
+from sa_jobqueue.rules.outcomes import Outcome
+from sa_jobqueue.sql.apply import Answer
 
 
 @dataclass

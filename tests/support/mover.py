@@ -10,8 +10,8 @@ import sys
 
 from sqlalchemy import create_engine
 
-from sa_jobqueue.store import default_store
-from sa_jobqueue.urls import database_url
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.util.urls import database_url
 
 
 def main(url: str, page: str, mode: str = "") -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from sa_jobqueue.failures import describe
-from sa_jobqueue.lifecycle import Rules
-from sa_jobqueue.outcomes import (
+from sa_jobqueue.rules.failures import describe
+from sa_jobqueue.rules.lifecycle import Rules
+from sa_jobqueue.rules.outcomes import (
     Cancel,
     Cancelled,
     Completed,
@@ -22,7 +22,7 @@ from sa_jobqueue.outcomes import (
     Snooze,
     Undecodable,
 )
-from sa_jobqueue.retry import RetryPolicy
+from sa_jobqueue.rules.retry import RetryPolicy
 
 ENTRY = ErrorEntry("Boom", "it went wrong")
 

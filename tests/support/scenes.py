@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Schedule, TaskName, Workflow, every
 from sa_jobqueue.dashboard.pages import PAGES
-from sa_jobqueue.histogram import BUCKETS, bucket_of
 from sa_jobqueue.models import AuditEntry, Job, LogPart, Progress, Stat, WorkerRow, WorkflowRow
-from sa_jobqueue.schedules import rule_of
+from sa_jobqueue.rules.schedules import rule_of
+from sa_jobqueue.rules.tally import BUCKETS, bucket_of
 from tests.support.factory import make_job
 from tests.support.limits import key, limit, rate
 

@@ -13,10 +13,11 @@ from sqlalchemy import Connection, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import TaskName, Workflow
-from sa_jobqueue.lifecycle import Claim, Rules, decide
 from sa_jobqueue.models import WorkflowRow
-from sa_jobqueue.outcomes import Completed, Discard, Outcome
-from sa_jobqueue.store import Advanced, default_store
+from sa_jobqueue.rules.lifecycle import Claim, Rules, decide
+from sa_jobqueue.rules.outcomes import Completed, Discard, Outcome
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.sql.workflows.pruning import Advanced
 from sa_jobqueue.workflows import Node
 from tests.support.factory import row
 

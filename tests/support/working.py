@@ -17,10 +17,10 @@ from sqlalchemy import Engine, delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobStatus, Registry, Worker, WorkerSettings
-from sa_jobqueue.lifecycle import FINISHED
 from sa_jobqueue.models import Uptime
+from sa_jobqueue.rules.lifecycle import FINISHED
 from sa_jobqueue.statements import cancel_jobs
-from sa_jobqueue.worker.maintenance.rescue import Rescue
+from sa_jobqueue.worker.maintenance.renew import Rescue
 from sa_jobqueue.worker.services import Services
 from tests.support import pooler
 from tests.support.databases import connect

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session, scoped_session
 
 from sa_jobqueue import JobExplanation, JobStatus, WaitReason, explain_job
-from sa_jobqueue.reasons import What
+from sa_jobqueue.rules.reasons import What
 
 
 def at_once(session: Session, scoped: scoped_session[Any], connection: Connection) -> None:

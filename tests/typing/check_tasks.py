@@ -13,15 +13,17 @@ from sqlalchemy import Engine, Executable
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
-from sa_jobqueue.context import AsyncJobContext, JobContext
+from sa_jobqueue.arguments.context import AsyncJobContext, JobContext
+from sa_jobqueue.arguments.ends import JobEnd
 from sa_jobqueue.enqueueing.jobs import enqueue, enqueue_many
 from sa_jobqueue.errors import WaitTimeout
 from sa_jobqueue.models import Job
-from sa_jobqueue.options import Call
-from sa_jobqueue.outcomes import Retry, Snooze
-from sa_jobqueue.results import JobEnd
+from sa_jobqueue.rules.outcomes import Retry, Snooze
 from sa_jobqueue.statements import cancel_jobs, count_jobs, discard_jobs, prune_jobs, release_jobs, retry_jobs
-from sa_jobqueue.tasks import AnyTask, Registry, TaskName, task
+from sa_jobqueue.tasks.calls import Call
+from sa_jobqueue.tasks.decorator import task
+from sa_jobqueue.tasks.registry import Registry, TaskName
+from sa_jobqueue.tasks.tasks import AnyTask
 from sa_jobqueue.waiting import wait_for
 from sa_jobqueue.worker import Worker
 

@@ -11,11 +11,11 @@ import pytest
 
 from sa_jobqueue import Middleware, add_middleware, remove_middleware
 from sa_jobqueue.errors import HandlerTimeout, JobStopped
-from sa_jobqueue.middleware import Attempt
+from sa_jobqueue.tasks.middleware import Attempt
 from sa_jobqueue.worker.running.attempt_end import AttemptEnd, Telling
 from sa_jobqueue.worker.running.call import Call
 from sa_jobqueue.worker.running.notes import Notes
-from sa_jobqueue.worker.running.sessions import Sessions
+from sa_jobqueue.worker.running.reopening import Sessions
 from tests.unit.test_runs import make_executor, nothing, run, written
 
 Told = list[tuple[str, str]]

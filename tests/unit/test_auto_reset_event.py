@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from sa_jobqueue.worker.process.events import AutoResetEvent
+from sa_jobqueue.worker.process.inside import AutoResetEvent
 from tests.support.waiting import wait_until
 
 

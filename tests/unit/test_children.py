@@ -14,12 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sa_jobqueue import Registry, WorkerSettings, task
-from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.errors import ConfigurationError, TaskError
-from sa_jobqueue.lifecycle import Change, Claim, Rules, decide
-from sa_jobqueue.outcomes import Completed, Crashed, Outcome, Retry
-from sa_jobqueue.worker.children.channel import Channel, Message
+from sa_jobqueue.rules.lifecycle import Change, Claim, Rules, decide
+from sa_jobqueue.rules.outcomes import Completed, Crashed, Outcome, Retry
+from sa_jobqueue.worker.children.loading import ChildSetup, Maker, main_module
 from sa_jobqueue.worker.children.messages import (
+    Channel,
+    Message,
     ending_of,
     job_of,
     message_of_ending,
@@ -28,8 +30,7 @@ from sa_jobqueue.worker.children.messages import (
     record_of,
 )
 from sa_jobqueue.worker.children.runner import ChildRunner
-from sa_jobqueue.worker.children.setup import ChildSetup, Maker, main_module
-from sa_jobqueue.worker.running.ending import LOST, InDoubt, MaybeWritten, ToWrite, Written
+from sa_jobqueue.worker.running.attempt_end import LOST, InDoubt, MaybeWritten, ToWrite, Written
 from sa_jobqueue.worker.running.run import Run
 from tests.support import heavy
 from tests.support.outcomes import all_rules, run_outcomes

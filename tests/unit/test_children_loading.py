@@ -12,8 +12,7 @@ from sqlalchemy import make_url
 
 from sa_jobqueue.errors import SessionUnavailable, TaskError
 from sa_jobqueue.models import Job
-from sa_jobqueue.worker.children.loading import Loaded
-from sa_jobqueue.worker.children.setup import ChildSetup, Maker
+from sa_jobqueue.worker.children.loading import ChildSetup, Loaded, Maker
 
 URL = "postgresql+psycopg://127.0.0.1:1/shop"
 SHOP = f"""

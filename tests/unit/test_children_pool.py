@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from sa_jobqueue.worker.children import child as child_module
-from sa_jobqueue.worker.children import pool
+from sa_jobqueue.worker.children import runner as pool
 from sa_jobqueue.worker.children.child import Child, ChildUnavailable
-from sa_jobqueue.worker.children.pool import Children
-from sa_jobqueue.worker.children.setup import ChildSetup, Maker
+from sa_jobqueue.worker.children.loading import ChildSetup, Maker
+from sa_jobqueue.worker.children.runner import Children
 
 MIB = 2**20
 

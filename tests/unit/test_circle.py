@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sa_jobqueue.store import Ring, RingState
-from sa_jobqueue.worker.claiming.circle import Circle
+from sa_jobqueue.sql.limits.claims import Ring, RingState
+from sa_jobqueue.worker.claiming.limited import Circle
 
 
 def answer(

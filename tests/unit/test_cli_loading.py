@@ -8,7 +8,7 @@ import sys
 import pytest
 import typer.main
 
-from sa_jobqueue.cli import app
+from sa_jobqueue.cli.tree import app
 from tests.support import command_table
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sa_jobqueue.worker.connections import deadline as deadlines
-from sa_jobqueue.worker.connections.deadline import Deadline
+from sa_jobqueue.worker.connections import pool as deadlines
+from sa_jobqueue.worker.connections.pool import Deadline
 
 
 class Clock:

@@ -12,10 +12,19 @@ import pytest
 from rich.console import Console
 
 from sa_jobqueue import JobStatus
-from sa_jobqueue.demo.report import Check, Collected, Counts, FileResult, Plain, count_plainly, disagreements, judge
-from sa_jobqueue.demo.run import BROKEN, Kill, rescue_checks, source_files
-from sa_jobqueue.demo.screen import show_verdict
-from sa_jobqueue.demo.tasks import Name, examine
+from sa_jobqueue.trials.demo.report import (
+    Check,
+    Collected,
+    Counts,
+    FileResult,
+    Plain,
+    count_plainly,
+    disagreements,
+    judge,
+    show_verdict,
+)
+from sa_jobqueue.trials.demo.run import BROKEN, Kill, rescue_checks, source_files
+from sa_jobqueue.trials.demo.tasks import Name, examine
 
 DONE, FAILED = JobStatus.COMPLETED, JobStatus.FAILED
 

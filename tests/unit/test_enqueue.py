@@ -10,11 +10,13 @@ from sqlalchemy import select
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import object_session
 
-from sa_jobqueue.enqueueing.jobs import Call, enqueue, enqueue_many
+from sa_jobqueue.enqueueing.jobs import enqueue, enqueue_many
 from sa_jobqueue.errors import JobQueueError, OptionError, PayloadError
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job
-from sa_jobqueue.tasks import Registry, TaskName, task
+from sa_jobqueue.rules.lifecycle import JobStatus
+from sa_jobqueue.tasks.calls import Call
+from sa_jobqueue.tasks.decorator import task
+from sa_jobqueue.tasks.registry import Registry, TaskName
 
 
 @task(registry=Registry(), queue="mail", priority=7, max_attempts=3)

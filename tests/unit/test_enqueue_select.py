@@ -47,9 +47,10 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import NullType
 
 from sa_jobqueue import Call, Middleware, Unique, add_middleware, enqueue_select, remove_middleware
+from sa_jobqueue.arguments.columns import kind_of
 from sa_jobqueue.errors import MiddlewareError, OptionError, PayloadError
-from sa_jobqueue.payload import kind_of
-from sa_jobqueue.tasks import Registry, TaskName, task
+from sa_jobqueue.tasks.decorator import task
+from sa_jobqueue.tasks.registry import Registry, TaskName
 from tests.support.orders import Line, Order, Parcel
 
 registry = Registry()

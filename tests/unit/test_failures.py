@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sa_jobqueue.failures import MAX_MESSAGE, MAX_TRACEBACK, clean, describe
-from sa_jobqueue.outcomes import ErrorEntry
+from sa_jobqueue.rules.failures import MAX_MESSAGE, MAX_TRACEBACK, clean, describe
+from sa_jobqueue.rules.outcomes import ErrorEntry
 
 
 def caught(raising: object) -> ErrorEntry:

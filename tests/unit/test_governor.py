@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sa_jobqueue import WorkerSettings
-from sa_jobqueue.store import Pressure
-from sa_jobqueue.worker.claiming.throttle import Throttle
-from sa_jobqueue.worker.maintenance.governor import Governor, Turned
+from sa_jobqueue.sql.workers import Pressure
+from sa_jobqueue.worker.claiming.demand import Throttle
+from sa_jobqueue.worker.maintenance.chore import Governor, Turned
 from sa_jobqueue.worker.running.slots import Slots
 from tests.support.nightly import examples
 
@@ -190,7 +190,7 @@ def test_a_slot_that_a_stuck_handler_holds_is_not_the_one_that_is_left() -> None
 def test_a_queue_that_stands_still_gets_one_more_job_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its running jobs may take hours, and an urgent one not wait for them; a queue whose slots are all taken gets none."""
     now = 100.0
-    monkeypatch.setattr("sa_jobqueue.worker.claiming.throttle.monotonic", lambda: now)
+    monkeypatch.setattr("sa_jobqueue.worker.claiming.demand.monotonic", lambda: now)
     throttle, slots = Throttle(), slots_of(4, running=2)
     throttle.share = 0.1
 

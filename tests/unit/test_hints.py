@@ -14,9 +14,10 @@ from sqlalchemy.orm.exc import UnmappedInstanceError
 
 from sa_jobqueue.enqueueing.jobs import enqueue
 from sa_jobqueue.errors import OptionError, PayloadError, TaskError
-from sa_jobqueue.hints import JOB, TASK
-from sa_jobqueue.options import Enqueueable
-from sa_jobqueue.tasks import Registry, TaskName, task
+from sa_jobqueue.rules.hints import JOB, TASK
+from sa_jobqueue.tasks.decorator import task
+from sa_jobqueue.tasks.options import Enqueueable
+from sa_jobqueue.tasks.registry import Registry, TaskName
 
 
 @task(registry=Registry(), name="shop.send")

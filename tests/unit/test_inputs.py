@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sa_jobqueue import Failed, JobContext, JobStatus
+from sa_jobqueue.arguments.ends import Typed
+from sa_jobqueue.arguments.inputs import Inputs, Part
 from sa_jobqueue.errors import PayloadError
-from sa_jobqueue.payload import Inputs, Part
-from sa_jobqueue.results import Typed
 
 
 @dataclass

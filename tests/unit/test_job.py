@@ -8,9 +8,9 @@ import pytest
 
 from sa_jobqueue.enqueueing.jobs import enqueue
 from sa_jobqueue.errors import StatusError
-from sa_jobqueue.lifecycle import JobStatus
 from sa_jobqueue.models import Job
-from sa_jobqueue.tasks import TaskName
+from sa_jobqueue.rules.lifecycle import JobStatus
+from sa_jobqueue.tasks.registry import TaskName
 
 MAIL = TaskName("mail")
 HOUR = timedelta(hours=1)

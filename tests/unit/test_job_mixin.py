@@ -15,7 +15,7 @@ from sa_jobqueue import Enqueue, JobMixin, Registry, TaskName, companions_of, en
 from sa_jobqueue.errors import ConfigurationError, OptionError, SubjectError
 from sa_jobqueue.migrations import OwnTable
 from sa_jobqueue.models import Schedule
-from sa_jobqueue.store import Tables
+from sa_jobqueue.sql.tables import Tables
 
 
 def base(**options: Any) -> Any:

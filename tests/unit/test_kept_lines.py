@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sa_jobqueue.context import ClaimedJob, JobContext
-from sa_jobqueue.lifecycle import Rules, decide
-from sa_jobqueue.outcomes import Completed
+from sa_jobqueue.arguments.context import ClaimedJob, JobContext
+from sa_jobqueue.rules.lifecycle import Rules, decide
+from sa_jobqueue.rules.outcomes import Completed
 from sa_jobqueue.worker.running import notes
 from sa_jobqueue.worker.running.notes import Notes
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sa_jobqueue.failures import MAX_MESSAGE
-from sa_jobqueue.lifecycle import (
+from sa_jobqueue.rules.failures import MAX_MESSAGE
+from sa_jobqueue.rules.lifecycle import (
     DEADLINE_OVER,
     EXPIRED,
     FINISHED,
@@ -29,7 +29,7 @@ from sa_jobqueue.lifecycle import (
     sources,
     unwritable,
 )
-from sa_jobqueue.outcomes import (
+from sa_jobqueue.rules.outcomes import (
     Cancel,
     Cancelled,
     Completed,
@@ -45,7 +45,7 @@ from sa_jobqueue.outcomes import (
     Snooze,
     Undecodable,
 )
-from sa_jobqueue.retry import RetryPolicy
+from sa_jobqueue.rules.retry import RetryPolicy
 from tests.support.model import ModelJob
 from tests.support.nightly import examples
 from tests.support.outcomes import all_rules, rescues, run_outcomes

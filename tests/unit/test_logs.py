@@ -17,9 +17,9 @@ from sa_jobqueue import Retry
 from sa_jobqueue.cli.application import load_app
 from sa_jobqueue.cli.config import Config, LogLevel
 from sa_jobqueue.cli.logs import LogFormat, set_log_format
-from sa_jobqueue.cli.messages import set_up_logging
-from sa_jobqueue.log import get_logger
-from sa_jobqueue.middleware import installed, remove_middleware
+from sa_jobqueue.cli.output import set_up_logging
+from sa_jobqueue.tasks.middleware import installed, remove_middleware
+from sa_jobqueue.util.log import get_logger
 from sa_jobqueue.worker.running.joblog import lasting
 
 DSN = "postgresql://bob:hunter2@db/x"
@@ -154,7 +154,7 @@ def test_an_exception_that_the_message_names_is_not_said_again(
     logger: logging.Logger, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A job's failure names it with its module or, where the handler asked for a retry, without."""
-    for named in ("sa_jobqueue.outcomes.Retry: the card was declined", "Retry: the card was declined"):
+    for named in ("sa_jobqueue.rules.outcomes.Retry: the card was declined", "Retry: the card was declined"):
         logger.error("shop.charge[7] failed: %s", named, exc_info=Retry(reason="the card was declined"))
     assert capsys.readouterr().err.count("declined") == 2
 

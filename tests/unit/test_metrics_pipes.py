@@ -9,11 +9,10 @@ from contextlib import suppress
 
 import pytest
 
-from sa_jobqueue.metrics.pipes import Receiver, Sender
-from sa_jobqueue.metrics.probes import SupervisorProbes
-from sa_jobqueue.metrics.snapshot import Snapshot
-from sa_jobqueue.tally import TaskTally
-from sa_jobqueue.worker.state import WorkerState
+from sa_jobqueue.metrics.endpoint import SupervisorProbes
+from sa_jobqueue.metrics.sums import Receiver, Sender, Snapshot
+from sa_jobqueue.rules.tally import TaskTally
+from sa_jobqueue.worker.tally import WorkerState
 from tests.support.waiting import wait_until
 
 

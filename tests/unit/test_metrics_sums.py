@@ -8,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from sa_jobqueue.histogram import BUCKETS
-from sa_jobqueue.metrics.snapshot import Snapshot
-from sa_jobqueue.metrics.sums import Counters, Sums, Totals
-from sa_jobqueue.tally import TaskTally
-from sa_jobqueue.worker.state import QueueState, WorkerState
+from sa_jobqueue.metrics.sums import Counters, Snapshot, Sums, Totals
+from sa_jobqueue.rules.tally import BUCKETS, TaskTally
+from sa_jobqueue.worker.tally import QueueState, WorkerState
 from tests.support.nightly import examples
 
 PROCESSES, TASKS = 3, ("send", "index")

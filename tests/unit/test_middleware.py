@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from sa_jobqueue import Call, Middleware, Registry, Schedule, TaskName, add_middleware, enqueue, remove_middleware, task
-from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.errors import MiddlewareError, OptionError
-from sa_jobqueue.lifecycle import HELD, OUTCOMES, TRANSITIONS
-from sa_jobqueue.middleware import Attempt, installed
+from sa_jobqueue.rules.lifecycle import HELD, OUTCOMES, TRANSITIONS
+from sa_jobqueue.tasks.middleware import Attempt, installed
 
 registry = Registry()
 

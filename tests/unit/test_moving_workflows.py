@@ -11,10 +11,10 @@ import pytest
 from psycopg.errors import CheckViolation
 from sqlalchemy.exc import IntegrityError
 
-from sa_jobqueue.store import Advanced
+from sa_jobqueue.sql.workflows.pruning import Advanced
 from sa_jobqueue.worker.claiming import workflows as claiming
 from sa_jobqueue.worker.claiming.workflows import MovingWorkflows
-from sa_jobqueue.worker.running.touched import TouchedWorkflows
+from sa_jobqueue.worker.running.run import TouchedWorkflows
 
 NOBODY: Any = SimpleNamespace(notify=lambda queue: None)
 

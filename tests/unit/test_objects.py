@@ -24,8 +24,8 @@ from sqlmodel import Field as SqlField
 from sqlmodel import SQLModel
 
 from sa_jobqueue import Fresh, Job, Load, Registry, Schedule, Unique, enqueue, enqueue_many, task
+from sa_jobqueue.arguments.arguments import Arguments
 from sa_jobqueue.errors import PayloadError, TaskError
-from sa_jobqueue.payload import Arguments
 from tests.support.orders import Article, Base, Document, Invoice, Letter, Line, Order, Parcel
 
 KEY = uuid.UUID("1e0c5a0e-6f0f-4f6d-9d8a-2f1d6a1f0c11")

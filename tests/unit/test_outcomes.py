@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sa_jobqueue.durations import MAX_DELAY, Duration, seconds_of
-from sa_jobqueue.outcomes import Cancel, Discard, RateLimited, Retry, Snooze
+from sa_jobqueue.rules.outcomes import Cancel, Discard, RateLimited, Retry, Snooze
+from sa_jobqueue.rules.retry import MAX_DELAY, Duration, seconds_of
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field, PlainSerializer, SecretStr, field_validator
 from typing_extensions import TypedDict
 
-from sa_jobqueue.context import JobContext
+from sa_jobqueue.arguments.arguments import Arguments
+from sa_jobqueue.arguments.context import JobContext
+from sa_jobqueue.arguments.storable import MAX_PAYLOAD, encode_plain, encode_result, load
 from sa_jobqueue.errors import PayloadError, TaskError
-from sa_jobqueue.payload import MAX_PAYLOAD, Arguments, encode_plain, encode_result, load
 from tests.support.nightly import examples
 
 

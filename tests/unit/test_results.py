@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from typing_extensions import TypedDict
 
 from sa_jobqueue import Job, JobEnd, JobStatus, Registry, Retry, Snooze, task
+from sa_jobqueue.arguments.results import Results
+from sa_jobqueue.arguments.storable import load
 from sa_jobqueue.errors import PayloadError, ResultError, TaskError
-from sa_jobqueue.failures import describe
-from sa_jobqueue.payload import Results, load
+from sa_jobqueue.rules.failures import describe
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.worker.claiming import resume
-from sa_jobqueue.worker.claiming.resume import ResumePoints
+from sa_jobqueue.arguments.context import ClaimedJob
+from sa_jobqueue.worker.claiming import shortage as resume
+from sa_jobqueue.worker.claiming.shortage import ResumePoints
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
 

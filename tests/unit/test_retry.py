@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sa_jobqueue.durations import MAX_DELAY
-from sa_jobqueue.retry import RetryPolicy, next_delay
+from sa_jobqueue.rules.retry import MAX_DELAY, RetryPolicy, next_delay
 
 # ---- the formula
 

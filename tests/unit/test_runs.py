@@ -15,25 +15,23 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import AsyncJobContext, JobContext, Registry, task
-from sa_jobqueue.context import ClaimedJob
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.errors import SessionUnavailable
-from sa_jobqueue.lifecycle import Change, Event
-from sa_jobqueue.outcomes import NotStarted, Released
-from sa_jobqueue.store import default_store
-from sa_jobqueue.tasks import AnyTask
-from sa_jobqueue.worker.observer import Observer
+from sa_jobqueue.rules.lifecycle import Change, Event
+from sa_jobqueue.rules.outcomes import NotStarted, Released
+from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.tasks.tasks import AnyTask
 from sa_jobqueue.worker.running.call import Call
 from sa_jobqueue.worker.running.executor import Executor
 from sa_jobqueue.worker.running.notes import Notes
-from sa_jobqueue.worker.running.reports import Reports
+from sa_jobqueue.worker.running.reopening import Reports, Sessions
 from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
-from sa_jobqueue.worker.running.sessions import Sessions
 from sa_jobqueue.worker.running.slots import Slots
 from sa_jobqueue.worker.running.timeouts import timeout_of
 from sa_jobqueue.worker.running.verdict import unstarted
 from sa_jobqueue.worker.running.writer import OutcomeWriter
-from sa_jobqueue.worker.tally import Tally
+from sa_jobqueue.worker.tally import Observer, Tally
 from tests.support.waiting import wait_until_async
 
 registry = Registry()

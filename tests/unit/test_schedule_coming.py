@@ -9,8 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from sa_jobqueue.schedules import every, rule_of
-from sa_jobqueue.schedules.coming import coming_ticks, rule_in_words, state_of, zone_of
+from sa_jobqueue.rules.schedules import coming_ticks, every, rule_in_words, rule_of, state_of, zone_of
 
 NOW = datetime(2026, 10, 23, 12, tzinfo=UTC)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sa_jobqueue.schedules import MOST_COUNTED, Missed, due_ticks, every, rule_of
+from sa_jobqueue.rules.schedules import MOST_COUNTED, Missed, due_ticks, every, rule_of
 
 SEVEN = datetime(2026, 3, 2, 7, tzinfo=UTC)
 HOURLY = rule_of("0 * * * *")

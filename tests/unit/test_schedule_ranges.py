@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sa_jobqueue.errors import OptionError
-from sa_jobqueue.schedules import every, rule_of
-from sa_jobqueue.schedules.ranges import ticks_between
+from sa_jobqueue.rules.schedules import every, rule_of, ticks_between
 
 DAY = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sa_jobqueue.errors import OptionError
-from sa_jobqueue.schedules import Cron, Rule, every, expression_of, rule_of
+from sa_jobqueue.rules.schedules import Cron, Rule, every, expression_of, rule_of
 
 
 def utc(text: str) -> datetime:

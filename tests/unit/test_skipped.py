@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sa_jobqueue.worker.claiming import skipped
-from sa_jobqueue.worker.claiming.skipped import MOST, SkippedJobs
+from sa_jobqueue.worker.claiming.poison import skipped
+from sa_jobqueue.worker.claiming.poison.skipped import MOST, SkippedJobs
 from tests.unit.test_resume import Clock
 
 FREE = {"default": 4}

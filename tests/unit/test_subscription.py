@@ -9,8 +9,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from sa_jobqueue.results import JobEnd
-from sa_jobqueue.store import Store
+from sa_jobqueue.arguments.ends import JobEnd
+from sa_jobqueue.sql.store import Store
 from sa_jobqueue.waiting import subscription
 from sa_jobqueue.waiting.receivers import Receiver
 from sa_jobqueue.waiting.subscription import Subscription, Waiters

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.histogram import BOUNDS, BUCKETS, bucket_of, quantile
-from sa_jobqueue.lifecycle import OUTCOMES, TRANSITIONS, Change, Event, JobStatus
-from sa_jobqueue.tally import TaskTally
+from sa_jobqueue.arguments.context import ClaimedJob
+from sa_jobqueue.rules.lifecycle import OUTCOMES, TRANSITIONS, Change, Event, JobStatus
+from sa_jobqueue.rules.tally import BOUNDS, BUCKETS, TaskTally, bucket_of, quantile
 from sa_jobqueue.worker.tally import Tally, outcomes_of
 
 NOW = 1_000_000.0

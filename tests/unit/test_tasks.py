@@ -25,13 +25,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sa_jobqueue
-from sa_jobqueue.context import AsyncJobContext, JobContext
+from sa_jobqueue.arguments.context import AsyncJobContext, JobContext
+from sa_jobqueue.arguments.storable import MAX_PAYLOAD, load
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError, TaskError, TaskWarning
-from sa_jobqueue.lifecycle import Rules
-from sa_jobqueue.options import Call
-from sa_jobqueue.payload import MAX_PAYLOAD, load
-from sa_jobqueue.retry import RetryPolicy
-from sa_jobqueue.tasks import AnyTask, Registry, TaskName, task
+from sa_jobqueue.rules.lifecycle import Rules
+from sa_jobqueue.rules.retry import RetryPolicy
+from sa_jobqueue.tasks.calls import Call
+from sa_jobqueue.tasks.decorator import task
+from sa_jobqueue.tasks.registry import Registry, TaskName
+from sa_jobqueue.tasks.tasks import AnyTask
 
 if TYPE_CHECKING:
     from decimal import Decimal as OnlyForTheChecker
@@ -145,16 +147,16 @@ def test_a_context_imported_under_type_checking_is_known(tmp_path: Path, monkeyp
     source = """
         from __future__ import annotations
         from typing import TYPE_CHECKING
-        from sa_jobqueue.tasks import task
+        from sa_jobqueue import task
         if TYPE_CHECKING:
-            import sa_jobqueue.context
-            from sa_jobqueue.context import JobContext
+            import sa_jobqueue.arguments.context
+            from sa_jobqueue.arguments.context import JobContext
 
         @task(name="checker.one")
         def one(ctx: JobContext, value: int) -> None: ...
 
         @task(name="checker.two")
-        def two(ctx: sa_jobqueue.context.JobContext, value: int) -> None: ...
+        def two(ctx: sa_jobqueue.arguments.context.JobContext, value: int) -> None: ...
     """
     module = module_of(tmp_path, monkeypatch, "checker_module", source)
 
@@ -539,7 +541,7 @@ def module_of(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, source: 
 
 
 SHOP = """
-    from sa_jobqueue.tasks import Registry, task
+    from sa_jobqueue import Registry, task
     import sa_jobqueue.tasks
     registry = sa_jobqueue.tasks.shop_registry
 

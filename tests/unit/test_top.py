@@ -18,15 +18,16 @@ from rich.console import Console
 
 from sa_jobqueue.cli.top.controls import press
 from sa_jobqueue.cli.top.frame import frame, shares
-from sa_jobqueue.cli.top.read import JobSeen, Picture
+from sa_jobqueue.cli.top.read import Picture
 from sa_jobqueue.cli.top.reader import Seen
 from sa_jobqueue.cli.top.terminal import Terminal, keys_in
 from sa_jobqueue.cli.top.views import Stand, View
-from sa_jobqueue.health import QueueSeen, WorkerSeen, WorkflowCounts
-from sa_jobqueue.health.figures import Figures
-from sa_jobqueue.histogram import BUCKETS
-from sa_jobqueue.lifecycle import COUNTED
-from sa_jobqueue.statements.depths import CAP
+from sa_jobqueue.health.one_job import JobSeen
+from sa_jobqueue.health.read import Figures
+from sa_jobqueue.health.work import QueueSeen, WorkerSeen, WorkflowCounts
+from sa_jobqueue.rules.lifecycle import COUNTED
+from sa_jobqueue.rules.tally import BUCKETS
+from sa_jobqueue.sql.readings.depths import CAP
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 #: A name that would clear the screen, and that means something to Rich.

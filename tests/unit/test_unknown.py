@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sa_jobqueue.context import ClaimedJob
-from sa_jobqueue.worker import unknown
-from sa_jobqueue.worker.unknown import UnknownTasks
+from sa_jobqueue.arguments.context import ClaimedJob
+from sa_jobqueue.worker import dispatch as unknown
+from sa_jobqueue.worker.dispatch import UnknownTasks
 from tests.unit.test_resume import Clock
 
 

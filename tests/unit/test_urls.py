@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
 from sa_jobqueue.errors import ConfigurationError
-from sa_jobqueue.urls import connect_arguments, database_url, mask_passwords, not_connected
+from sa_jobqueue.util.urls import connect_arguments, database_url, mask_passwords, not_connected
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg", "postgresql+psycopg_async"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from sa_jobqueue import WorkerSettings
-from sa_jobqueue.cli.options import PREFIX
+from sa_jobqueue.cli.config import PREFIX
 from sa_jobqueue.cli.work import WorkOptions
 
 #: Said on a command line alone.

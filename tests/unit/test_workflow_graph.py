@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from sa_jobqueue import Batch, Failed, Registry, TaskName, Unique, Workflow, task
-from sa_jobqueue.context import ClaimedJob, JobContext
+from sa_jobqueue.arguments.context import ClaimedJob, JobContext
 from sa_jobqueue.errors import OptionError, PayloadError, TaskError, WorkflowError
-from sa_jobqueue.statements.workflows.insert import BEGINS, COUNTS, LATER
+from sa_jobqueue.sql.workflows.insert import BEGINS, COUNTS, LATER
 from sa_jobqueue.workflows import Node
 
 registry = Registry()

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from sa_jobqueue.lifecycle import Change, Event, JobStatus
-from sa_jobqueue.store import Answer
+from sa_jobqueue.rules.lifecycle import Change, Event, JobStatus
+from sa_jobqueue.sql.apply import Answer
 from sa_jobqueue.worker.running.writer import OutcomeWriter
 
 

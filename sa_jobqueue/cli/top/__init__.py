@@ -6,7 +6,3 @@
 `read` asks the database for a picture, `reader` does so again and again on a thread of its own, `frame` draws the picture,
 `controls` says what a key does, `terminal` reads keys, and `screen` puts them together.
 """
-
-from .command import top
-
-__all__ = ["top"]

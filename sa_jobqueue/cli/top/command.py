@@ -8,16 +8,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from sa_jobqueue.errors import ConfigurationError
-
+from ...errors import ConfigurationError
 from ..config import Config
 from ..place import name_of, open_engine, transaction
 from .frame import frame
 from .read import read_picture
 from .reader import Seen
 from .views import Stand
-
-__all__ = ["top"]
 
 #: Failed jobs in the one picture of `--once`.
 _FAILURES = 10

@@ -7,15 +7,12 @@ from functools import partial
 
 import sqlalchemy as sa
 
-from sa_jobqueue.models import Job, Schedule
-from sa_jobqueue.statements import cancel_jobs, pause, pause_schedules, resume, resume_schedules, retry_jobs
-from sa_jobqueue.statements.workflows.actions import reopen_below
-
+from ...models import Job, Schedule
+from ...sql.workflows.actions import reopen_below
+from ...statements import cancel_jobs, pause, pause_schedules, resume, resume_schedules, retry_jobs
 from ..output import cleaned
 from .reader import Action, Seen
 from .views import KEYS, Question, Stand, View, rows_of
-
-__all__ = ["QUIT", "press"]
 
 #: The keys that end the program; escape does where there is nothing to go back to.
 QUIT = "q"

@@ -8,18 +8,16 @@ from rich.cells import chop_cells
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from sa_jobqueue.health import WorkflowCounts
-from sa_jobqueue.health.figures import QUANTILES, Figures, named
-from sa_jobqueue.statements.depths import capped, capped_sum
-
-from ..output import duration, estimated, rate
+from ...health.read import QUANTILES, Figures, named
+from ...health.work import WorkflowCounts
+from ...rules.words import duration, estimated
+from ...sql.readings.depths import capped, capped_sum
+from ..output import rate
 from .job import job_lines
 from .read import Picture
 from .reader import Seen
 from .tables import TABLES, drawn
 from .views import KEYS, Stand, View, rows_of
-
-__all__ = ["body_lines", "frame", "shares"]
 
 #: The sections of the overview.
 _SECTIONS = ("queues", View.TASKS, View.WORKERS, View.FAILED)

@@ -9,13 +9,11 @@ from typing import Any, cast
 from rich.cells import chop_cells
 from rich.text import Text
 
-from sa_jobqueue.failures import error_text
-from sa_jobqueue.urls import mask_passwords
-
-from ..output import age, cleaned, masked, moment, moment_said
-from .read import JobSeen
-
-__all__ = ["job_lines"]
+from ...health.one_job import JobSeen
+from ...rules.failures import error_text, moment_said
+from ...rules.words import age
+from ...util.urls import mask_passwords, masked
+from ..output import cleaned, moment
 
 _TIMES = {
     "created_at": "enqueued",

@@ -9,15 +9,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sa_jobqueue.health import QueueSeen, WorkerSeen, WorkflowCounts, one_job, read_workflows, read_working
-from sa_jobqueue.health.figures import Figures
-from sa_jobqueue.health.one_job import SHOWN, JobSeen
-from sa_jobqueue.statements import list_schedules
-
-from ..filters import Filters, Status
+from ...health import one_job
+from ...health.one_job import JobSeen
+from ...health.read import Figures
+from ...health.work import QueueSeen, WorkerSeen, WorkflowCounts, read_workflows, read_working
+from ...sql.chosen import Status
+from ...statements import list_schedules
+from ..filters import Filters
 from ..jobs import newest_jobs
-
-__all__ = ["SHOWN", "JobSeen", "Picture", "read_job", "read_picture"]
 
 # The statistics of a queue's table are often old, and a plan by them would read the whole table each second.
 _SETTINGS = {

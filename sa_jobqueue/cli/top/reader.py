@@ -13,13 +13,11 @@ from typing import TypeAlias
 
 import sqlalchemy as sa
 
-from sa_jobqueue.log import one_line
-from sa_jobqueue.urls import mask_passwords
-
-from ..messages import expected_errors, explained
-from .read import JobSeen, Picture, read_job, read_picture
-
-__all__ = ["Action", "Reader", "Seen", "Wanted"]
+from ...health.one_job import JobSeen
+from ...util.log import one_line
+from ...util.urls import mask_passwords
+from ..output import expected_errors, explained
+from .read import Picture, read_job, read_picture
 
 #: Does something in a transaction, and says what.
 Action: TypeAlias = Callable[[sa.Connection], str]

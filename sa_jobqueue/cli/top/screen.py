@@ -20,8 +20,6 @@ from .reader import Reader, Wanted
 from .terminal import Terminal
 from .views import Stand, View
 
-__all__ = ["show_live"]
-
 
 def show_live(engine: sa.Engine, picture: Picture, *, name: str, every: float) -> None:
     """Show this picture, and a new one `every` seconds. `name`: of the database."""

@@ -8,18 +8,15 @@ from typing import Any
 
 from rich.table import Table
 
-from sa_jobqueue.health import QueueSeen, WorkerSeen
-from sa_jobqueue.health.figures import Figures
-from sa_jobqueue.statements.depths import capped
-from sa_jobqueue.words import size
-
+from ...health.read import Figures
+from ...health.work import QueueSeen, WorkerSeen
+from ...rules.words import age, estimated, size
+from ...sql.readings.depths import capped
 from ..jobs import job_line
-from ..output import Column, age, cleaned, estimated, fitted, last_part, rate
+from ..output import Column, cleaned, fitted, last_part, rate
 from ..schedules import SCHEDULE_COLUMNS, schedule_line, schedule_style
 from .read import Picture
 from .views import View
-
-__all__ = ["TABLES", "Rows", "drawn"]
 
 
 def _without_domain(worker: str) -> str:

@@ -14,8 +14,6 @@ from threading import main_thread
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-__all__ = ["Terminal", "keys_in"]
-
 _NAMES = {
     "[A": "up", "OA": "up", "[B": "down", "OB": "down", "[5~": "page up", "[6~": "page down", "[H": "home", "[F": "end",
 }  # fmt: skip

@@ -9,8 +9,6 @@ from enum import StrEnum
 from .read import Picture
 from .reader import Action
 
-__all__ = ["KEYS", "Question", "Stand", "View", "rows_of"]
-
 
 class View(StrEnum):
     """What fills the screen."""

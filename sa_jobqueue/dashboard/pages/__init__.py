@@ -1,23 +1,17 @@
 """The pages, in the order of the menu."""
 
 from .archived import ARCHIVED
-from .audit import AUDIT
-from .backfill import BACKFILL
-from .database import DATABASE
-from .edit import EDIT
+from .database import AUDIT, DATABASE
 from .errors import ERRORS
 from .find import FIND
-from .job import JOB
+from .job import EDIT, JOB
 from .jobs import JOBS
 from .limits import LIMITS
 from .overview import OVERVIEW
-from .queues import QUEUES_PAGE
-from .schedules import SCHEDULES
-from .workers import WORKERS
+from .queues import QUEUES_PAGE, WORKERS
+from .schedules import BACKFILL, SCHEDULES
 from .workflow import WORKFLOW
 from .workflows import WORKFLOWS
-
-__all__ = ["PAGES"]
 
 PAGES = (
     OVERVIEW,

@@ -8,18 +8,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...failures import error_text
+from ...arguments.subjects import Subject
 from ...health.one_job import clamped
-from ...lifecycle import FINISHED
-from ...objects import Subject
-from ...statements.chosen import error_type
-from ..archive import archive_of, seen_in_archive
-from ..filters import FILTERS, chosen
-from ..look import Look
-from ..page import Page
+from ...rules.failures import error_text
+from ...rules.lifecycle import FINISHED
+from ...sql.chosen import error_type
+from ..filters import FILTERS, archive_of, chosen, seen_in_archive
 from ..refusals import BadInput
-
-__all__ = ["ARCHIVED"]
+from ..request import Look, Page
 
 _PAGE = 50
 #: Jobs that are looked at where no index and no month finds those of a filter.

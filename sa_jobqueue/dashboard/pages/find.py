@@ -7,16 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...lifecycle import JobStatus
+from ...arguments.subjects import Subject
 from ...models import status_literal
-from ...objects import Subject
-from ..archive import seen_in_archive
-from ..look import Look
-from ..page import Elsewhere, Page
+from ...rules.lifecycle import JobStatus
+from ..filters import seen_in_archive
 from ..query import Query, as_id
 from ..refusals import BadInput
-
-__all__ = ["FIND"]
+from ..request import Elsewhere, Look, Page
 
 #: Names are looked for among those of this time.
 _LATELY = timedelta(days=1)

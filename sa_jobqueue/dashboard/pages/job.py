@@ -8,25 +8,23 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...explain import explain_job
+from ...arguments.subjects import Subject
+from ...health.explain import explain_job
 from ...health.one_job import JobSeen, read_job
-from ...lifecycle import FINISHED, HELD, Event, JobStatus, sources
 from ...models import GATE, TASK_GROUP
-from ...objects import Subject
-from ...reasons import WaitReason
+from ...rules.lifecycle import FINISHED, HELD, Event, JobStatus, sources
+from ...rules.reasons import WaitReason
+from ...rules.words import size
 from ...statements import job_logs
-from ...urls import mask_passwords
-from ...words import size
+from ...tasks.options import MAX_PRIORITY
+from ...util.urls import mask_passwords
 from ..access import Action
-from ..archive import seen_in_archive
-from ..look import Look
-from ..page import Missing, Page
+from ..filters import seen_in_archive
 from ..query import as_id
-from ..shown import archived_lines, errors_of, subject_link, value_of
+from ..render import archived_lines, errors_of, subject_link, value_of
+from ..request import Look, Missing, Page
 from ..strings import text
 from ..timeline import timeline_of
-
-__all__ = ["JOB", "read_one", "seen_of"]
 
 #: Log lines that are shown unless all are asked for.
 _LAST_LINES = 200
@@ -187,3 +185,26 @@ def _holder(look: Look, key: str | None) -> int | None:
 
 
 JOB = Page("job", "/jobs/{id}", read_one, in_menu=False)
+
+# ---- The form that changes what a job is to do: a page of its own, so that nothing refreshes itself under the hands of who fills it in.
+
+
+def read_edit(look: Look) -> dict[str, Any]:
+    """What stands in the fields at first. Arguments that are masked, or too long, do not: an empty field leaves them as they are."""
+    seen = seen_of(look)
+    value = value_of("args", seen, look.options.format_args)
+    return {
+        "now": seen.now,
+        "job": seen.job,
+        "reading": seen.reading,
+        "may_edit": look.access.may("edit") and seen.job.status not in HELD,
+        "is_running": seen.job.status in HELD,
+        "may_retry": seen.job.status in FINISHED and look.access.may("retry"),
+        "args": value.said if value.is_whole else "",
+        "is_hidden": not value.is_whole,
+        "priorities": range(MAX_PRIORITY, -1, -1),
+        "queues": sorted(look.queues) if look.queues is not None else None,
+    }
+
+
+EDIT = Page("edit", "/jobs/{id}/edit", read_edit, in_menu=False, is_live=False)

@@ -8,20 +8,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...failures import error_text
+from ...arguments.subjects import Subject
 from ...health.one_job import clamped
-from ...lifecycle import JobStatus
-from ...objects import Subject
-from ...statements.chosen import error_type, reading_of
-from ...urls import mask_passwords
-from ..archive import has_archive
-from ..filters import FILTERS, chosen
-from ..job_deeds import JOB_DEEDS
-from ..look import Look
-from ..page import Page
-from ..reach import due_page, highest_id, is_by_due, reach, tabs
-
-__all__ = ["JOBS"]
+from ...rules.failures import error_text
+from ...rules.lifecycle import JobStatus
+from ...sql.chosen import error_type, reading_of
+from ...util.urls import mask_passwords
+from ..actions.jobs import JOB_DEEDS
+from ..filters import FILTERS, chosen, due_page, has_archive, highest_id, is_by_due, reach, tabs
+from ..request import Look, Page
 
 _PAGE = 50
 _TIMES = ("created_at", "run_at", "claimed_at", "finished_at")

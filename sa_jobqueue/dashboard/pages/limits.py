@@ -9,16 +9,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...health import LimitUse, PausedKey, read_limit_uses, read_paused_keys
-from ...limits import rate_said
-from ...statements.limit_use import due_of_queues, full_rates, ready_of_keys, running_of_keys, stuck_permits
-from ...statements.parts import table_of
-from ...store import store_of
-from ..look import Look
-from ..page import Page
-from ..places import is_mine, shown_limits
-
-__all__ = ["LIMITS"]
+from ...health.work import LimitUse, PausedKey, read_limit_uses, read_paused_keys
+from ...rules.limits import rate_said
+from ...sql.limits.use import due_of_queues, full_rates, ready_of_keys, running_of_keys, stuck_permits
+from ...sql.parts import table_of
+from ...sql.store import store_of
+from ..actions.limits import is_mine, shown_limits
+from ..request import Look, Page
 
 #: Rows of a table.
 _MOST = 100

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...health import QueueSeen, read_working
-from ...health.figures import QUANTILES
-from ...statements.depths import CAP, capped_sum
-from ...store import store_of
-from ...urls import mask_passwords
-from ..activity import WINDOWS, Activity, read_activity, window_of
-from ..doctoring import examined
-from ..error_groups import groups
-from ..look import Look
-from ..page import Page
-from ..sparks import bars, points
-
-__all__ = ["OVERVIEW"]
+from ...health.read import QUANTILES
+from ...health.work import QueueSeen, read_working
+from ...sql.readings.depths import CAP, capped_sum
+from ...sql.store import store_of
+from ...util.urls import mask_passwords
+from ..activity import WINDOWS, Activity, bars, points, read_activity, window_of
+from ..request import Look, Page
+from .database import examined
+from .errors import groups
 
 #: Queues and errors that are shown; failed jobs that are looked at.
 _QUEUES, _ERRORS, _NEWEST = 12, 6, 500

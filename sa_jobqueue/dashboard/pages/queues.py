@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...health import QueueSeen, read_working
-from ...health.work import LATELY, QUEUES
-from ...statements.backlog import arrivals
-from ...store import store_of
-from ..activity import read_activity
-from ..look import Look
-from ..page import Page
-from ..sparks import points
+import sqlalchemy as sa
 
-__all__ = ["QUEUES_PAGE"]
+from ...health.work import LATELY, QUEUES, QueueSeen, read_working
+from ...health.work import read_workers as workers_of
+from ...sql.readings.depths import arrivals
+from ...sql.store import store_of
+from ..actions.schedules import may_drain
+from ..activity import points, read_activity
+from ..request import Look, Page
 
 
 def read_queues(look: Look) -> dict[str, Any]:
@@ -49,3 +48,27 @@ def _shown(queue: QueueSeen, came: float, ended: Sequence[float]) -> dict[str, A
 
 
 QUEUES_PAGE = Page("queues", "/queues", read_queues, adds_up=True)
+
+# ---- The worker processes: where they are, what they serve, how they are, and which have not been seen for long.
+
+#: Workers that are shown.
+_MOST = 500
+
+
+def read_workers(look: Look) -> dict[str, Any]:
+    """A row for each worker that has not left; the stale ones first."""
+    workers = workers_of(look.connection, store_of(look.job), only=look.queues)
+    return {
+        "now": look.connection.scalar(sa.select(sa.func.now())),
+        "workers": workers[:_MOST],
+        "more": max(len(workers) - _MOST, 0),
+        "live": sum(not one.stale for one in workers),
+        "stale": sum(one.stale for one in workers),
+        "slots": sum(one.slots for one in workers if not one.stale),
+        "running": sum(one.running for one in workers),
+        "versions": sorted({one.version for one in workers if not one.stale}),
+        "may_drain": may_drain(look),
+    }
+
+
+WORKERS = Page("workers", "/workers", read_workers, adds_up=True)

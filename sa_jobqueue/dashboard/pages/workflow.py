@@ -7,22 +7,19 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from ...failures import error_text
-from ...lifecycle import JobStatus
-from ...log import one_line
 from ...models import status_literal
-from ...statements.depths import CAP
-from ...statements.parts import FIRST_ID
-from ...statements.workflows.looks import workflow_callbacks, workflow_graph, workflow_nodes
-from ...statements.workflows.told import joins_of, name_of
-from ...urls import mask_passwords
+from ...rules.failures import error_text
+from ...rules.lifecycle import JobStatus
+from ...sql.parts import FIRST_ID
+from ...sql.readings.depths import CAP
+from ...sql.workflows.actions import joins_of, name_of
+from ...sql.workflows.readings import workflow_callbacks, workflow_graph, workflow_nodes
+from ...util.log import one_line
+from ...util.urls import mask_passwords
+from ..actions.workflows import BROKEN, found_workflow, lacks_parent, may_change
 from ..folding import MOST_BOXES, Box, folded
-from ..look import Look
-from ..page import Page
-from ..workflow_deeds import BROKEN, found_workflow, lacks_parent, may_change
+from ..request import Look, Page
 from .workflows import bar_of, counted, numbers_of, state_of_workflow
-
-__all__ = ["WORKFLOW"]
 
 _PAGE = 50
 #: Jobs that are read for the graph: 40 ms of the database, and 80 ms here (2026-11).

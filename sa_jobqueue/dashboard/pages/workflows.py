@@ -8,18 +8,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...lifecycle import JobStatus
-from ...log import one_line
 from ...models import WorkflowRow
-from ...statements.workflows.looks import count_some_members
-from ...statements.workflows.watching import count_workflows
-from ...urls import mask_passwords
-from ..look import Look
-from ..page import Page
+from ...rules.lifecycle import JobStatus
+from ...sql.workflows.readings import count_some_members, count_workflows
+from ...util.log import one_line
+from ...util.urls import mask_passwords
+from ..actions.workflows import reached_workflows, workflow_of
 from ..refusals import BadInput
-from ..workflow_deeds import reached_workflows, workflow_of
-
-__all__ = ["WORKFLOWS", "bar_of", "numbers_of", "state_of_workflow"]
+from ..request import Look, Page
 
 _PAGE = 50
 #: Of each workflow of the list, jobs that are counted at most: 50 such lists take 40 ms.

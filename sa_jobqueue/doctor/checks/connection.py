@@ -7,12 +7,10 @@ import time
 import sqlalchemy as sa
 
 from ...errors import ConfigurationError, SchemaError
-from ...log import escaped
 from ...migrations import CURRENT, check_schema, current_version
+from ...util.log import escaped
 from ..examination import Examination
 from ..finding import Finding
-
-__all__ = ["check_clock", "check_database", "check_schema_version", "check_wake_ups"]
 
 _OLDEST_SERVER = 15
 _NOTIFY_PATIENCE = 5.0

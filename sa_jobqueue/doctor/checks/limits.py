@@ -8,17 +8,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...health import LimitUse, PausedKey
-from ...log import escaped, one_line
-from ...statements.depths import CAP, capped
-from ...statements.limit_use import KEYS, count_states, ready_of_keys, stuck_permits
-from ...statements.stats import By, sum_stats
-from ...words import age, listed
+from ...health.work import LimitUse, PausedKey
+from ...rules.words import age, listed
+from ...sql.limits.use import KEYS, count_states, ready_of_keys, stuck_permits
+from ...sql.readings.depths import CAP, capped
+from ...sql.readings.stats import By, sum_stats
+from ...util.log import escaped, one_line
 from ..examination import Examination
 from ..finding import Finding, Level, beyond, found
 from .tasks import known_tasks
-
-__all__ = ["check_limits"]
 
 _Ill = tuple[Level, str, str]
 

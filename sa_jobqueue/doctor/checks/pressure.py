@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from ...health import Holder, LockWait
-from ...log import escaped, one_line
-from ...urls import mask_passwords
-from ...words import age, duration, size
+from ...health.values import Holder, LockWait
+from ...rules.words import age, duration, size
+from ...util.log import escaped, one_line
+from ...util.urls import mask_passwords
 from ..examination import Examination
 from ..finding import Finding, Level, beyond, found
-
-__all__ = [
-    "check_connections",
-    "check_locks",
-    "check_notify_queue",
-    "check_replication",
-    "check_slots",
-    "check_snapshot",
-]
 
 _Ill = list[tuple[Level, str, str]]
 

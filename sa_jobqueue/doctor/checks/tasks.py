@@ -7,15 +7,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...histogram import BOUNDS, quantile
-from ...log import escaped
-from ...statements.workers import serves
-from ...words import age, duration, jobs_of, listed
+from ...rules.tally import BOUNDS, quantile
+from ...rules.words import age, duration, jobs_of, listed
+from ...sql.parts import in_seconds
+from ...sql.workers import serves
+from ...util.log import escaped, one_line
 from ..examination import Examination
-from ..finding import Finding, Level, beyond, found
-from ..thresholds import Thresholds
-
-__all__ = ["check_failures", "check_tasks", "check_timeouts", "known_tasks"]
+from ..finding import Finding, Level, Thresholds, beyond, found
 
 _Ill = list[tuple[Level, str, str]]
 
@@ -156,3 +154,39 @@ def check_failures(examination: Examination) -> Finding:
         f"{jobs_of(failed)} failed for good in the last hour" if failed else "no job failed for good in the last hour"
     )
     return found("failures", well, *ill, failed=failed, lost=lost)
+
+
+# ---- Schedules that do not enqueue what they should.
+
+_MOST = 100
+
+
+def check_schedules(examination: Examination) -> Finding:
+    """Those whose time has passed, that have an error, or that were paused because their jobs failed."""
+    schedule = examination.store.tables.schedule
+    late = schedule.due_at < in_seconds(-examination.thresholds.seen, name="seen_seconds")
+    active = schedule.paused_at.is_(None)
+    rows = examination.connection.execute(
+        sa.select(
+            schedule.name, schedule.error, schedule.paused_by, schedule.pause_reason, (active & late).label("late")
+        )
+        .where(sa.or_(active & late, schedule.error.is_not(None), schedule.paused_by == "failures"))
+        .order_by(schedule.name)
+        .limit(_MOST)
+    ).all()
+    number = examination.connection.scalar(sa.select(sa.func.count()).select_from(schedule)) or 0
+    behind = [escaped(row.name) for row in rows if row.late]
+    failing = [f"{escaped(row.name)} ({escaped(one_line(row.error))})" for row in rows if row.error]
+    paused = [escaped(row.name) for row in rows if row.paused_by == "failures"]
+    ill: list[tuple[Level, str, str]] = []
+    if behind:
+        advice = "start a worker that declares or serves them: any worker enqueues the jobs of all schedules"
+        ill.append(("problem", f"no worker has looked at what is due: {listed(behind)}", advice))
+    if failing:
+        advice = "mend the rule or the task's options; `sa-jobqueue schedule list` shows the whole error"
+        ill.append(("problem", f"not enqueued because of an error: {listed(failing, 3)}", advice))
+    if paused:
+        advice = "see why its jobs fail (`sa-jobqueue list --status failed`), then `sa-jobqueue schedule resume NAME`"
+        ill.append(("problem", f"paused because its jobs failed: {listed(paused)}", advice))
+    well = "there are no schedules" if not number else f"{number} {'is' if number == 1 else 'are'} in time"
+    return found("schedules", well, *ill, schedules=number, behind=len(behind), paused=len(paused))

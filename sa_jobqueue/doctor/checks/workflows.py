@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 
-from ...health import BehindWorkflow, read_behind_workflows
-from ...statements.workflows.healing import blocked_edges, stray_members
-from ...statements.workflows.watching import paused_workflows
-from ...words import age, jobs_of, listed
+from ...health.work import BehindWorkflow, read_behind_workflows
+from ...rules.words import age, jobs_of, listed
+from ...sql.workflows.healing import blocked_edges, stray_members
+from ...sql.workflows.readings import paused_workflows
 from ..examination import Examination
 from ..finding import Finding, Level, beyond, found
-
-__all__ = ["check_workflows"]
 
 _Ill = tuple[Level, str, str]
 

@@ -12,6 +12,7 @@ from ..files import SqlFiles
 
 __all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "UP"]
 
+
 #: The oldest version whose releases can work with this one.
 COMPATIBLE_WITH: int = 1
 

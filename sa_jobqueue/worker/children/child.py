@@ -20,11 +20,8 @@ from time import monotonic, sleep
 from typing import Any
 from weakref import WeakSet
 
-from ...log import get_logger
-from .channel import Channel, Message
-from .messages import record_of
-
-__all__ = ["Child", "ChildUnavailable", "say"]
+from ...util.log import get_logger
+from .messages import Channel, Message, record_of
 
 logger = get_logger(__name__)
 

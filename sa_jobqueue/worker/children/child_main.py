@@ -21,22 +21,25 @@ from types import FrameType
 
 import sqlalchemy as sa
 
-from ...context import ClaimedJob
-from ...job_fields import add_job_fields
-from ...log import enable_loggers, place_of
-from ...tasks import AnyTask
-from ..process.gc import tune_gc
-from ..process.inside import enter_child
-from ..running.ending import RunEnding
+from ...arguments.context import ClaimedJob
+from ...tasks.middleware import add_job_fields
+from ...tasks.tasks import AnyTask
+from ...util.log import enable_loggers, place_of
+from ..process.inside import enter_child, tune_gc
+from ..running.attempt_end import RunEnding
 from ..running.executor import Executor
 from ..running.run import Run, Stop
 from ..running.runners import own_decimal_context
-from .channel import Channel, Message
-from .loading import Loaded
-from .messages import job_of, message_of_ending, message_of_line, message_of_progress, message_of_record
-from .setup import ChildSetup
-
-__all__ = ["main"]
+from .loading import ChildSetup, Loaded
+from .messages import (
+    Channel,
+    Message,
+    job_of,
+    message_of_ending,
+    message_of_line,
+    message_of_progress,
+    message_of_record,
+)
 
 
 def main(end: int, life: int) -> None:

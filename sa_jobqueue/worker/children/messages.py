@@ -4,30 +4,68 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
-from ...context import ClaimedJob
-from ...lifecycle import Change, Event, JobStatus
-from ...outcomes import ErrorEntry
-from ...tasks import AnyTask
-from ..running.ending import LOST, InDoubt, MaybeWritten, RunEnding, ToWrite, Written
-from ..running.kept_log import Line, line_from
-from .channel import Message
+from ...arguments.context import ClaimedJob
+from ...rules.lifecycle import Change, Event, JobStatus
+from ...rules.outcomes import ErrorEntry
+from ...tasks.tasks import AnyTask
+from ..running.attempt_end import LOST, InDoubt, MaybeWritten, RunEnding, ToWrite, Written
+from ..running.notes import Line, line_from
 
-__all__ = [
-    "ending_of",
-    "is_said_of",
-    "job_of",
-    "line_of",
-    "message_of_ending",
-    "message_of_job",
-    "message_of_line",
-    "message_of_progress",
-    "message_of_record",
-    "place_of_task",
-    "record_of",
-]
+Message: TypeAlias = dict[str, Any]
+
+#: Bytes read at a time.
+_CHUNK = 65_536
+
+
+class Channel:
+    """One end. Any thread may send; one thread receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._parts: list[bytes] = []
+        """The beginning of a message whose rest has not come yet."""
+        self._lock = threading.Lock()
+
+    def fileno(self) -> int:
+        """The descriptor, to wait for."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send a message. Raises OSError if the other end is gone, or takes nothing in for as long as the socket's timeout."""
+        text = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            self._socket.sendall(text)
+
+    def receive(self) -> list[Message]:
+        """The messages that have come by now; none if the first is not there to its end. Waits only if nothing has come at all.
+
+        Raises EOFError if the other end is gone.
+        """
+        try:
+            chunk = self._socket.recv(_CHUNK)
+        except ConnectionError:  # it had not read everything
+            chunk = b""
+        if not chunk:
+            raise EOFError
+        head, newline, rest = chunk.rpartition(b"\n")
+        if not newline:
+            self._parts.append(chunk)
+            return []
+        whole = b"".join((*self._parts, head))
+        self._parts = [rest] if rest else []
+        return [json.loads(line) for line in whole.split(b"\n")]
+
+    def close(self) -> None:
+        """Close this end."""
+        self._socket.close()
+
+
+# ---- What a worker and its children say to each other, as JSON: a job, how its run ended, a record of the log.
 
 #: What every record of the log has.
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))

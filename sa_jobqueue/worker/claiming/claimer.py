@@ -17,41 +17,33 @@ from time import monotonic
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...context import ClaimedJob
-from ...durations import backoff
-from ...lifecycle import Change
-from ...log import get_logger
-from ...settings import WorkerSettings
-from ...statements.workers import EVERY_QUEUE
-from ...store import MOST_TEXT, Answer, ClaimRequest, RingState, alike, fault_of, is_limits_changed, is_too_much
-from ..connections.deadline import CLIENT_MARGIN, Deadline
+from ...arguments.context import ClaimedJob
+from ...rules.lifecycle import Change
+from ...rules.retry import backoff
+from ...rules.settings import WorkerSettings
+from ...sql.apply import Answer, alike
+from ...sql.claims import MOST_TEXT, ClaimRequest, fault_of, is_limits_changed, is_too_much
+from ...sql.limits.claims import RingState
+from ...sql.workers import EVERY_QUEUE
+from ...util.log import get_logger
+from ..connections.pool import CLIENT_MARGIN, Deadline
 from ..connections.service import Connector
 from ..dispatch import Dispatch
-from ..observer import Observer
-from ..process.events import AutoResetEvent
-from ..process.threads import ServiceThread
+from ..process.inside import AutoResetEvent, ServiceThread
 from ..running.run import Runs
 from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
-from .bisection import BisectingClaims
-from .broken_commits import BrokenCommits
-from .connection import ClaimerConnection
-from .demand import Demand
-from .drain import ExpiredJobs
+from ..tally import Observer
+from .connection import BrokenCommits, ClaimerConnection
+from .demand import Demand, Gates
 from .every import SharedDemand, SharedGates
 from .fetch import Fetcher
-from .gates import Gates
-from .isolate import Suspects
 from .limited import LimitedQueues
-from .overlooked import OverlookedJobs
-from .recovery import Mode, after_failure
-from .resume import ResumePoints
-from .shortage import Shortage
-from .skipped import SkippedJobs
-from .unclaimable import UnclaimableJobs
+from .poison.bisection import BisectingClaims, Mode, after_failure
+from .poison.isolate import OverlookedJobs, Suspects, UnclaimableJobs
+from .poison.skipped import SkippedJobs
+from .shortage import ExpiredJobs, ResumePoints, Shortage
 from .workflows import MovingWorkflows
-
-__all__ = ["Claimer"]
 
 logger = get_logger(__name__)
 

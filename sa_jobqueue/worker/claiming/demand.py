@@ -2,17 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping
 from time import monotonic
 
 import sqlalchemy as sa
 
+from ..connections.service import Connector
 from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
-from .polling import PollTimer
-from .throttle import Throttle
 
-__all__ = ["Demand"]
+#: Seconds after which a queue that got no job may claim one more, if it has a free slot: so handlers that run for hours do not keep
+#: an urgent job waiting for hours.
+_ONE_MORE = 60.0
+
+
+class Throttle:
+    """Narrows what the queues may claim to a share of their slots: one job at a time at least, and none ahead."""
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        """Of the slots, from 0 to 1. Written by the maintenance thread, read by the claimer's."""
+        self._seen: dict[str, tuple[int, float]] = {}
+        """By queue, how many jobs it has got so far, and since when. Only for the claimer's thread."""
+
+    def room(self, slots: Slots) -> int:
+        """How many jobs of this queue to claim now."""
+        free = slots.free()
+        if self.share >= 1.0:
+            if self._seen:
+                self._seen.clear()
+            return free
+        taken = slots.running + slots.waiting
+        held = taken - slots.stuck  # a handler that timed out may never give its slot back
+        most = max(int(slots.limit * self.share), 1)
+        if held < most:
+            return min(free, most - held)
+        return min(free, 1) if self._stands_still(slots) and taken < slots.limit else 0
+
+    def _stands_still(self, slots: Slots) -> bool:
+        now, count = monotonic(), slots.started + slots.waiting
+        before, since = self._seen.get(slots.name, (-1, now))
+        if count != before:
+            self._seen[slots.name] = count, now
+            return False
+        return now - since >= _ONE_MORE
+
+
+# ---- When a queue is polled again: at once while it gives jobs, at growing intervals while it is empty.
+
+#: Seconds of the first wait after a queue was found empty. Each wait doubles the one before.
+_FIRST_WAIT = 0.02
+#: Seconds for which a queue is held whose jobs can neither be claimed nor skipped: the first time, and at most.
+_FIRST_HOLD, _LONGEST_HOLD = 0.2, 30.0
+
+
+class PollTimer:
+    """The time of one queue's next poll.
+
+    `notify` is for any thread. The claimer's thread calls everything else.
+    """
+
+    __slots__ = ("_at", "_hold", "_wait", "held_until", "notified")
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        """The earliest time of the next poll, by `monotonic()`. Written by any thread, read by the claimer's."""
+        self.notified = False
+        """Whether new jobs were announced since the last claim began, which may have missed them. Set by any thread, reset by
+        the claimer's."""
+        self.held_until = 0.0
+        """No poll before this time, whatever is announced. Only the claimer's thread writes and reads it."""
+        self._wait = _FIRST_WAIT
+        self._hold = _FIRST_HOLD
+
+    @property
+    def at(self) -> float:
+        """The time of the next poll, by `monotonic()`."""
+        return max(self._at, self.held_until)
+
+    def notify(self) -> None:
+        """New jobs were announced."""
+        self.notified = True
+        self.now()
+
+    def now(self) -> None:
+        """Poll at the next opportunity."""
+        self._at, self._wait = 0.0, _FIRST_WAIT
+
+    def reset(self) -> None:
+        """The queue gave some jobs: the next wait is a first one."""
+        self._wait = _FIRST_WAIT
+
+    def back_off(self, most: float) -> None:
+        """The queue is empty: poll after a wait twice as long as the last one, at most `most` seconds."""
+        wait, self._wait = self._wait, min(self._wait * 2, most)
+        self.not_before(monotonic() + wait * random.uniform(0.8, 1.2))
+
+    def not_before(self, at: float) -> None:
+        """Poll at that time, or when new jobs are announced."""
+        self._at = at
+        # `notify` may have run on another thread just before the line above, which then overwrote what it set. It writes
+        # `notified` first, so it is seen here.
+        if self.notified:
+            self.now()
+
+    def hold(self) -> None:
+        """Do not poll for a while, whatever is announced: for twice as long as the last time, if that was a short while ago."""
+        now = monotonic()
+        recently = now < self.held_until + self._hold
+        self._hold = min(2 * self._hold, _LONGEST_HOLD) if recently else _FIRST_HOLD
+        self.held_until = now + self._hold * random.uniform(0.8, 1.2)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the queue is held now."""
+        return monotonic() < self.held_until
+
+    def release(self) -> None:
+        """The reason to hold the queue may be gone."""
+        self.held_until = 0.0
+
+
+# ---- How many jobs are wanted from which queue, and when.
 
 #: While the database refuses this many outcomes, no more jobs are claimed.
 _MOST_REFUSED = 100
@@ -123,3 +235,45 @@ class Demand:
                 wanted[name] = free
                 self._begin(timer)
         return wanted
+
+
+# ---- Asking to be woken: a gate that is open says that some worker waits for jobs of a queue, so a commit that enqueues there sends
+
+#: Seconds for which a gate is opened: at least, and at most (for that long producers send NOTIFYs to a worker that was killed).
+#: Polls that find nothing open it again, so it stays open for three of them.
+_SECONDS, _LONGEST = 5.0, 60.0
+
+
+class Gates:
+    """The gates that this worker has opened. Only for the claimer's thread."""
+
+    def __init__(self, connector: Connector, *, poll: float) -> None:
+        self._connector = connector
+        self._seconds = min(max(_SECONDS, 3 * poll), _LONGEST)
+        self._open_until: dict[str, float] = {}
+        """By queue, by `monotonic()`."""
+
+    @property
+    def longest_poll(self) -> float:
+        """Seconds between two polls at most, so that the gate stays open."""
+        return self._seconds / 3
+
+    def ask(self, connection: sa.Connection, short: Collection[str], timers: Mapping[str, PollTimer]) -> bool:
+        """Open the gates of the queues that have run dry, `short` ones and those that are polled later, unless they are open.
+
+        Not the gates of queues that keep us busy: their producers would send NOTIFYs for nothing, and each takes a lock at its
+        commit. Returns whether the gate of a queue in `short` was closed until now: jobs committed meanwhile have woken no worker.
+        """
+        now = monotonic()
+        if all(self._open_until.get(name, 0.0) >= now + self._seconds / 2 for name in short):
+            return False
+        dry = {*short, *(name for name, timer in timers.items() if timer.at > now)}
+        with self._connector.begin_one(connection):
+            self._connector.store.listen_for(connection, sorted(dry), seconds=self._seconds)
+        was_closed = any(self._open_until.get(name, 0.0) < monotonic() for name in short)
+        self._open_until |= dict.fromkeys(dry, now + self._seconds)
+        return was_closed
+
+    def forget(self) -> None:
+        """Another server may answer from now on, at which no gate is open."""
+        self._open_until.clear()

@@ -17,16 +17,12 @@ from time import monotonic
 
 import sqlalchemy as sa
 
-from ...statements.waking import PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
-from ...statements.workers import EVERY_QUEUE
+from ...sql.waking import PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
+from ...sql.workers import EVERY_QUEUE
 from ..connections.service import Connector
 from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
-from .demand import Demand
-from .gates import Gates
-from .polling import PollTimer
-
-__all__ = ["SharedDemand", "SharedGates"]
+from .demand import Demand, Gates, PollTimer
 
 #: Seconds between two lookups at most, whatever `poll` says: an operator who starts a new queue waits no longer.
 _INTERVAL = 1.0

@@ -13,21 +13,20 @@ from time import monotonic
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...context import ClaimedJob
+from ...arguments.context import ClaimedJob
 from ...errors import PayloadError
-from ...failures import describe
-from ...lifecycle import extra
-from ...log import get_logger
-from ...outcomes import Released, Undecodable
-from ...store import Fault, fault_of, is_data_fault, is_too_much, started_keys, without_key
-from ..connections.deadline import Deadline
+from ...rules.failures import describe
+from ...rules.lifecycle import extra
+from ...rules.outcomes import Released, Undecodable
+from ...sql.claims import Fault, fault_of, is_data_fault, is_too_much
+from ...sql.unique import started_keys, without_key
+from ...util.log import get_logger
+from ..connections.pool import Deadline
 from ..connections.service import Connector
 from ..dispatch import Dispatch
-from ..running.inputs import with_inputs
-from ..running.touched import TouchedWorkflows
+from ..running.call import with_inputs
+from ..running.run import TouchedWorkflows
 from .demand import Demand
-
-__all__ = ["Fetcher"]
 
 logger = get_logger(__name__)
 

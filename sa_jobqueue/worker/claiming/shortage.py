@@ -3,22 +3,121 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
+from time import monotonic
 
 import sqlalchemy as sa
 
-from ...context import ClaimedJob
-from .demand import Demand
-from .drain import ExpiredJobs
-from .gates import Gates
+from ...arguments.context import ClaimedJob
+from ...sql.claims import Point, Slot
+from ...sql.workers import serves
+from ...util.log import get_logger
+from ..connections.service import Connector
+from .demand import Demand, Gates
 from .limited import LimitedQueues
-from .overlooked import OverlookedJobs
-from .resume import ResumePoints
-from .unclaimable import UnclaimableJobs
+from .poison.isolate import OverlookedJobs, UnclaimableJobs
 from .workflows import MovingWorkflows
 
-__all__ = ["Shortage"]
+logger = get_logger(__name__)
+
+#: Leases after start by which a worker has looked for expired ones: it waits one healthy lease, then at most a quarter (half, if
+#: the lease is short). One second is added.
+_RESCUED_BY = 1.5
+#: Expired leases that are searched for jobs of our queues.
+_LIMIT = 1_000
+
+
+class ExpiredJobs:
+    """The jobs of `queues` whose leases have run out. Only for the claimer's thread, except `begin`.
+
+    In its first lease a worker rescues nothing, unless another worker was there before. Workers that cron starts, say, and that
+    end sooner would never rescue anything.
+    """
+
+    def __init__(self, connector: Connector, queues: Collection[str]) -> None:
+        self._connector, self._queues = connector, queues
+        self._rescued_by = 0.0
+        """When maintenance will have rescued what it can, by `monotonic()`."""
+        self._awaited = False
+        """Whether there were some at the last call of `awaited`."""
+
+    def begin(self) -> None:
+        """The worker starts now."""
+        self._rescued_by = monotonic() + _RESCUED_BY * self._connector.lease + 1.0
+
+    def awaited(self, connection: sa.Connection) -> bool:
+        """Whether some will be due soon, or may have become due since the last call."""
+        before, self._awaited = self._awaited, monotonic() < self._rescued_by and self._are_there(connection)
+        if self._awaited and not before:
+            most = self._rescued_by - monotonic()
+            logger.info(
+                "nothing is due but jobs that a dead worker held: staying to rescue them, for at most %.0f s", most
+            )
+        return self._awaited or before
+
+    def _are_there(self, connection: sa.Connection) -> bool:
+        with self._connector.begin_one(connection):
+            lost = self._connector.store.expired(connection, limit=_LIMIT)
+        return any(serves(self._queues, found.queue) for found in lost)
+
+
+# ---- Where a claim begins: behind the last job that was claimed, not at the front of the index.
+
+#: A claim begins at the front again after 20 times as long as the last one that did took: that costs at most 5 % of the time, ...
+_SHARE = 20
+#: ... and after this many seconds, at least and at most: a job that became visible behind a point (its transaction committed late, or
+#: it was given back) starts within a second.
+_SOONEST, _LATEST = 0.05, 0.8
+
+
+class ResumePoints:
+    """By slot, the (run_at, id) of the last job that was claimed there. Only for the claimer's thread.
+
+    A claim begins at the front of all its queues, or of none. Each queue has a time of its own for that: a busy queue is claimed
+    from far more often, and with one time for all it would use it up while the others are not polled.
+    """
+
+    def __init__(self) -> None:
+        self._points: dict[Slot, Point] = {}
+        self._sweep_at: dict[str, float] = {}
+        self._queues: tuple[str, ...] = ()
+        self.swept = True
+        """Whether the last claim began at the front."""
+
+    def sweep_at(self, queue: str) -> float:
+        """When a claim from this queue begins at the front again, by the monotonic clock."""
+        return self._sweep_at.get(queue, 0.0)
+
+    def keep(self, queues: Container[str]) -> None:
+        """Forget the points of all other queues."""
+        self._points = {slot: point for slot, point in self._points.items() if slot[0] in queues}
+        self._sweep_at = {queue: at for queue, at in self._sweep_at.items() if queue in queues}
+
+    def begin(self, queues: Iterable[str]) -> Mapping[Slot, Point] | None:
+        """The points behind which to claim from these queues now; None: from the front."""
+        self._queues = tuple(queues)
+        now = monotonic()
+        self.swept = not self._points or any(self.sweep_at(queue) <= now for queue in self._queues)
+        return None if self.swept else self._points
+
+    def end(self, jobs: Sequence[ClaimedJob], seconds: float) -> None:
+        """These jobs were claimed, in the order of `Store.claim`, and that took `seconds`."""
+        if self.swept:
+            later = monotonic() + min(max(_SHARE * seconds, _SOONEST), _LATEST)
+            self._sweep_at |= dict.fromkeys(self._queues, later)
+        for slot, point in _last(jobs).items():
+            if self.swept and point < self._points.get(slot, point):
+                self._sweep_at[slot[0]] = 0.0  # a job lay before the point, and there may be more
+            else:
+                self._points[slot] = point
+
+
+def _last(jobs: Sequence[ClaimedJob]) -> dict[Slot, Point]:
+    return {(job.queue, job.priority): (job.run_at, job.id) for job in jobs}
+
+
+# ---- Queues that gave fewer jobs than were wanted: when each is polled again, and whether the worker is idle.
 
 _QUEUE = attrgetter("queue")
 

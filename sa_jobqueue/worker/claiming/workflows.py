@@ -13,13 +13,12 @@ from time import monotonic
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...log import get_logger
-from ...store import Advanced, Fault, fault_of
+from ...sql.claims import Fault, fault_of
+from ...sql.workflows.pruning import Advanced
+from ...util.log import get_logger
 from ..connections.service import Connector
-from ..running.touched import TouchedWorkflows
+from ..running.run import TouchedWorkflows
 from .demand import Demand
-
-__all__ = ["MovingWorkflows"]
 
 logger = get_logger(__name__)
 

@@ -10,15 +10,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from ...errors import ConfigurationError, DatabaseUnavailable
-from ...log import get_logger
 from ...migrations import check_schema
-from ...models import SCHEMA
-from ...schema import quote
-from ...urls import database_url, mask_passwords, not_connected
+from ...util.log import get_logger
+from ...util.schema import SCHEMA, quote
+from ...util.urls import database_url, mask_passwords, not_connected
 from .pool import is_behind_pooler, leave_out_closed
 from .service import check_driver, refuse_autocommit
-
-__all__ = ["SERVICE_CONNECTIONS", "Engines"]
 
 logger = get_logger(__name__)
 

@@ -17,22 +17,20 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ... import forks
-from ...durations import backoff
 from ...errors import ConfigurationError
-from ...log import get_logger
-from ...statements.overview import LISTENS_FOR
-from ...store import Store, default_store
-from ..process.threads import ServiceThread
-from . import driver
-from .deadline import Deadline
-from .pool import drop_idle, hang_up
+from ...rules.retry import backoff
+from ...sql.readings.depths import LISTENS_FOR
+from ...sql.store import Store, default_store
+from ...util import forks
+from ...util.log import get_logger
+from ..process.inside import ServiceThread
+from . import pool as driver
+from .pool import Deadline, drop_idle, hang_up
 from .service import lasting_settings, setting
 
-if TYPE_CHECKING:  # a program that only enqueues, perhaps over another driver, needs no libpq
+if TYPE_CHECKING:
     import psycopg
 
-__all__ = ["Listener"]
 
 logger = get_logger(__name__)
 

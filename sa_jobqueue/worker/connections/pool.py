@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import select as select_module
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from threading import Lock
 from time import monotonic
 from typing import Any
 
@@ -10,9 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DisconnectionError
 
 from ...errors import ConfigurationError
-from ...log import get_logger
-
-__all__ = ["drop_idle", "give_up", "hang_up", "is_behind_pooler", "leave_out_closed", "refuse_pooler"]
+from ...util.log import get_logger
 
 logger = get_logger(__name__)
 
@@ -90,3 +93,74 @@ def drop_idle(engine: sa.Engine) -> None:
         engine.dispose()
     except Exception:  # of a listener of the application's
         logger.debug("the pool did not close", exc_info=True)
+
+
+# ---- The client's own deadline for a service connection.
+
+#: Seconds that the client waits after the server should have ended a statement.
+CLIENT_MARGIN = 5.0
+
+
+class Deadline:
+    """A deadline of the client's: a service transaction that takes longer than `limit` seconds is cut off.
+
+    The server ends a statement after its timeout. What takes longer still waits on a socket whose server is gone. Its thread
+    writes `_busy`; the watchdog reads it, and may cut the connection off.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._busy: tuple[float, sa.Connection] | None = None
+
+    @contextmanager
+    def over(self, connection: sa.Connection) -> Generator[None]:
+        """Watch what happens inside. A nested `over` has a time of its own, and the rest after it begins a new one."""
+        outer, self._busy = self._busy, (monotonic(), connection)
+        try:
+            yield
+        finally:
+            self._busy = None if outer is None else (monotonic(), outer[1])
+
+    def check(self) -> None:
+        """Cut off what has taken too long; its thread gets an error, and makes a new connection."""
+        busy = self._busy
+        if busy is None or monotonic() - busy[0] < self._limit:
+            return
+        try:
+            raw: Any = busy[1].connection.dbapi_connection
+            with socket.socket(fileno=os.dup(raw.pgconn.socket)) as stalled:
+                stalled.shutdown(socket.SHUT_RDWR)
+        except Exception:
+            logger.debug("the connection was broken already", exc_info=True)
+        logger.warning("a service connection has been silent for %g s; it is cut off", self._limit)
+
+
+# ---- What a driver's connection knows of its own state, without asking the server.
+
+#: A value of `psycopg.pq.TransactionStatus`. The package must not import psycopg.
+_ACTIVE = 1
+#: Seconds that a thread which a handler left behind may take for its last statement.
+_LAST_STATEMENT = 2.0
+
+
+def psycopg_of(connection: sa.Connection) -> Any:
+    """The psycopg connection below, sync or async; None where it is another driver's."""
+    raw: Any = connection.connection.dbapi_connection  # of a thread it is psycopg's own
+    if isinstance(raw, sa.AdaptedConnection):  # that of SQLAlchemy 2.0 has the other's attributes, too
+        raw = raw.driver_connection
+    return raw if hasattr(raw, "pgconn") else None
+
+
+def is_busy(raw: Any) -> bool:
+    """Whether a command is under way on what `psycopg_of` found, so that the next one would wait: a COPY or a stream that was not
+    read to its end, say.
+    """
+    if raw is None or raw.pgconn.transaction_status != _ACTIVE:
+        return False
+    lock = raw.lock
+    if type(lock) is type(Lock()) and lock.acquire(
+        timeout=_LAST_STATEMENT
+    ):  # a thread's: it may just be in a statement
+        lock.release()
+        return bool(raw.pgconn.transaction_status == _ACTIVE)
+    return True

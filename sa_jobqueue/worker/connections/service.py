@@ -10,22 +10,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ... import forks
 from ...errors import AutocommitError, ConfigurationError
-from ...store import Store, default_store
-from . import driver
-from .deadline import Deadline
-
-__all__ = [
-    "APPLICATION",
-    "Connector",
-    "check_driver",
-    "lasting_settings",
-    "refuse_autocommit",
-    "service_limit",
-    "service_settings",
-    "setting",
-]
+from ...sql.store import Store, default_store
+from ...util import forks
+from . import pool as driver
+from .pool import Deadline
 
 #: The planner, left alone, picks a sequential scan or a bitmap for a plan made on an empty table, and keeps it while
 #: 200,000 jobs arrive (150 ms a claim instead of 0.3); it joins a batch's arrays to its rows by nested loops, because it

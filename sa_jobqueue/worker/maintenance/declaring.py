@@ -11,10 +11,9 @@ from datetime import timedelta
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...store import Declaring, Fault, fault_of
+from ...sql.claims import Fault, fault_of
+from ...sql.schedules.declared import Declaring
 from ..connections.service import Connector
-
-__all__ = ["AGAIN", "DECLARE_EVERY", "GONE", "Declarations", "TimeToDeclare"]
 
 #: Seconds until the next try after an error.
 AGAIN = 1.0

@@ -17,22 +17,17 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...durations import backoff
-from ...log import get_logger
-from ...store import Fault, fault_of
-from ..connections.deadline import Deadline
-from ..connections.pool import give_up, hang_up
+from ...rules.retry import backoff
+from ...sql.claims import Fault, fault_of
+from ...util.log import get_logger
+from ..connections.pool import Deadline, give_up, hang_up
 from ..connections.service import Connector
-from ..process.events import AutoResetEvent
-from ..process.threads import ServiceThread
+from ..process.inside import AutoResetEvent, ServiceThread
 from .chore import Chore, Turn
-from .notes import WriteNotes
+from .notes import WriteNotes, WriteStats
 from .presence import Presence
 from .renew import Renewal
-from .stats import WriteStats
 from .timeouts import Timeouts
-
-__all__ = ["Maintenance"]
 
 logger = get_logger(__name__)
 

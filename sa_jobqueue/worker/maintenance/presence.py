@@ -13,16 +13,14 @@ from typing import Any, TypedDict
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...log import get_logger
 from ...migrations import CURRENT
-from ...store import Fault, fault_of
+from ...sql.claims import Fault, fault_of
+from ...util.log import get_logger
 from ...version import __version__
 from ..connections.service import Connector
 from ..tally import Tally
 from .chore import Chore, Turn
 from .declaring import GONE
-
-__all__ = ["Presence", "Vitals"]
 
 logger = get_logger(__name__)
 

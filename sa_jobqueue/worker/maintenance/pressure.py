@@ -7,13 +7,11 @@ from collections.abc import Callable
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...log import get_logger
-from ...store import Fault, Pressure, fault_of, read_pressure
+from ...sql.claims import Fault, fault_of
+from ...sql.workers import Pressure, read_pressure
+from ...util.log import get_logger
 from ..connections.service import Connector
-from .chore import Chore, Turn
-from .governor import Governor, Turned
-
-__all__ = ["WatchPressure"]
+from .chore import Chore, Governor, Turn, Turned
 
 logger = get_logger(__name__)
 

@@ -14,14 +14,14 @@ from time import monotonic
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...log import get_logger
-from ...store import Declaring, Fault, Ticked, definition_of, fault_of
-from ...tasks import Registry
+from ...sql.claims import Fault, fault_of
+from ...sql.schedules.declared import Declaring, definition_of
+from ...sql.schedules.due import Ticked
+from ...tasks.registry import Registry
+from ...util.log import get_logger
 from ..connections.service import Connector
 from .chore import Chore, Turn
 from .declaring import AGAIN, DECLARE_EVERY, GONE, Declarations, TimeToDeclare
-
-__all__ = ["EnqueueTicks"]
 
 logger = get_logger(__name__)
 

@@ -9,14 +9,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...log import get_logger
-from ...store import FIRST_ID, Fault, fault_of, is_month_missing
+from ...sql.claims import Fault, fault_of, is_month_missing
+from ...sql.parts import FIRST_ID
+from ...util.log import get_logger
 from ..connections.service import Connector
-from ..running.touched import TouchedWorkflows
-from .archive import KeepArchive
+from ..running.run import TouchedWorkflows
 from .chore import Chore, Turn
-
-__all__ = ["FindWorkflows", "KeepWorkflows"]
+from .prune import KeepArchive
 
 logger = get_logger(__name__)
 

@@ -12,8 +12,6 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
-__all__ = ["hearing_signals", "signals_go_to", "start_deaf"]
-
 #: Seconds in which the same signal again is the same one: GNU `timeout` and others signal a process, and then its group.
 _SAME = 1.0
 #: Seconds between two calls of `overdue`, once the time to leave is over.

@@ -18,21 +18,65 @@ import random
 import signal
 import subprocess
 import threading
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import FrameType
 from typing import Protocol
 
-from ...durations import backoff
-from ...log import get_logger
-from .exit_codes import Ending
+from ...rules.retry import backoff
+from ...util.log import get_logger
+from .inside import Ending
 from .signals import signals_go_to, start_deaf
-from .slot import Slot, described
 
-__all__ = ["CANNOT_WORK", "Reports", "Supervisor", "restart_delay"]
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """What the supervisor knows of it. Only the supervisor's main thread touches it."""
+
+    number: int
+    process: subprocess.Popen[bytes] | None = None
+    started_at: float = 0.0
+    start_at: float | None = 0.0
+    """When to start it (again); None: not at all, or it runs."""
+    deaths: int = 0
+    """Fast deaths in a row, and starts that failed."""
+    starts: int = 0
+    cannot_work: bool = False
+    """What its last process said of itself."""
+    restarts: bool = False
+    """Its process drains, to be started again."""
+    kill_at: float | None = None
+    """When its process has had the time to drain."""
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to its process, if there is one."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                self.process.send_signal(number)
+
+    def close(self) -> int:
+        """Mark that its process has ended. Returns the pid."""
+        process, self.process = self.process, None
+        assert process is not None
+        if process.stdin is not None:
+            process.stdin.close()
+        return process.pid
+
+
+def described(code: int) -> str:
+    """How a process has ended, by its exit code."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"
+
+
+# ---- The supervisor: several worker processes of one command, kept alive.
 
 logger = get_logger(__name__)
 
@@ -339,3 +383,28 @@ def restart_delay(deaths: int, *, random: float) -> float:
     `random`: uniform in [0, 1).
     """
     return backoff(deaths, first=_FIRST_DELAY, most=_LONGEST_DELAY) * (0.8 + 0.4 * random)
+
+
+# ---- A worker process that has a supervisor: it drains when that is gone.
+
+
+def drain_with_supervisor(drain: Callable[[], None]) -> None:
+    """In a worker process: call `drain`, on a thread of its own, when the supervisor is gone and stdin ends with it.
+
+    What handlers start gets /dev/null for its stdin, not the pipe.
+    """
+    # One that a thread of the supervisor has started has inherited that it takes no signals.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    pipe = os.dup(0)
+    with open(os.devnull, "rb") as null:
+        os.dup2(null.fileno(), 0)
+
+    def deadline() -> None:
+        while os.read(pipe, 1):
+            pass
+        try:
+            logger.warning("the supervisor is gone: finishing what is running")
+        finally:  # whatever a filter or a handler of logs raises
+            drain()
+
+    threading.Thread(target=deadline, name="sa-jobqueue supervisor watch", daemon=True).start()

@@ -5,16 +5,66 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
+from enum import Enum
 from functools import partial
 from time import monotonic
+from typing import Final, TypeAlias
 
-from ...context import ClaimedJob
-from ...lifecycle import OUTCOMES
-from ...log import get_logger
-from ...middleware import Callback
-from .ending import LOST, MaybeWritten, RunEnding
+from ...arguments.context import ClaimedJob
+from ...rules.lifecycle import OUTCOMES, Change
+from ...tasks.middleware import Callback
+from ...util.log import get_logger
 
-__all__ = ["AttemptEnd", "Telling", "outcome_of"]
+
+class Written:
+    """The change is in the database: it was committed together with what the handler wrote."""
+
+    __slots__ = ("change",)
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+
+
+class ToWrite:
+    """The change is for the writer."""
+
+    # No named tuple: one is made for each job, and takes 0.08 µs longer (November 2026).
+    __slots__ = ("change",)
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+
+
+class InDoubt(ToWrite):
+    """The change is for the writer; but the handler's own commit, the answer to which was lost, may have written `committed`."""
+
+    __slots__ = ("committed",)
+
+    def __init__(self, change: Change, committed: Change) -> None:
+        super().__init__(change)
+        self.committed = committed
+
+
+class MaybeWritten:
+    """The claim is over. Perhaps the handler's own commit of `change` has ended it, the answer to which was lost."""
+
+    __slots__ = ("change",)
+
+    def __init__(self, change: Change) -> None:
+        self.change = change
+
+
+class Lost(Enum):
+    """The claim is over: there is nothing to write, and what the handler wrote is not kept."""
+
+    LOST = "lost"
+
+
+LOST: Final = Lost.LOST
+
+RunEnding: TypeAlias = Written | ToWrite | MaybeWritten | Lost
+
+# ---- What middleware is told of the end of an attempt.
 
 logger = get_logger(__name__)
 

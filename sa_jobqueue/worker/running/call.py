@@ -3,27 +3,241 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from types import TracebackType
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from ...context import AsyncJobContext, JobContext, Notes
-from ...errors import SessionUnavailable
-from ...log import get_logger
-from ...middleware import installed
-from ...outcomes import Discard
-from .around import surrounded
-from .inputs import taken_by, values_of
-from .objects import call_async_with_objects, call_with_objects
+from ...arguments.context import AsyncJobContext, ClaimedJob, JobContext, Notes
+from ...arguments.inputs import Inputs, Part
+from ...arguments.loading import filled, load
+from ...arguments.references import references
+from ...errors import JobStopped, MiddlewareError, SessionUnavailable
+from ...rules.lifecycle import JobStatus, extra
+from ...rules.outcomes import Discard
+from ...sql.workflows.pruning import Input
+from ...tasks.middleware import Attempt, Middleware, installed
+from ...util.log import get_logger
+from .attempt_end import AttemptEnd
+from .reopening import Sessions
 from .run import Run
-from .sessions import Sessions
 from .transaction import HandlerTransaction
 
-__all__ = ["Call"]
+
+def call_with_objects(
+    run: Run, open_session: Callable[[], Session], handler: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Call a `def` handler with the objects. `open_session`: for a handler without a context."""
+    run.undecoded = True
+    if wanted := list(references((args, kwargs))):
+        load(_session(args, open_session), wanted)
+        args, kwargs = filled(args), filled(kwargs)
+    run.undecoded = False
+    return handler(*args, **kwargs)
+
+
+async def call_async_with_objects(
+    run: Run, open_session: Callable[[], AsyncSession], handler: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """The same of an `async def` handler."""
+    run.undecoded = True
+    if wanted := list(references((args, kwargs))):
+        await _session(args, open_session).run_sync(load, wanted)
+        args, kwargs = filled(args), filled(kwargs)
+    run.undecoded = False
+    return await handler(*args, **kwargs)
+
+
+def _session(args: tuple[Any, ...], open_session: Callable[[], Any]) -> Any:
+    """That of the handler's context, if it takes one."""
+    context = args[0] if args and isinstance(args[0], (JobContext, AsyncJobContext)) else None
+    return open_session() if context is None else context.session
+
+
+# ---- What a member of a workflow takes of others: read with the claims of many, or, where that is too much, page by page as it runs.
+
+#: Results of others read at once, where a member has many.
+_PAGE = 1_000
+
+#: Reads a page: (the job, behind which position, how many).
+Read = Callable[[int, int, int], list[Input]]
+
+
+class Taken(NamedTuple):
+    """What one member takes. `parts`: None where they are still to be read."""
+
+    args: str
+    number: int
+    parts: list[Part] | None
+
+
+def with_inputs(job: ClaimedJob, inputs: Sequence[Input] | None) -> ClaimedJob:
+    """The job with what it takes, in place of its arguments alone. None: it is to be read as the job runs."""
+    parts = None if inputs is None else list(parts_of(inputs))
+    return job._replace(args=json.dumps({"args": job.args, "parts": parts}))
+
+
+def taken_by(job: ClaimedJob) -> Taken | None:
+    """What the job takes of others; None for nearly all jobs."""
+    count = extra(job).get("inputs")
+    if count is None:
+        return None
+    said = json.loads(job.args or "")
+    parts = said["parts"]
+    return Taken(said["args"], count, None if parts is None else [Part(*part) for part in parts])
+
+
+def parts_of(inputs: Sequence[Input]) -> Generator[Part]:
+    """The parts that the handler gets: all that completed, and where it runs without the others, a `Failed` for these."""
+    for one in inputs:
+        if one.status == JobStatus.COMPLETED or one.policy in {"run", "cancel"}:
+            yield Part(one.parent_id, one.status, one.result, one.error)
+
+
+class Reader:
+    """Reads what one member takes, page by page."""
+
+    def __init__(self, job: ClaimedJob, inputs: Inputs, read: Read) -> None:
+        self._id, self._inputs, self._read = job.id, inputs, read
+        self._after = -1
+
+    def _page(self) -> list[Any] | None:
+        page = self._read(self._id, self._after, _PAGE)
+        if not page:
+            return None
+        self._after = page[-1].position or 0
+        return self._inputs.of_list(parts_of(page))
+
+    def all(self) -> list[Any]:
+        """All of them. It waits for the database."""
+        return list(self.stream())
+
+    def stream(self) -> Generator[Any]:
+        """One after the other; a page of them is in memory."""
+        while (page := self._page()) is not None:
+            yield from page
+
+    async def astream(self) -> AsyncGenerator[Any]:
+        """The same for an `async def` handler."""
+        while (page := await asyncio.to_thread(self._page)) is not None:
+            for one in page:
+                yield one
+
+
+def values_of(job: ClaimedJob, taken: Taken, inputs: Inputs, read: Read) -> list[Any] | Callable[[], list[Any]]:
+    """What fills the first parameters of the handler; or, where it is to be read first, what does so."""
+    if taken.parts is None:
+        reader = Reader(job, inputs, read)
+        if inputs.stream is not None:
+            return [reader.astream() if inputs.stream else reader.stream()]
+        return lambda: [reader.all()] if not inputs.count else inputs.each(parts_of(read(job.id, -1, inputs.count)))
+    if inputs.count:
+        return inputs.each(taken.parts)
+    values = inputs.of_list(taken.parts)
+    if inputs.stream is None:
+        return [values]
+    return [_as_async(values) if inputs.stream else iter(values)]
+
+
+async def _as_async(values: list[Any]) -> AsyncGenerator[Any]:
+    for one in values:
+        yield one
+
+
+# ---- The installed middleware around the one call of a handler.
+
+#: How the messages of `contextlib` begin for a generator that does not yield once.
+_NOT_ONCE = "generator didn't "
+
+
+def surrounded(run: Run, layers: Sequence[Middleware], handler: Callable[..., Any]) -> Callable[..., Any]:
+    """`handler` with these around it. Raises JobStopped if the run was given up meanwhile: then nothing is entered."""
+    run.attempt_end = end = AttemptEnd(run.job)
+    if run.settled:  # looked at only now: a thread that gives it up later finds the callbacks
+        raise JobStopped(f"job {run.job.id} was given up before its handler was called")
+    attempt = Attempt(run.job, end.add)
+    if not run.task.is_async:
+        return lambda *args, **kwargs: _call(layers, attempt, handler, args, kwargs)
+    return lambda *args, **kwargs: _await(layers, attempt, handler, args, kwargs)
+
+
+def _call(
+    layers: Sequence[Middleware],
+    attempt: Attempt,
+    handler: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    if not layers:
+        return handler(*args, **kwargs)
+    with _Layer(layers[0], attempt):
+        return _call(layers[1:], attempt, handler, args, kwargs)
+    return None  # it has suppressed the handler's exception
+
+
+async def _await(
+    layers: Sequence[Middleware],
+    attempt: Attempt,
+    handler: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    if not layers:
+        return await handler(*args, **kwargs)
+    with _Layer(layers[0], attempt):
+        return await _await(layers[1:], attempt, handler, args, kwargs)
+    return None
+
+
+class _Layer:
+    """One middleware's context manager. What it does wrong is said with its name."""
+
+    __slots__ = ("_attempt", "_exit", "_middleware")
+
+    def __init__(self, middleware: Middleware, attempt: Attempt) -> None:
+        self._middleware, self._attempt = middleware, attempt
+        self._exit: Callable[..., object]
+
+    def __enter__(self) -> None:
+        manager: Any = self._middleware.around(self._attempt)
+        try:
+            enter, self._exit = manager.__enter__, manager.__exit__
+        except AttributeError:
+            raise MiddlewareError(
+                f"{type(self._middleware).__qualname__}.around() returned {manager!r}; it must return a context manager, with "
+                "__enter__ and __exit__: is @contextmanager missing, or is it an async one?"
+            ) from None
+        try:
+            enter()
+        except RuntimeError as error:
+            self._refuse(error)
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        try:
+            # What stops a handler is no Exception: kept back, it would make a job complete that was broken off.
+            return bool(self._exit(kind, error, trace)) and isinstance(error, Exception)
+        except RuntimeError as failure:
+            if failure is not error:
+                self._refuse(failure)
+            raise
+
+    def _refuse(self, error: RuntimeError) -> None:
+        if str(error).startswith(_NOT_ONCE):
+            raise MiddlewareError(
+                f"{type(self._middleware).__qualname__}.around() must yield once, and end when an exception comes out of its "
+                f"yield: {error}"
+            ) from error
+
+
+# ---- One call of a handler: its arguments, its context, and its session if it opens one.
 
 logger = get_logger(__name__)
 

@@ -16,21 +16,37 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...context import Notes
-from ...lifecycle import OUTCOMES, Change, Event, completed, decide
-from ...log import get_logger
-from ...outcomes import Completed, Crashed, Failed, Outcome, Released
-from .attempt_end import Telling, outcome_of
+from ...arguments.context import Notes
+from ...rules.lifecycle import OUTCOMES, Change, Event, completed, decide
+from ...rules.outcomes import Completed, Crashed, Failed, Outcome, Released
+from ...util.log import get_logger
+from .attempt_end import LOST, InDoubt, Lost, MaybeWritten, RunEnding, Telling, ToWrite, outcome_of
 from .call import Call
-from .cancels import is_foreign, take_back
-from .ending import LOST, InDoubt, Lost, MaybeWritten, RunEnding, ToWrite
 from .joblog import JobLog
+from .reopening import Sessions
 from .run import Run, Stop
-from .sessions import Sessions
 from .timeouts import timeout_of, within
 from .verdict import left_early, may_go_back, of_error, of_value, unruly, unstarted
 
-__all__ = ["Executor"]
+
+def is_foreign(error: BaseException, run: Run, runner: asyncio.Task[Any]) -> bool:
+    """Whether the runner was cancelled, and not on behalf of this run."""
+    return isinstance(error, asyncio.CancelledError) and not run.interrupted and runner.cancelling() > 0
+
+
+async def take_back(runner: asyncio.Task[Any], run: Run) -> None:
+    """Undo the cancels that the handler itself made of its task: they were this job's affair."""
+    ours = 1 if run.interrupted else 0
+    if runner.cancelling() <= ours:
+        return
+    while runner.cancelling() > ours:
+        runner.uncancel()
+    # Before Python 3.13 a cancel that was not raised yet still would be, in the middle of what comes next.
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(0)
+
+
+# ---- Running one job: call the handler, decide what came of it, end its session, and report the ending.
 
 logger = get_logger(__name__)
 

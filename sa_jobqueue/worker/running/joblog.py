@@ -7,14 +7,12 @@ import time
 from datetime import UTC, datetime
 from time import monotonic
 
-from ...failures import error_text, is_quick_to_format
-from ...lifecycle import Change, Event
-from ...log import get_logger, place_of
-from ...outcomes import Retry
-from ...store import Expired
+from ...rules.failures import error_text, is_quick_to_format
+from ...rules.lifecycle import Change, Event
+from ...rules.outcomes import Retry
+from ...sql.leases import Expired
+from ...util.log import get_logger, place_of
 from .run import Run
-
-__all__ = ["JobLog", "holder_of", "lasting", "say_rescue"]
 
 logger = get_logger(__name__)
 

@@ -15,11 +15,9 @@ from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
-from ... import forks
-from ...log import get_logger
-from ...store.compiled import OWN_LISTENERS
-
-__all__ = ["Found", "begin", "is_spoiled", "may_be_dropped"]
+from ...sql.tables import OWN_LISTENERS
+from ...util import forks
+from ...util.log import get_logger
 
 logger = get_logger(__name__)
 

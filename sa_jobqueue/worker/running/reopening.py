@@ -9,15 +9,26 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+from sqlalchemy.orm import Session
 
-from ...durations import backoff
-from ...log import get_logger
+from ...errors import SessionUnavailable
+from ...rules.retry import backoff
+from ...sql.apply import Answer
+from ...sql.store import Store, default_store
+from ...sql.workflows.pruning import Input
+from ...tasks.calls import AsyncSessionMaker, SessionMaker
+from ...util.log import get_logger
+from .attempt_end import InDoubt, MaybeWritten, RunEnding, ToWrite, Written
+from .run import Run, Runs
 from .slots import Slots
-
-__all__ = ["Reopening"]
+from .transaction import HandlerTransaction
+from .writer import OutcomeWriter
 
 logger = get_logger(__name__)
 
@@ -104,3 +115,85 @@ class Reopening:
 async def _open_async(engine: sa.Engine) -> None:
     async with AsyncEngine(engine).connect() as connection:
         await connection.exec_driver_sql(_ASK)
+
+
+# ---- Where the ending of a run goes: to the writer, or to the end of its claim.
+
+
+class Reports:
+    """Hands what is to be written to `writer`. The claims of what needs no writing end in `runs`. For any thread."""
+
+    def __init__(self, runs: Runs, writer: OutcomeWriter) -> None:
+        self._runs, self._writer = runs, writer
+
+    def report(self, run: Run, ending: RunEnding) -> None:
+        """A run has ended."""
+        run.ended = monotonic()
+        if type(ending) is ToWrite:  # nearly all
+            self._writer.add(ending.change)
+        elif isinstance(ending, InDoubt):
+            self._writer.doubt([ending.committed])
+            self._writer.add(ending.change)
+        elif isinstance(ending, MaybeWritten):
+            self._writer.ask(ending.change)
+        elif isinstance(ending, Written):
+            self._runs.end([ending.change], Answer.APPLIED)
+        else:
+            self._runs.drop(run)
+
+
+# ---- Where handlers' sessions come from: the worker's engines, or the application's own sessionmakers.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sessions:
+    """Makes the session of a handler, together with the transaction that it joins."""
+
+    engine: sa.Engine | None = None
+    async_engine: AsyncEngine | None = None
+    maker: SessionMaker | None = None
+    async_maker: AsyncSessionMaker | None = None
+    translate: Mapping[str | None, str | None] | None = None
+    idle_timeout: float | None = None
+    store: Store = default_store
+
+    def open(self) -> tuple[Session, HandlerTransaction]:
+        """A session for a `def` handler, and its transaction."""
+        session = Session(self.engine) if self.maker is None else _checked(self.maker(), Session)
+        return session, self._transaction(session, self.engine)
+
+    def open_async(self) -> tuple[AsyncSession, HandlerTransaction]:
+        """The same for an `async def` handler; does no I/O."""
+        if self.async_maker is None:
+            session = AsyncSession(expire_on_commit=False)
+        else:
+            session = _checked(self.async_maker(), AsyncSession)
+        engine = None if self.async_engine is None else self.async_engine.sync_engine
+        return session, self._transaction(session.sync_session, engine)
+
+    def read_inputs(self, id: int, after: int, limit: int) -> list[Input]:
+        """A page of what a member of a workflow takes of others, read in a transaction of its own."""
+        if self.engine is None:
+            raise SessionUnavailable("the results of other jobs are read by an Engine, and the worker has none")
+        with self.engine.connect() as connection:
+            translated = connection.execution_options(schema_translate_map=dict(self.translate or {}))
+            return self.store.page_of_inputs(translated, id, after=after, limit=limit)
+
+    def _transaction(self, session: Session, engine: sa.Engine | None) -> HandlerTransaction:
+        return HandlerTransaction(
+            session,
+            engine=engine,
+            database=None if self.engine is None else self.engine.url,
+            translate=self.translate,
+            idle=self.idle_timeout,
+            store=self.store,
+        )
+
+
+def _checked(made: T, wanted: type[T]) -> T:
+    """What the application's sessionmaker made. A session of the other kind would keep nothing, and report no error."""
+    if not isinstance(made, wanted):
+        raise SessionUnavailable(f"the application's sessionmaker made {made!r}; a {wanted.__name__} is expected")
+    return made

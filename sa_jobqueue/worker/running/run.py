@@ -4,22 +4,50 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, StrEnum
 from time import monotonic
 from typing import Any
 
-from ...context import ClaimedJob
-from ...lifecycle import Change
-from ...log import get_logger
-from ...store import Answer
-from ...tasks import Task
-from ..observer import Observer
+from ...arguments.context import ClaimedJob
+from ...rules.lifecycle import Change
+from ...sql.apply import Answer
+from ...tasks.tasks import Task
+from ...util.log import get_logger
+from ..tally import Observer
 from .attempt_end import AttemptEnd
 from .notes import Notes
-from .touched import TouchedWorkflows
 
-__all__ = ["Kind", "Run", "Runs", "Stop"]
+
+class TouchedWorkflows:
+    """Any thread notes them. The claimer's thread takes them, and moves them on. `wake` wakes it."""
+
+    def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
+        self.wake = wake
+        self.any = False
+        """Whether a member of a workflow was claimed here. Set by the claimer's thread, read by any."""
+        self._ids: deque[int] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._ids)
+
+    def note(self, changes: Iterable[Change]) -> None:
+        """These changes are committed."""
+        self.add([change.workflow for change in changes if change.workflow is not None])
+
+    def add(self, ids: Iterable[int]) -> None:
+        """Something has happened in these workflows."""
+        if ids := list(ids):
+            self._ids.extend(ids)
+            self.wake()
+
+    def take(self) -> set[int]:
+        """All that were noted since the last time."""
+        return {self._ids.popleft() for _ in range(len(self._ids))}
+
+
+# ---- A run: one claimed job in this process, from the claim to the moment its outcome is written.
 
 logger = get_logger(__name__)
 

@@ -16,12 +16,10 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
-from ...log import get_logger
+from ...util.log import get_logger
 from .executor import Executor
 from .run import Kind, Run
 from .slots import Slots
-
-__all__ = ["Runners", "own_decimal_context"]
 
 logger = get_logger(__name__)
 

@@ -13,10 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
 
-from ...statements.workers import EVERY_QUEUE
+from ...sql.workers import EVERY_QUEUE
 from .run import Kind, Run
-
-__all__ = ["AllSlots", "Slots"]
 
 #: Seconds after which a runner that was called and has not come means a blocked event loop. It takes milliseconds else.
 _BLOCKED = 1.0

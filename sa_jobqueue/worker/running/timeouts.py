@@ -18,11 +18,9 @@ from time import monotonic
 from typing import TypeVar
 
 from ...errors import HandlerTimeout
-from ...lifecycle import seconds_left
+from ...rules.lifecycle import seconds_left
 from .run import Run
 from .slots import Slots
-
-__all__ = ["Patience", "StuckQueues", "is_late", "timed_out", "timeout_of", "within"]
 
 T = TypeVar("T")
 

@@ -15,10 +15,9 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from ...errors import JobStopped, PayloadError
-from ...failures import describe, entry
-from ...lifecycle import Change, decide, not_started
-from ...log import get_logger
-from ...outcomes import (
+from ...rules.failures import describe, entry
+from ...rules.lifecycle import Change, decide, not_started
+from ...rules.outcomes import (
     Cancel,
     Cancelled,
     Completed,
@@ -32,12 +31,11 @@ from ...outcomes import (
     Snooze,
     Undecodable,
 )
-from ...retry import RetryPolicy
-from .ending import LOST, Lost
+from ...rules.retry import RetryPolicy
+from ...util.log import get_logger
+from .attempt_end import LOST, Lost
 from .run import Run, Stop
 from .timeouts import timed_out
-
-__all__ = ["left_early", "may_go_back", "of_error", "of_stop", "of_value", "unruly", "unstarted"]
 
 logger = get_logger(__name__)
 

@@ -13,11 +13,11 @@ from typing import TypeAlias
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...lifecycle import Change, JobStatus, unwritable
-from ...log import get_logger
-from ...store import Answer, Fault, Store, fault_of, kept_for_now
-
-__all__ = ["OutcomeWriter"]
+from ...rules.lifecycle import Change, JobStatus, unwritable
+from ...sql.apply import Answer, kept_for_now
+from ...sql.claims import Fault, fault_of
+from ...sql.store import Store
+from ...util.log import get_logger
 
 logger = get_logger(__name__)
 

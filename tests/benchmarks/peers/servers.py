@@ -17,7 +17,7 @@ from psycopg import sql
 from sqlalchemy import make_url
 
 from sa_jobqueue.embedded import embedded_url
-from sa_jobqueue.urls import database_url
+from sa_jobqueue.util.urls import database_url
 
 #: Said beside the figures: what a reader has to know to compare.
 TOLD = ("shared_buffers", "synchronous_commit", "fsync", "full_page_writes", "wal_level", "max_wal_size", "jit")

@@ -28,7 +28,7 @@ from sqlalchemy import BigInteger, Column, MetaData, Table, bindparam, create_en
 from sqlalchemy.schema import CreateSchema
 
 from sa_jobqueue import AsyncJobContext, Call, Job, JobContext, JobStatus, Registry, RetryPolicy, Snooze, enqueue, task
-from sa_jobqueue.tasks import AnyTask
+from sa_jobqueue.tasks.tasks import AnyTask
 
 FOLDER, RETAIN, ARCHIVE = "SA_SOAK_FOLDER", "SA_SOAK_RETAIN", "SA_SOAK_ARCHIVE"
 """Environment variables: where the handlers' files are, how many seconds a completed job is kept, and whether it is archived then."""

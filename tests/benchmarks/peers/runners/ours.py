@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Registry, Worker, enqueue_many, task
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.urls import database_url
-from sa_jobqueue.worker.process.gc import tune_gc
+from sa_jobqueue.util.urls import database_url
+from sa_jobqueue.worker.process.inside import tune_gc
 
 SLOTS = {"async": 100, "sync": 16}
 KEPT = "jobs are kept; gc as `sa-jobqueue work` sets it"

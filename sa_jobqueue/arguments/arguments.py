@@ -1,0 +1,315 @@
+"""The arguments of one handler, encoded when a job is made and decoded when it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from pydantic_core import to_json, to_jsonable_python
+
+from ..errors import PayloadError
+from .columns import in_order, plain_in_order
+from .context import AsyncJobContext, JobContext
+from .objects import ObjectText
+from .references import REFUSED
+from .signature import Plan, plan_of, signature
+from .storable import EXPONENT, MAX_PAYLOAD, as_jsonb, checked_json, load, refusal, same, shown, unstorable
+
+_AS_ARGUMENT: Any = {"fallback": repr, "inf_nan_mode": "constants", "bytes_mode": "base64"}
+
+#: pydantic's kinds of error for an argument that is missing, or not a parameter of the handler; and what we say.
+_NAMES = {"missing": "argument {} is missing", "extra_forbidden": "unknown argument {}"}
+#: How pydantic's kinds of error begin where a string was given for what is an object in Python.
+_OBJECTS = (
+    "is_instance_of",
+    "uuid",
+    "date",
+    "time",
+    "decimal",
+    "bytes",
+    "enum",
+    "dataclass",
+    "model",
+    "dict",
+    "list",
+    "tuple",
+    "set",
+    "frozen_set",
+)
+
+
+class Arguments:
+    """The arguments of one handler. Annotations are resolved at the first use, when all modules have been imported.
+
+    `given`: how many of the first parameters are no arguments, because results of other jobs fill them.
+    """
+
+    __slots__ = ("_defaults", "_given", "_plan", "_what", "handler")
+
+    def __init__(self, handler: Callable[..., Any], *, task: str, given: int = 0) -> None:
+        self.handler, self._given = handler, given
+        self._what = f"task {task!r}"
+        self._plan: Plan | None = None
+        self._defaults: dict[str, Any] | None = None
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """The defaults of the handler's parameters, as the plain JSON that they would be as arguments; else as their repr."""
+        if self._defaults is None:
+            self._defaults = {
+                name: plain_in_order(to_jsonable_python(one.default, **_AS_ARGUMENT), one.default)
+                for name, one in signature(self.handler).parameters.items()
+                if one.default is not one.empty
+            }
+        return self._defaults
+
+    @property
+    def context(self) -> type[JobContext | AsyncJobContext] | None:
+        """The class of the context that the handler takes first; None if it takes none."""
+        return self.resolve().context
+
+    def resolve(self) -> Plan:
+        """Resolve the annotations now. Raises TaskError if one cannot be resolved."""
+        plan = self._plan
+        if plan is None:
+            plan = self._plan = plan_of(self.handler, self._what, given=self._given)
+        return plan
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int = MAX_PAYLOAD) -> str:
+        """The arguments of one call as JSON text. Raises PayloadError if they do not fit or cannot be stored.
+
+        An `ObjectText` if there may be objects in them, whose keys are perhaps not known before the next flush.
+        """
+        plan = self._plan or self.resolve()
+        given, rest = self._bind(plan, args, kwargs)
+        try:
+            valid = plan.validate_python(given, strict=True)
+            if plan.rest is not None:
+                valid |= plan.rest.validate_python(rest)
+            data = plan.to_json(valid)
+            if plan.sets:
+                data = in_order(data, valid)
+        except ValidationError as error:
+            raise self._misfit(error, given | rest) from error
+        except Exception as error:  # from the serializer, or from a validator of the application
+            raise refusal(error, given | rest, what=self._what, item="argument ", write=plan.to_json) from error
+        text = checked_json(data, valid, what=self._what, item="argument ", limit=limit)
+        if not plan.exact:
+            self._check_return(plan, text, valid)
+        return ObjectText.of(text, valid) if plan.objects else text
+
+    def decode(
+        self, text: str | bytes, *, what: str = "the stored arguments"
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the handler is called with after its context; with references, where `Plan.objects` says that there are some.
+
+        Raises PayloadError if the JSON, called `what`, does not fit.
+        """
+        plan = self._plan or self.resolve()
+        try:
+            found = plan.validate_json(text, strict=True)
+            if plan.as_keywords:
+                return (), found
+            return _spread(plan, found, f"{self._what}: {what}")
+        except PayloadError:
+            raise
+        except ValidationError as error:
+            raise self._misfit(error, None, what) from error
+        except Exception as error:  # from a validator of the application
+            raise PayloadError(f"{self._what}: {what} cannot be read: {type(error).__name__}: {error}") from error
+
+    def _bind(
+        self, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The call as {parameter: value}, and separately what goes into `**kwargs`."""
+        rest: dict[str, Any] = {}
+        given = dict(zip(plan.positional, args, strict=False))
+        if len(args) > len(plan.positional):
+            if plan.variable is None:
+                few, were = len(plan.positional), "was" if len(args) == 1 else "were"
+                raise PayloadError(
+                    f"{self._what}: takes {few} positional argument{'' if few == 1 else 's'}, {len(args)} {were} given"
+                )
+            given[plan.variable] = args[len(plan.positional) :]
+        for name, value in kwargs.items():
+            if name in given:
+                raise PayloadError(f"{self._what}: argument {name} is given twice")
+            if name in plan.positional_only or name == plan.variable:
+                raise PayloadError(f"{self._what}: argument {name} cannot be given by keyword")
+            if plan.rest is not None and name not in plan.names:
+                _refuse_taken(plan, name, self._what)
+                rest[name] = value
+            else:
+                given[name] = value
+        return given, rest
+
+    def _check_return(self, plan: Plan, text: str, valid: dict[str, Any]) -> None:
+        """Refuse arguments that would come back changed."""
+        stored = text
+        if EXPONENT.search(text):  # jsonb keeps 1e+23 as 100000000000000000000000
+            stored = to_json(as_jsonb(load(text))).decode()
+        try:
+            back = plan.validate_json(stored, strict=True)
+            if plan.rest is not None:
+                back = _with_rest(plan, back, self._what)
+        except ValidationError as error:
+            if found := next(unstorable(valid), None):
+                raise PayloadError(f"{self._what}: argument {found}") from error
+            raise self._misfit(error, valid) from error
+        except Exception as error:
+            raise refusal(error, valid, what=self._what, item="argument ") from error
+        for name, value in valid.items():
+            if not (name in back and same(value, back[name])):
+                if found := next(unstorable(value, name), None):
+                    raise PayloadError(f"{self._what}: argument {found}")
+                again = shown(back.get(name))
+                if again == shown(value):
+                    again = "something else: its JSON does not hold all of it"
+                raise PayloadError(
+                    f"{self._what}: argument {name}: {shown(value)} would come back from JSON as {again}: "
+                    "annotate the parameter with the type that is meant, or pass plain JSON"
+                )
+
+    def _misfit(self, error: ValidationError, given: Mapping[str, Any] | None, what: str = "") -> PayloadError:
+        """The error in the words of the caller. `given`: the call's arguments; None for stored JSON, called `what`."""
+        found = error.errors(include_url=False, include_context=False)
+        said = [self._sentence(one, enqueueing=given is not None) for one in found[:3]]
+        if len(found) > 3:
+            said.append(f"and {len(found) - 3} more")
+        if any(len(one["loc"]) == 1 and one["type"] in _NAMES for one in found[:3]):
+            said.append(f"it takes ({', '.join(self.resolve().names)})")
+        if given is not None:
+            said += self._hints(one["loc"][0] for one in found if one["type"] == "extra_forbidden")
+        where = "" if given is not None else f"{what} do not fit the handler: "
+        return PayloadError(f"{self._what}: {where}{'; '.join(said)}")
+
+    def _hints(self, unknown: Iterable[Any]) -> list[str]:
+        """What to write for arguments that are options, here or in another queue."""
+        from ..rules.hints import hint
+
+        said = (hint(word, self.handler.__name__) for word in unknown)
+        return [one for one in dict.fromkeys(said) if one]
+
+    def _sentence(self, one: Any, *, enqueueing: bool) -> str:
+        kind, loc, value = one["type"], one["loc"], one["input"]
+        of_key = len(loc) > 2 and loc[-1] == "[key]"  # pydantic's word for it; before it comes the key
+        path = _path(loc[:-2] if of_key else loc)
+        if len(loc) == 1 and kind in _NAMES:
+            return _NAMES[kind].format(path)
+        if kind == REFUSED:
+            return f"argument {path}: {one['msg']}"
+        said = one["msg"][:1].lower() + one["msg"][1:]
+        if of_key:
+            return f"argument {path}: the key {shown(value)}: {said}"
+        sentence = f"argument {path}: {said}, got {shown(value)}" if path else f"{said}, got {shown(value)}"
+        if not enqueueing:
+            return sentence
+        if value is None:
+            return f"{sentence}: if this is the key of a row that is not in the database yet, flush first (session.flush())"
+        if isinstance(value, str) and kind.startswith(_OBJECTS):
+            return f"{sentence}: pass the Python object, not its text"
+        return sentence
+
+
+def _spread(plan: Plan, found: dict[str, Any], what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments by position and by keyword, as this signature takes them. Raises PayloadError, which begins with `what`."""
+    if plan.rest is not None:
+        found = _with_rest(plan, found, what)
+    more = found.pop(plan.variable, ()) if plan.variable is not None else ()
+    args: list[Any] = []
+    for name in plan.positional:
+        if name not in found or not (more or name in plan.positional_only):
+            break
+        args.append(found.pop(name))
+    missing = plan.positional[len(args) : len(args) + 1]
+    if missing and (more or not plan.positional_only.isdisjoint(found)):
+        raise PayloadError(f"{what}: argument {missing[0]} is missing, and what follows it must be given by position")
+    return (*args, *more), found
+
+
+def _with_rest(plan: Plan, found: dict[str, Any], what: str) -> dict[str, Any]:
+    """`found`, with the values for `**kwargs` validated too. Raises PayloadError, which begins with `what`."""
+    assert plan.rest is not None
+    rest = {name: value for name, value in found.items() if name not in plan.names}
+    for name in rest:
+        _refuse_taken(plan, name, what)
+    known = {name: value for name, value in found.items() if name in plan.names}
+    return known | plan.rest.validate_json(rest)
+
+
+def _refuse_taken(plan: Plan, name: str, what: str) -> None:
+    if name == plan.taken:
+        raise PayloadError(
+            f"{what}: argument {name} has the name of the context, which the worker gives: "
+            f"call it something else, or make the context positional-only, `({name}, /, ...)`"
+        )
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path
+
+
+# ---- Which column of a query is which argument of a handler: as in a call, by position or by name.
+
+
+class Selected(NamedTuple):
+    """A column of a query."""
+
+    name: str
+    label: str | None
+    """The name that it was given by `.label(...)`, which makes it a keyword."""
+
+
+def bound(plan: Plan, columns: Sequence[Selected], *, what: str) -> list[str]:
+    """The parameter of each column. Raises PayloadError, which begins with `what`, where the columns do not fit the handler."""
+    takes = f"it takes ({', '.join(plan.names)})"
+    places, names = iter(plan.positional), list[str]()
+    for column in columns:
+        if column.label is not None:
+            if plan.rest is None and column.label not in plan.names:
+                raise PayloadError(f"{what}: unknown argument {column.label}, the label of a column; {takes}")
+            if column.label in (plan.variable, plan.taken):
+                raise PayloadError(f"{what}: argument {column.label} cannot be given by a label")
+            names.append(column.label)
+            continue
+        place = next(places, plan.variable)
+        if place is None:
+            raise _too_many(plan, columns, what)
+        if column.name != place and column.name in plan.names:
+            raise PayloadError(
+                f"{what}: by its position the column {column.name} is the argument {place}, but there is an argument "
+                f"{column.name}, too: say which one is meant by a label, .label({column.name!r}) or .label({place!r})"
+            )
+        names.append(place)
+    for name, times in Counter(names).items():
+        if times > 1 and name != plan.variable:
+            raise PayloadError(f"{what}: argument {name} is given twice: by its position and by a label")
+    if missing := [name for name in plan.names if name in plan.required and name not in names]:
+        raise PayloadError(f"{what}: argument {missing[0]} is missing; {takes}")
+    return names
+
+
+def bound_by_name(columns: Sequence[Selected], *, what: str) -> list[str]:
+    """The same for a task that is known by name only: all columns are keywords."""
+    names = [column.label or column.name for column in columns]
+    if unnamed := [place for place, name in enumerate(names, 1) if not name]:
+        raise PayloadError(f"{what}: column {unnamed[0]} has no name: say which argument it is, .label(...)")
+    if twice := [name for name, times in Counter(names).items() if times > 1]:
+        raise PayloadError(f"{what}: argument {twice[0]} is given twice")
+    return names
+
+
+def _too_many(plan: Plan, columns: Sequence[Selected], what: str) -> PayloadError:
+    few, loose = (
+        len(plan.positional),
+        [column.name or "one without a name" for column in columns if column.label is None],
+    )
+    return PayloadError(
+        f"{what}: takes {few} positional argument{'' if few == 1 else 's'}, and {len(loose)} columns have no label: "
+        f"{', '.join(loose)}"
+    )

@@ -1,0 +1,310 @@
+"""What a handler is given: the claimed job, and a context that shows it and opens a session on first use.
+
+>>> from sa_jobqueue import JobContext, task
+>>> @task
+... def greet(ctx: JobContext, name: str) -> None:
+...     ctx.logger.info("hello %s, attempt %d of %d", name, ctx.attempt, ctx.max_attempts)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from ..errors import JobStopped, OptionError
+from ..rules.lifecycle import extra
+from ..rules.outcomes import RateLimited
+from ..rules.retry import Duration
+
+logger = logging.getLogger("sa_jobqueue.job")
+
+#: Characters kept of a message of `progress`.
+MAX_MESSAGE = 500
+#: A sum of fractions may miss 0 or 1 by this much.
+_ROUNDING = 1e-9
+
+S = TypeVar("S", Session, AsyncSession)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Seconds since 1970: any time between these two can be a `datetime`, in whatever zone it is shown.
+_FIRST, _LAST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2, 9999))
+
+
+class ClaimedJob(NamedTuple):
+    """A job as its claim returned it, in the order of the claim's RETURNING."""
+
+    id: int
+    claim_token: int
+    """The fence: see `lifecycle.Claimed`."""
+    queue: str
+    task: str
+    priority: int
+    run_at: float
+    """Seconds since 1970."""
+    attempt: int
+    max_attempts: int
+    rescues: int
+    args: str | None
+    """JSON text. None if it is longer than the claim's limit: then it is fetched separately."""
+    meta: str | None
+    """JSON text, or None, as `args`."""
+    created_at: float
+    """Seconds since 1970."""
+    extra: str | None = None
+    """JSON text: see `lifecycle.Claimed`."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What log records about the job carry."""
+        return {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempt}
+
+
+class JobFacts:
+    """What a handler's context and the attempt that middleware is given both say of the claimed job."""
+
+    __slots__ = ("_job",)
+
+    _job: ClaimedJob
+
+    @property
+    def job_id(self) -> int:
+        """`Job.id`."""
+        return self._job.id
+
+    @property
+    def task(self) -> str:
+        """The name under which the job was enqueued. It may be an alias."""
+        return self._job.task
+
+    @property
+    def queue(self) -> str:
+        """The queue of the job."""
+        return self._job.queue
+
+    @property
+    def attempt(self) -> int:
+        """Which attempt this is; the first is 1."""
+        return self._job.attempt
+
+    @property
+    def max_attempts(self) -> int:
+        """After this many failed attempts the job is `failed`."""
+        return self._job.max_attempts
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What the producer sent along: tags, trace context, and what a middleware's `before_enqueue` has put there."""
+        meta = self._job.meta
+        if meta is None or meta == "{}":
+            return {}
+        found = json.loads(meta)
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def enqueued_at(self) -> datetime:
+        """When the row was inserted, by the database's clock; in UTC. The nearest time that Python can hold."""
+        return _EPOCH + timedelta(seconds=min(max(self._job.created_at, _FIRST), _LAST))
+
+
+class _Logger(logging.LoggerAdapter[logging.Logger]):
+    """Adds the job's fields to each record, and keeps the `extra` of the call itself."""
+
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
+        return msg, kwargs
+
+
+class _OnlyKept(logging.LogRecord):
+    """A record that no handler sees: the line that is kept needs no more. A whole one takes four times as long (November 2026)."""
+
+    def __init__(self, level: int, msg: Any, args: Any) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self.created, self.levelno, self.levelname = time.time(), level, logging.getLevelName(level)
+        self.msg, self.exc_info = msg, None
+        # As every record does: a single dict is for "%(name)s".
+        self.args = args[0] if len(args) == 1 and isinstance(args[0], Mapping) and args[0] else args
+
+
+class _Kept(logging.Logger):
+    """Passes what is logged on to `logger`, and to `keep`. The level of `logger` is no limit for what is kept."""
+
+    def __init__(self, keep: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__(logger.name)
+        self.parent = logger
+        self._keep = keep
+
+    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
+        return level >= logging.INFO or logger.isEnabledFor(level)
+
+    def _log(self, level: int, msg: object, args: Any, *rest: Any, **options: Any) -> None:
+        wants = rest or options.get("exc_info") or options.get("stack_info")
+        if wants or logger.isEnabledFor(level) or logging.getLogRecordFactory() is not logging.LogRecord:
+            options["stacklevel"] = options.get("stacklevel", 1) + 1  # past this method
+            super()._log(level, msg, args, *rest, **options)
+        else:
+            self.handle(_OnlyKept(level, msg, args))
+
+    def handle(self, record: logging.LogRecord) -> None:
+        with suppress(Exception):
+            self._keep(record)
+        if logger.isEnabledFor(record.levelno):
+            logger.handle(record)
+
+
+class Notes(Protocol):
+    """What takes what a handler says."""
+
+    def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
+        """Take how far the job is: `fraction` from 0 to 1, and perhaps a text."""
+
+    def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
+        """What takes the log records of this claim, of which the last `limit` are kept."""
+        ...
+
+
+class _Context(JobFacts, Generic[S]):
+    """What both contexts share. The executor passes all but the job; `keep_logs`: see `Task.keep_logs`."""
+
+    __slots__ = ("_is_stopping", "_keep_logs", "_logger", "_notes", "_open_session", "_session")
+
+    def __init__(
+        self,
+        job: ClaimedJob,
+        open_session: Callable[[], S],
+        is_stopping: Callable[[], bool],
+        notes: Notes,
+        keep_logs: int,
+    ) -> None:
+        self._job = job
+        self._open_session: Callable[[], S] = open_session
+        self._is_stopping = is_stopping
+        self._notes, self._keep_logs = notes, keep_logs
+        self._session: S | None = None
+        self._logger: logging.LoggerAdapter[logging.Logger] | None = None
+
+    @property
+    def tick_at(self) -> datetime | None:
+        """The tick of its schedule for which the job was made, in UTC; the last one, if the job stands for several. None: the job
+        is of no schedule.
+        """
+        tick = None if self._job.extra is None else extra(self._job).get("tick")
+        return None if tick is None else _EPOCH + timedelta(seconds=min(max(float(tick[0]), _FIRST), _LAST))
+
+    @property
+    def ticks(self) -> int | None:
+        """For how many ticks of its schedule the job stands. None: it is of no schedule."""
+        tick = None if self._job.extra is None else extra(self._job).get("tick")
+        return None if tick is None else tick[1]
+
+    @property
+    def workflow_id(self) -> int | None:
+        """The workflow that the job is a member of; None: it is in none."""
+        return None if self._job.extra is None else extra(self._job).get("workflow")
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose records carry job_id, task, queue and attempt. With `@task(keep_logs=True)` its lines are kept."""
+        if self._logger is None:
+            job = self._job
+            behind = _Kept(self._notes.keep(job, self._keep_logs)) if self._keep_logs else logger
+            self._logger = _Logger(behind, job.fields)
+        return self._logger
+
+    def progress(self, fraction: float, message: str | None = None) -> None:
+        """Say how far the job is: `fraction` from 0 to 1, and perhaps a text. What is longer than 500 characters is cut.
+
+        It returns at once, in an async handler too: nothing is awaited. The worker writes the last of what a job has said, up to
+        4 times a second and in a transaction of its own. So others see it while the job runs, as `Job.progress`, and it stays if
+        the attempt fails.
+
+        Raises OptionError, a ValueError, for a number outside of 0 to 1, for NaN, and for what is no number or no text.
+        """
+        said = _checked_message(message)
+        self._notes.report(self._job, _checked_fraction(fraction), said)
+
+    @property
+    def cancelled(self) -> bool:
+        """True once this run should stop: an operator cancelled the job, the attempt timed out, its lease is lost, or the
+        worker is stopping and its grace time is over. A long sync handler checks it from time to time.
+
+        If a handler has seen True and then returns, the job is not completed: the handler's writes roll back, and the job is
+        cancelled or goes back to the queue. An outcome that the handler returns (`Snooze`, `Cancel`, ...) counts as always.
+        """
+        return self._is_stopping()
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `JobStopped` if `cancelled` is true. The handler's writes roll back, as if it had returned after it saw that.
+
+        `JobStopped` is no `Exception`: an `except Exception` on the way lets it pass.
+        """
+        if self._is_stopping():
+            raise JobStopped(f"job {self._job.id} is to stop")
+
+    def rate_limited(self, retry_after: Duration) -> RateLimited:
+        """The outcome for a "429 Too Many Requests" of the other side: return it or raise it, as `return ctx.rate_limited(30)`.
+
+        The job runs again after `retry_after` (seconds or timedelta), and no attempt is spent. Until then no worker starts another job
+        with its key; if it has none, no job of its queue. Nothing happens by the call alone.
+
+        Raises TypeError or ValueError for what is no such time.
+        """
+        return RateLimited(retry_after)
+
+    @property
+    def session(self) -> S:
+        """A session in a transaction that the worker owns, opened on first use.
+
+        What the handler writes through it commits together with the job's completion, or not at all. A `commit()` on it
+        publishes nothing early.
+        """
+        if self._session is None:
+            self._session = self._open_session()
+        return self._session
+
+
+def _checked_fraction(value: float) -> float:
+    if type(value) is float and 0.0 <= value <= 1.0:
+        return value
+    try:
+        fraction = float("nan") if isinstance(value, (str, bytes, bool)) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        fraction = float("nan")
+    if not -_ROUNDING <= fraction <= 1 + _ROUNDING:
+        raise OptionError(
+            f"progress must be a number from 0 to 1, not {_shown(value)}: for page 12 of 30 it is 12 / 30"
+        )
+    return min(max(fraction, 0.0), 1.0)
+
+
+def _checked_message(message: str | None) -> str | None:
+    if message is None:
+        return None
+    if not isinstance(message, str):
+        raise OptionError(f"the message of a progress must be a text, not {_shown(message)}")
+    return message if len(message) <= MAX_MESSAGE else message[: MAX_MESSAGE - 1] + "…"
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:80]
+    except Exception:  # the application's own
+        return f"a {type(value).__name__}"
+
+
+class JobContext(_Context[Session]):
+    """The context of a `def` handler; `session` is a `sqlalchemy.orm.Session`."""
+
+    __slots__ = ()
+
+
+class AsyncJobContext(_Context[AsyncSession]):
+    """The context of an `async def` handler; `session` is a `sqlalchemy.ext.asyncio.AsyncSession`."""
+
+    __slots__ = ()

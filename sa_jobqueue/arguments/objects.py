@@ -1,0 +1,136 @@
+"""Which object a job is about: its first argument that is one, or what an option says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import sqlalchemy as sa
+from pydantic_core import to_json
+from sqlalchemy.orm import InstanceState
+
+from ..errors import PayloadError
+from .references import Reference, SubjectOption, references
+from .subjects import Subject, checked_subject
+
+
+class ObjectText(str):
+    """The arguments of a call that may have objects, as JSON text, with a placeholder for each key that is not known yet."""
+
+    __slots__ = ("first", "unflushed")
+
+    first: Reference | None
+    """The first argument that is an object."""
+    unflushed: Sequence[Reference]
+    """The objects whose keys are not known."""
+
+    @classmethod
+    def of(cls, text: str, arguments: Mapping[str, Any]) -> ObjectText:
+        """`text`, with what was validated."""
+        made = cls(text)
+        made.first = next((one for one in arguments.values() if isinstance(one, Reference)), None)
+        made.unflushed = [one for one in references(arguments) if one.object is not None]
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What completes the arguments of a job when the keys of its objects are known."""
+
+    task: str
+    references: Sequence[Reference]
+    rule: Callable[[str], str] | None = None
+    """What makes the rule of a unique job of its arguments as JSON text; None: no rule depends on them."""
+    about: Reference | None = None
+    """The object that the job is about, one of the references; None: its subject is known, or there is none."""
+
+    def completed(self, args: Any, *, versioned: bool = True) -> str:
+        """`args`, as JSON text or as what was read of it, with all keys. Raises PayloadError if one is not known yet."""
+        text = as_text(args)
+        for one in self.references:
+            try:
+                plain = one.now(versioned=versioned).plain()
+            except PayloadError as error:
+                raise self.error(str(error)) from error
+            text = text.replace(one.placeholder, to_json(plain).decode())
+        return text
+
+    def subject(self) -> Subject | None:
+        """What the job is about, if that was not known. Raises PayloadError if it is not known yet."""
+        try:
+            return None if self.about is None else self.about.subject()
+        except PayloadError as error:
+            raise self.error(str(error)) from error
+
+    def refuse_changes(self) -> None:
+        """Raise PayloadError if the next flush would change a version."""
+        for one in self.references:
+            state: InstanceState[Any] = sa.inspect(one.object)
+            if one.of.said.fresh and state.session is not None and state.session.is_modified(one.object):
+                raise self.error(
+                    str(one.error(f"{one} has changes that are not flushed yet: flush first (session.flush())"))
+                )
+
+    def decides_the_key(self, args: Any) -> bool:
+        """Whether the key of a unique job depends on an object."""
+        if self.rule is None:
+            return False
+        text = other = as_text(args)
+        for one in self.references:
+            other = other.replace(one.placeholder, "0")
+        return self.rule(text) != self.rule(other)
+
+    def error(self, said: str) -> PayloadError:
+        """What to raise because of one argument."""
+        return PayloadError(f"task {self.task!r}: {said}")
+
+
+def as_text(args: Any) -> str:
+    """Arguments as JSON text, which they may be already."""
+    return str.__str__(args) if isinstance(args, str) else to_json(args).decode()
+
+
+# ---- Which object a job is about: its first argument that is one, or what an option says.
+
+#: What is said of it: the object itself while it has no key; False: nothing.
+About: TypeAlias = Subject | Reference | Literal[False]
+
+
+def checked_about(value: object) -> About:
+    """`value`, an object of a mapped class, a `Subject` or False. Raises SubjectError or PayloadError for any other."""
+    if value is False:
+        return False
+    if isinstance(value, Subject):
+        return checked_subject(value)
+    found = SubjectOption.refer(value)
+    return found if found.key is None else found.subject()
+
+
+def about(
+    task: str, args: str, said: About | None, rule: Callable[[str], str] | None
+) -> tuple[str, Subject | None, Waiting | None]:
+    """The arguments of a job; what it is about; and what completes both once objects in them have their keys.
+
+    `said`: None: the first argument that is an object. `rule`: see `Waiting`. Raises PayloadError for a key that cannot be a subject's.
+    """
+    unflushed = list(args.unflushed) if isinstance(args, ObjectText) else []
+    if said is None and isinstance(args, ObjectText):
+        said = args.first
+    if isinstance(said, Reference):
+        if said.object is None or sa.inspect(said.object).key is not None:
+            said = _known(task, said)
+        elif all(one is not said for one in unflushed):
+            unflushed.append(said)
+    subject = said if isinstance(said, Subject) else None
+    text = str.__str__(args)
+    if not unflushed:
+        return text, subject, None
+    return text, subject, Waiting(task, unflushed, rule, said if isinstance(said, Reference) else None)
+
+
+def _known(task: str, said: Reference) -> Subject:
+    try:
+        return said.subject()
+    except PayloadError as error:
+        raise PayloadError(f"task {task!r}: {error}") from error

@@ -1,0 +1,1 @@
+"""What viewers may do on the pages."""

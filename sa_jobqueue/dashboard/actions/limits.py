@@ -1,0 +1,230 @@
+"""Whose limits or pause a form or an address means: a queue's, a task's, or those of one key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from ...errors import OptionError
+from ...models import status_literal
+from ...rules.lifecycle import JobStatus
+from ...rules.limits import MOST_JOBS, KeyLimits, Owner, Rate, read_rate
+from ...sql.limits.state import is_keyless, is_later, is_ready
+from ...sql.parts import table_of
+from ...sql.readings.depths import CAP, list_workers
+from ...sql.workers import serves
+from ...statements import cancel_jobs, pause, remove_limit, resume, set_limit
+from ..query import Query
+from ..refusals import BadInput
+from ..request import Look, Missing
+from ..strings import text
+from .base import Deed, Done
+
+#: The fields that say it.
+PLACE = ("owner", "name", "key")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A queue or a task, and perhaps one key of it."""
+
+    owner: Owner
+    name: str
+    key: str | None = None
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """As statements take it, beside the name."""
+        return {"owner": self.owner, "key": self.key}
+
+    @property
+    def said(self) -> str:
+        """As in "queue mail, key acme"."""
+        return f"{self.owner} {self.name}" + (f", key {self.key}" if self.key else "")
+
+
+def place_of(look: Look) -> Place:
+    """The place that the viewer names, and may change. Raises BadInput, and Missing for one that belongs to others as well."""
+    query = look.query
+    owner: Any = query.one("owner", "queue")
+    if owner not in get_args(Owner):
+        raise BadInput("owner", owner, f"one of {', '.join(get_args(Owner))}")
+    if not (name := query.one("name")):
+        raise BadInput("name", "", f"the name of a {owner}")
+    if not is_mine(look, owner, name):
+        raise Missing(text("missing.place", owner=owner, name=name))
+    return Place(owner, name, query.one("key") or None)
+
+
+def done_to(look: Look, place: Place, count: int) -> Done:
+    """The result of an action on a queue or a task. It warns if no live worker serves a queue of this name, which may be misspelt."""
+    live = [worker.queues for worker in look.connection.execute(list_workers(job=look.job)) if not worker.stale]
+    unserved = place.owner == "queue" and bool(live) and not any(serves(queues, place.name) for queues in live)
+    return Done(count, of=place.said, apart={"unserved": count} if unserved else {})
+
+
+def shown_limits(row: Mapping[str, Any]) -> str:
+    """The values of a row that a form of limits shows, in one text: the form sends it back, and so says what it has shown."""
+    names = ("running", "rate_count", "rate_seconds", "rate_burst", "weight")
+    of_keys = tuple(f"key_{name}" for name in names[:-1])
+    values = ((name, row.get(name)) for name in (*names, *of_keys))
+    return ", ".join(
+        f"{name}={value}" for name, value in values if value is not None and (name, value) != ("weight", 1)
+    )
+
+
+def is_mine(look: Look, owner: str, name: str) -> bool:
+    """Whether the viewer sees all of its jobs. The jobs of a task may be in any queue."""
+    if look.access.is_partial:
+        return False
+    return look.queues is None or (owner == "queue" and name in look.queues)
+
+
+# ---- What is done to limits: set those of a queue, a task or a key as a form says them, and take them back.
+
+_BURSTS = range(1, 1_000_000_001)
+
+
+def _set(look: Look) -> Done:
+    """An empty field takes the limit away. So a form that has not shown all there are is refused."""
+    place, query, beside = place_of(look), look.query, look.options.beside
+    there = _there(look, place)
+    if there != query.one("seen"):
+        shown = query.one("seen") or "none"
+        expected = f"{there}, which there are" if there else "none: they were removed meanwhile"
+        raise BadInput("the limits that the form has shown", shown, expected, there=place.name)
+    given: dict[str, Any] = {"running": _running(query, "running"), "rate": _rate(query, "")}
+    if place.key is None:
+        of_keys = KeyLimits(_running(query, "key_running"), _rate(query, "key_"))
+        given["per_key"] = of_keys
+    else:
+        given["weight"] = query.number("weight", 1, range(1, 1_001))
+    try:
+        statement = set_limit(place.name, **place.given, **given, limit=beside.limit, limit_key=beside.key)
+    except OptionError as error:
+        raise BadInput("the limit", place.name, str(error)) from error
+    return done_to(look, place, len(look.connection.execute(statement).all()))
+
+
+def _there(look: Look, place: Place) -> str:
+    """The limits that there are, as a form says that it has shown them. They stay until the transaction ends.
+
+    A row that is not there is made, without limits: another that makes it, too, is waited for, and its limits are found.
+    """
+    of = table_of(look.options.beside.limit if place.key is None else look.options.beside.key)
+    its = {"owner": place.owner, "name": place.name, **({} if place.key is None else {"key": place.key})}
+    look.connection.execute(insert(of).values(its).on_conflict_do_nothing())
+    row = look.connection.execute(sa.select(of).filter_by(**its).with_for_update()).mappings().one_or_none()
+    return shown_limits({} if row is None else {**row})
+
+
+def _remove(look: Look) -> Done:
+    place, beside = place_of(look), look.options.beside
+    try:
+        statement = remove_limit(place.name, **place.given, limit=beside.limit, limit_key=beside.key)
+    except OptionError as error:
+        raise BadInput("the limit", place.name, str(error)) from error
+    return Done(len(look.connection.execute(statement).all()), of=place.said)
+
+
+def _running(query: Query, name: str) -> int | None:
+    return query.number(name, 0, range(1, MOST_JOBS + 1)) or None
+
+
+def _rate(query: Query, prefix: str) -> Rate | None:
+    name, of_burst = f"{prefix}rate", f"{prefix}burst"
+    given = query.one(name)
+    burst = query.number(of_burst, 0, _BURSTS) or None
+    if not given:
+        if burst is not None:
+            raise BadInput(of_burst, str(burst), f"nothing: it is that of a rate, and {name} is empty")
+        return None
+    try:
+        return read_rate(given, burst=burst)
+    except OptionError as error:
+        raise BadInput(name, given, f"a number and a time, as in 500/1m or 20/s: {error}") from error
+    except ValueError as error:
+        raise BadInput(name, given, "a number and a time, as in 500/1m or 20/s") from error
+
+
+#: By name.
+LIMIT_DEEDS = {
+    deed.name: deed
+    for deed in (
+        Deed("set_limit", "limit", _set, target=(*PLACE, "running", "rate", "burst", "weight", "key_running", "key_rate", "key_burst"), apart=("unserved",), unit="limit"),
+        Deed("remove_limit", "limit", _remove, target=PLACE, unit="limit"),
+    )
+}  # fmt: skip
+
+# ---- What is done to queues: pause and resume one, which tasks and keys have as well, and cancel all that waits in it.
+
+#: Jobs that are cancelled in one transaction.
+_PAGE = 1_000
+
+
+def _pause(look: Look) -> Done:
+    place, beside = place_of(look), look.options.beside
+    try:
+        statement = pause(
+            place.name, **place.given, reason=look.query.one("reason") or None, limit=beside.limit, limit_key=beside.key
+        )
+    except OptionError as error:
+        raise BadInput("name", place.name, str(error)) from error
+    return done_to(look, place, len(look.connection.execute(statement).all()))
+
+
+def _resume(look: Look) -> Done:
+    place, beside = place_of(look), look.options.beside
+    try:
+        statement = resume(place.name, **place.given, limit=beside.limit, limit_key=beside.key)
+    except OptionError as error:
+        raise BadInput("name", place.name, str(error)) from error
+    return Done(len(look.connection.execute(statement).all()), of=place.said)
+
+
+def _waiting(look: Look, most: int) -> sa.Select[Any]:
+    """The ids of jobs that wait in the queue of the form, `most` at most. In no order: each index of queued jobs is read from its front."""
+    name = look.query.one("queue")
+    if not name:
+        raise BadInput("queue", "", "the name of a queue")
+    if look.queues is not None and name not in look.queues:
+        raise Missing(text("missing.place", owner="queue", name=name))
+    table = table_of(look.job)
+    parts = [
+        sa.select(look.job.id).where(kind(table), look.job.queue == name, *look.mine()).limit(most)
+        for kind in (is_keyless, is_ready, is_later)
+    ]
+    some = sa.union_all(*(sa.select(part.subquery()) for part in parts)).subquery("some")
+    return sa.select(some.c.id).limit(most)
+
+
+def _count(look: Look) -> int:
+    return look.connection.scalar(sa.select(sa.func.count()).select_from(_waiting(look, CAP).subquery())) or 0
+
+
+def _cancel(look: Look) -> Done:
+    job = look.job
+    ids = list(look.connection.scalars(_waiting(look, _PAGE)))
+    if not ids:
+        return Done(0)
+    still = (job.id.in_(ids), job.status == status_literal(JobStatus.QUEUED), *look.mine())
+    rows = look.connection.execute(cancel_jobs(*still, locked="skip", job=job)).all()
+    changed = sum(row.changed for row in rows)
+    if len(ids) == _PAGE and changed:
+        return Done(changed, after=1, of=look.query.one("queue"))  # what was cancelled is not found again
+    return Done(changed, left=len(ids) - changed, of=look.query.one("queue"))
+
+
+#: By name.
+QUEUE_DEEDS = {
+    deed.name: deed
+    for deed in (
+        Deed("pause", "pause", _pause, target=PLACE, apart=("unserved",), unit="pause"),
+        Deed("resume", "pause", _resume, target=PLACE, unit="pause"),
+        Deed("cancel_queue", "discard", _cancel, _count, careful=True, target=("queue",), typed="queue"),
+    )
+}

@@ -1,0 +1,166 @@
+"""What is done to schedules. A viewer reaches those whose jobs go to a queue of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, tzinfo
+from typing import Any
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from ...enqueueing.backfill import Backfill, plan_backfill
+from ...errors import OptionError
+from ...models import Schedule
+from ...rules.schedules import rule_of, zone_of
+from ...sql.readings.depths import list_workers
+from ...statements import drain_workers, list_schedules, pause_schedules, resume_schedules, run_schedules
+from ..access import Action
+from ..query import as_id
+from ..refusals import BadInput
+from ..request import Look, Missing
+from ..strings import text
+from .base import Deed, Done
+
+#: A backfill of the dashboard has at most this many ticks: they are worked out while the viewer waits.
+MOST = 5_000
+#: Characters of a reason that are kept.
+_REASON = 300
+
+
+def schedule_of(look: Look) -> type[Schedule]:
+    """The mapped class of the schedules."""
+    return look.options.beside.schedule
+
+
+def reached_schedules(look: Look) -> list[sa.ColumnElement[bool]]:
+    """The criteria of the schedules that the viewer may see. No tenant has any."""
+    if look.access.is_partial:
+        return [sa.false()]
+    return [] if look.queues is None else [schedule_of(look).queue.in_(sorted(look.queues))]
+
+
+def found_schedule(look: Look, id: str) -> sa.RowMapping:
+    """The schedule of this id, a row of `list_schedules`. Raises BadInput, and Missing."""
+    schedule = schedule_of(look)
+    statement = list_schedules(job=look.job).where(schedule.id == as_id("id", id), *reached_schedules(look))
+    row = look.connection.execute(statement).mappings().one_or_none()
+    if row is None:
+        raise Missing(text("missing.schedule", id=id))
+    return row
+
+
+def zone_in(row: sa.RowMapping) -> tzinfo:
+    """The zone of the schedule. Raises BadInput for a rule that cannot be read."""
+    try:
+        return zone_of(rule_of(row["expression"], row["timezone"]))
+    except OptionError as error:
+        raise BadInput("rule", row["expression"], str(error)) from error
+
+
+def plan_of(look: Look, row: sa.RowMapping, zone: tzinfo, *, lock: bool) -> Backfill:
+    """What a backfill would enqueue, or will: from the form's `from` on, and before its `to`. Raises BadInput."""
+    start, end = _time(look, "from", zone), _time(look, "to", zone)
+    if start is None:
+        raise BadInput("from", "", text("schedules.time"))
+    if end is not None and end <= start:
+        raise BadInput("to", look.query.one("to"), text("schedules.later"))
+    try:
+        plan = plan_backfill(look.connection, row["name"], start, end, lock=lock, most=MOST, job=look.job)
+    except OptionError as error:
+        raise BadInput("from", look.query.one("from"), text("schedules.shorter", why=error)) from error
+    if plan is None:
+        raise Missing(text("missing.schedule", id=row["id"]))
+    return plan
+
+
+def _time(look: Look, name: str, zone: tzinfo) -> datetime | None:
+    given = look.query.one(name)
+    if not given:
+        return None
+    try:
+        found = datetime.fromisoformat(given)
+        return (found if found.tzinfo is not None else found.replace(tzinfo=zone)).astimezone(zone)
+    except (ValueError, OverflowError) as error:
+        raise BadInput(name, given, text("schedules.time")) from error
+
+
+def _named(row: sa.RowMapping, **more: Any) -> dict[str, Any]:
+    return {"id": [str(row["id"])], "name": [row["name"]], **more}
+
+
+def _deed(
+    name: str, needs: Action, act: Callable[[Look, sa.ColumnElement[bool]], Sequence[Any]], *, unit: str = "schedule"
+) -> Deed:
+    def do(look: Look) -> Done:
+        row = found_schedule(look, look.query.one("id"))
+        chosen = schedule_of(look).id == row["id"]
+        return Done(len(act(look, chosen)), target=_named(row), of=row["name"])
+
+    return Deed(name, needs, do, unit=unit)
+
+
+def _pause(look: Look, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
+    who = look.access.who
+    given = look.query.one("reason")[:_REASON]
+    reason = f"{given} ({who})" if given and who else given or f"paused by {who or 'an operator'}"
+    return look.connection.scalars(pause_schedules(chosen, reason=reason, schedule=schedule_of(look))).all()
+
+
+def _resume(look: Look, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
+    return look.connection.scalars(resume_schedules(chosen, schedule=schedule_of(look))).all()
+
+
+def _run(look: Look, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
+    return look.connection.scalars(run_schedules(chosen, schedule=schedule_of(look))).all()
+
+
+def _backfill(look: Look) -> Done:
+    row = found_schedule(look, look.query.one("id"))
+    plan = plan_of(look, row, zone_in(row), lock=True)
+    plan.enqueue(look.connection)
+    return Done(
+        len(plan.ticks),
+        to="/schedules",
+        of=row["name"],
+        target=_named(row, **{name: look.query.all(name) for name in ("from", "to") if look.query.one(name)}),
+    )
+
+
+SCHEDULE_DEEDS = {
+    deed.name: deed
+    for deed in (
+        _deed("pause_schedule", "pause", _pause),
+        _deed("resume_schedule", "pause", _resume),
+        _deed("run_schedule", "run_schedule", _run, unit="job"),
+        Deed("backfill", "backfill", _backfill),
+    )
+}
+
+# ---- What is done to workers: to ask one to drain.
+
+
+def may_drain(look: Look) -> bool:
+    """Whether the viewer may ask any worker to drain. One that serves several queues does not drain for one of them alone."""
+    return look.access.may("drain_worker") and look.queues is None and not look.access.is_partial
+
+
+def _drain(look: Look) -> Done:
+    given = look.query.one("worker")
+    try:
+        wanted = UUID(given)
+    except ValueError as error:
+        raise BadInput("worker", given, "the id of a worker") from error
+    if not may_drain(look):
+        raise Missing(text("missing.worker"))
+    worker = look.options.beside.worker
+    asked = look.connection.execute(drain_workers(worker.id == wanted, job=look.job)).all()
+    seen = list_workers(job=look.job, worker=worker)
+    stale = sum(row.stale for row in look.connection.execute(seen) if row.id == wanted) if asked else 0
+    return Done(len(asked), apart={"stale": stale})
+
+
+#: By name.
+WORKER_DEEDS = {
+    "drain_worker": Deed("drain_worker", "drain_worker", _drain, target=("worker",), apart=("stale",), unit="worker")
+}

@@ -1,0 +1,400 @@
+"""Which jobs other objects refer to by a relationship, so that they must be part of the flush itself."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, cast
+
+import sqlalchemy as sa
+from sqlalchemy.orm import (
+    InstanceState,
+    Mapper,
+    Session,
+    SessionTransaction,
+    make_transient,
+    make_transient_to_detached,
+    object_session,
+)
+
+from ..arguments.objects import Waiting, as_text
+from ..arguments.references import Reference
+from ..arguments.subjects import Subject
+from ..errors import PayloadError
+from ..models import UNFINISHED, JobMixin, JsonText, UnfinishedJson, listen_to_sessions, put_in_order, say_all
+from ..sql.parts import complete_arguments, table_of
+
+
+def linked(session: Session, jobs: Sequence[JobMixin]) -> list[JobMixin]:
+    """Those of `jobs` that this flush brings into a relationship with an object, on either side."""
+    of_all = {id(job): job for job in jobs}
+    found: set[int] = {id(job) for job in jobs if any(True for _ in _added(sa.inspect(job), of_jobs=False))}
+    for one in (*session.new, *session.dirty):
+        found.update(id(target) for target in _added(sa.inspect(one), of_jobs=True) if id(target) in of_all)
+    return [job for job in jobs if id(job) in found]
+
+
+def _added(state: Any, *, of_jobs: bool) -> list[Any]:
+    """What was put into the relationships of an object: all of them, or those that lead to jobs."""
+    of: InstanceState[Any] = state
+    names = _relationships(of.mapper, of_jobs)
+    return [one for name in names for one in cast(Any, of.attrs[name].history.added or ()) if one is not None]
+
+
+@lru_cache(maxsize=512)
+def _relationships(mapper: Mapper[Any], of_jobs: bool) -> tuple[str, ...]:
+    """The names of those that a flush writes."""
+    return tuple(
+        one.key
+        for one in mapper.relationships
+        if not one.viewonly and (not of_jobs or issubclass(one.mapper.class_, JobMixin))
+    )
+
+
+# ---- A job whose arguments wait for the keys of objects, and what it was before it got them.
+
+#: Where a job has what completes it: beside its mapped attributes.
+_WAITING = "_waiting_for_keys"
+#: The attributes that are completed.
+_COMPLETED = ("args", "uniqueness", "subject_type", "subject_id")
+
+
+def waiting_of(one: object, waiting: Waiting | None = None) -> Waiting | None:
+    """What completes the arguments of a job; None if they are complete. `waiting`: it is that from now on."""
+    if waiting is not None:
+        vars(one)[_WAITING] = waiting
+    return cast(Waiting | None, vars(one).get(_WAITING))
+
+
+def is_settled(job: JobMixin, session: Session, dirty: Collection[object]) -> bool:
+    """Whether the keys and versions of all its objects are known, and this flush does not change them.
+
+    `dirty`: the session's. Raises PayloadError if it does not give them either.
+    """
+    waiting = waiting_of(job)
+    assert waiting is not None
+    try:
+        known = [_is_known(one, session, dirty) for one in waiting.references]
+    except PayloadError as error:
+        raise waiting.error(str(error)) from error
+    return all(known)
+
+
+def _is_known(reference: Reference, session: Session, dirty: Collection[object]) -> bool:
+    one = reference.object
+    state: InstanceState[Any] = sa.inspect(one)
+    if state.key is not None:
+        reference.now()  # it may be deleted by now
+        return not (reference.of.said.fresh and state.session is session and one in dirty)
+    if state.session is session:
+        return False
+    mend = (
+        "add it, session.add(...), or flush it first"
+        if state.session is None
+        else "flush it there, and commit that session before this one"
+    )
+    place = "in no session" if state.session is None else "in another session than its job"
+    raise reference.error(f"{reference} is not in the database yet, and it is {place}: {mend}")
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What a job was before its arguments were completed."""
+
+    job: weakref.ref[JobMixin]
+    waiting: Waiting
+    before: dict[str, Any]
+    aside: bool
+    """Whether it was not part of the flush, so that the session's rollback does not know it as new."""
+    transactions: tuple[weakref.ref[SessionTransaction], ...]
+    """The transaction in which it was written, and those around it."""
+
+    @classmethod
+    def completed(cls, job: JobMixin, session: Session, *, aside: bool = False) -> Pending:
+        """Complete the arguments of `job`. Raises PayloadError if a key is not known."""
+        waiting = waiting_of(job)
+        assert waiting is not None
+        known = vars(job)
+        before = {name: known[name] for name in _attributes(type(job)) if name in known}
+        args = waiting.completed(known["args"])
+        subject = waiting.subject()
+        del known[_WAITING]
+        known["args"] = JsonText(args)
+        if waiting.rule is not None and known.get("uniqueness") is not None:
+            known["uniqueness"] = JsonText(waiting.rule(args))
+        if subject is not None:
+            known["subject_type"], known["subject_id"] = subject
+        return cls(weakref.ref(job), waiting, before, aside, _transactions(session))
+
+    @property
+    def may_roll_back(self) -> bool:
+        """Whether the outermost transaction goes on."""
+        root = self.transactions[-1]() if self.transactions else None
+        return root is not None and root.is_active
+
+    def is_undone_by(self, rolled_back: SessionTransaction) -> bool:
+        """Whether the rollback of this transaction has undone the INSERT."""
+        return any(one() is rolled_back for one in self.transactions)
+
+    def restore(self, session: Session) -> None:
+        """Make the job what it was."""
+        job = self.job()
+        if job is None:
+            return
+        known = vars(job)
+        if self.aside:
+            if job in session:
+                session.expunge(job)
+            make_transient(job)
+            for name in _attributes(type(job)) - self.before.keys():
+                known.pop(name, None)
+            known.update(self.before)
+        for name in ("subject_type", "subject_id"):
+            known.pop(name, None)
+        known.update({name: self.before[name] for name in _COMPLETED if name in self.before})
+        waiting_of(job, self.waiting)
+
+
+@cache
+def _attributes(job: type[JobMixin]) -> frozenset[str]:
+    return frozenset(sa.inspect(job).column_attrs.keys())
+
+
+def _transactions(session: Session) -> tuple[weakref.ref[SessionTransaction], ...]:
+    found: list[weakref.ref[SessionTransaction]] = []
+    one = session.get_nested_transaction() or session.get_transaction()
+    while one is not None:
+        found.append(weakref.ref(one))
+        one = one.parent
+    return tuple(found)
+
+
+# ---- The statements for jobs whose arguments became known only after the flush.
+
+
+def insert(session: Session, jobs: Sequence[JobMixin]) -> None:
+    """Insert jobs in the transaction of `session`, and put them into it, as a flush would, which cannot begin in another one: by one
+    statement for all that set the same columns. Listeners to the mapper's events hear of it.
+
+    Unique jobs are inserted in the order of their keys: see `models.insert_in_order`.
+    """
+    ordered = sorted(jobs, key=lambda one: str(one.unique_key))
+    for alike in _grouped(ordered, type):
+        mapper: Mapper[JobMixin] = sa.inspect(type(alike[0]))
+        connection = _connection(session, alike[0])
+        for job in alike:
+            mapper.dispatch.before_insert(mapper, connection, sa.inspect(job))
+    say_all(ordered)
+    for alike in _grouped(ordered, _shape):
+        _insert(_connection(session, alike[0]), alike)
+    session.add_all(jobs)
+
+
+def _shape(job: JobMixin) -> Hashable:
+    """What jobs of one statement have in common. One with an expression of SQL has one of its own."""
+    columns = _columns(job)
+    return type(job), frozenset(columns), id(job) if any(map(_is_expression, columns.values())) else None
+
+
+def _is_expression(value: object) -> bool:
+    return isinstance(value, sa.ClauseElement) or hasattr(value, "__clause_element__")
+
+
+def _insert(connection: sa.Connection, jobs: Sequence[JobMixin]) -> None:
+    mapper: Mapper[JobMixin] = sa.inspect(type(jobs[0]))
+    table, names = table_of(type(jobs[0])), _names(type(jobs[0]))
+    rows = [_columns(job) for job in jobs]
+    made = [one for one in table.c if _is_made(one, rows[0])]
+    statement = sa.insert(table).returning(*made, sort_by_parameter_order=True)
+    if any(map(_is_expression, rows[0].values())):
+        found = connection.execute(statement.values(rows[0]))
+    else:
+        found = connection.execute(statement, rows)
+    for job, row in zip(jobs, found, strict=True):
+        known = vars(job)
+        known.update({names[one.key]: value for one, value in zip(made, row, strict=True)})
+        mapper.dispatch.after_insert(mapper, connection, sa.inspect(job))
+        # What is not said is NULL, which needs not be read.
+        known.update(dict.fromkeys(set(names.values()) - known.keys()))
+        make_transient_to_detached(job)
+
+
+def _is_made(column: sa.Column[Any], row: Mapping[str, Any]) -> bool:
+    """Whether the database says its value, or a default of the column's."""
+    if column.key in row:
+        return _is_expression(row[column.key])
+    return column.server_default is not None or column.default is not None
+
+
+def _columns(job: JobMixin) -> dict[str, Any]:
+    """The values that are set, by column."""
+    known = vars(job)
+    return {key: known[name] for key, name in _names(type(job)).items() if name in known}
+
+
+@cache
+def _names(job: type[JobMixin]) -> dict[str, str]:
+    """The attribute of each column."""
+    mapper: Mapper[JobMixin] = sa.inspect(job)
+    return {column.key: mapper.get_property_by_column(column).key for column in table_of(job).c}
+
+
+def _grouped(jobs: Sequence[JobMixin], by: Callable[[JobMixin], Hashable]) -> list[list[JobMixin]]:
+    found: dict[Hashable, list[JobMixin]] = {}
+    for job in jobs:
+        found.setdefault(by(job), []).append(job)
+    return list(found.values())
+
+
+def complete(session: Session, jobs: Sequence[JobMixin]) -> None:
+    """Write the arguments, and the subjects, of jobs that were inserted without them."""
+    for alike in _grouped(jobs, type):
+        texts = [str.__str__(vars(job)["args"]) for job in alike]
+        subjects = [_subject(job) for job in alike]
+        statement = complete_arguments(
+            ids=[job.id for job in alike],
+            args=texts,
+            subjects=subjects if any(subjects) else None,
+            job=type(alike[0]),
+        )
+        _connection(session, alike[0]).execute(statement)
+
+
+def _subject(job: JobMixin) -> Subject | None:
+    """What is known of it: an attribute that is not set would be loaded."""
+    of, key = (vars(job).get(name) for name in ("subject_type", "subject_id"))
+    return None if of is None or key is None else Subject(of, key)
+
+
+def _connection(session: Session, job: JobMixin) -> sa.Connection:
+    return session.connection(bind_arguments={"mapper": sa.inspect(type(job))})
+
+
+# ---- What happens before and after a flush, and after a rollback.
+
+#: The keys of `Session.info`: the jobs that are set aside, and those that the flush writes and that are completed after it.
+_ASIDE, _LINKED = "sa_jobqueue.aside", "sa_jobqueue.linked"
+#: What was completed in transactions that may still be rolled back.
+_DONE = "sa_jobqueue.completed"
+
+
+class _Listeners:
+    """Whether there was any such job in this process. Until then each event ends at once."""
+
+    needed = False
+
+
+def wait_for_keys(job: JobMixin, waiting: Waiting) -> None:
+    """Let the flush that writes `job` complete its arguments."""
+    _Listeners.needed = True
+    waiting_of(job, waiting)
+    vars(job)["args"] = UnfinishedJson(vars(job)["args"])
+
+
+def _before_flush(session: Session, *_: Any) -> None:
+    """Set aside what has to wait. Everything is checked before anything is changed."""
+    if not _Listeners.needed:
+        return
+    jobs = [*_aside(session), *(cast(JobMixin, one) for one in session.new if waiting_of(one) is not None)]
+    if not jobs:
+        return
+    dirty = session.dirty
+    late = {id(job): job for job in jobs if not is_settled(job, session, dirty)}
+    referred_to = linked(session, list(late.values())) if late else []
+    _refuse_unknown_keys(referred_to)
+    session.info.pop(_ASIDE, None)
+    if settled := [job for job in jobs if id(job) not in late]:
+        _remember(session, [Pending.completed(job, session) for job in settled])
+        session.add_all(settled)
+        put_in_order(session, JobMixin)  # some have got their unique keys just now
+    for job in referred_to:
+        del late[id(job)]
+        vars(job)["args"] = JsonText(as_text(vars(job)["args"]))
+        session.add(job)
+    for job in late.values():
+        if job in session:
+            session.expunge(job)
+    if late:
+        session.info[_ASIDE] = _transaction(session), list(late.values())
+    if referred_to:
+        session.info[_LINKED] = referred_to
+
+
+def _aside(session: Session) -> Sequence[JobMixin]:
+    """Those that are still aside, because another listener has refused the last flush: unless the session was closed then."""
+    transaction, jobs = session.info.get(_ASIDE, (None, ()))
+    if jobs and transaction != _transaction(session):
+        del session.info[_ASIDE]
+        return ()
+    return cast(Sequence[JobMixin], jobs)
+
+
+def _transaction(session: Session) -> weakref.ref[SessionTransaction] | None:
+    """The outermost one. It begins with the first `add()`, and each `close()` ends it."""
+    found = session.get_transaction()
+    return None if found is None else weakref.ref(found)
+
+
+def _refuse_unknown_keys(jobs: Sequence[JobMixin]) -> None:
+    """A unique job's key is taken by the INSERT."""
+    for job in jobs:
+        waiting = waiting_of(job)
+        if waiting is not None and waiting.decides_the_key(vars(job)["args"]):
+            raise waiting.error(
+                "the key of this unique job depends on an object that is not in the database yet, and that cannot be written "
+                "before the job, because an object refers to the job, or a listener has added it: flush first (session.flush())"
+            )
+
+
+def _before_insert(_mapper: object, _connection: object, job: JobMixin) -> None:
+    """Take in a job that another listener has added behind us: it is too late to set it aside."""
+    if not _Listeners.needed or waiting_of(job) is None or not isinstance(vars(job)["args"], UNFINISHED):
+        return
+    session = object_session(job)
+    assert session is not None
+    if is_settled(job, session, session.dirty):
+        _remember(session, [Pending.completed(job, session)])
+        return
+    _refuse_unknown_keys([job])
+    vars(job)["args"] = JsonText(as_text(vars(job)["args"]))
+    session.info.setdefault(_LINKED, []).append(job)
+
+
+def _after_flush(session: Session, *_: Any) -> None:
+    """Write what was set aside, and complete what was written too early."""
+    if not _Listeners.needed:
+        return
+    _, aside = session.info.pop(_ASIDE, (None, ()))
+    referred_to: Sequence[JobMixin] = session.info.pop(_LINKED, ())
+    if aside:
+        _remember(session, [Pending.completed(job, session, aside=True) for job in aside])
+        insert(session, aside)
+    if referred_to:
+        _remember(session, [Pending.completed(job, session) for job in referred_to])
+        complete(session, referred_to)
+
+
+def _remember(session: Session, done: Sequence[Pending]) -> None:
+    kept: list[Pending] = session.info.setdefault(_DONE, [])
+    kept[:] = [one for one in kept if one.may_roll_back]
+    kept.extend(done)
+
+
+def _after_rollback(session: Session, previous: SessionTransaction) -> None:
+    """Make them what they were."""
+    if not _Listeners.needed:
+        return
+    session.info.pop(_ASIDE, None)
+    for job in session.info.pop(_LINKED, ()):
+        vars(job)["args"] = UnfinishedJson(as_text(vars(job)["args"]))
+    kept: list[Pending] = session.info.get(_DONE, [])
+    undone = [one for one in kept if one.is_undone_by(previous)]
+    kept[:] = [one for one in kept if not one.is_undone_by(previous)]
+    for one in undone:
+        one.restore(session)
+
+
+listen_to_sessions({"before_flush": _before_flush, "after_flush": _after_flush, "after_soft_rollback": _after_rollback})
+sa.event.listen(JobMixin, "before_insert", _before_insert, propagate=True)

@@ -1,0 +1,1 @@
+"""The rules of the queue as values and pure functions: no SQL, no models."""

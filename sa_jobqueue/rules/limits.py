@@ -1,0 +1,218 @@
+"""Limits of a queue or a task: how many of its jobs may run, how fast they may start, for all together and for each key.
+
+>>> limits = Limits(running=100, per_key=KeyLimits(running=1, rate=Rate(20, per=60, burst=5)))
+>>> limits.columns()["key_rate_seconds"]
+60.0
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+from ..errors import OptionError
+from .retry import Duration, checked_duration, read_duration
+
+#: Whose limits they are.
+Owner: TypeAlias = Literal["queue", "task"]
+WhenFull: TypeAlias = Literal["wait", "drop_newest", "replace_oldest_waiting", "cancel_running"]
+
+#: The most jobs that a limit lets run, and that may wait: more than a million are not counted.
+MOST_JOBS = 1_000_000
+#: The largest weight of a key.
+_HEAVIEST = 1_000
+#: The largest numbers of a rate, which PostgreSQL keeps as integers.
+_MOST_UNITS = 1_000_000_000
+#: The shortest and the longest period of a rate, in seconds: a microsecond, a year.
+_SHORTEST, _LONGEST = 0.000_001, 365.25 * 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """At most `count` starts in `per`, which is seconds or a timedelta, from a microsecond to a year.
+
+    They are spread evenly, by the generic cell rate algorithm (ITU-T I.371). `burst`: how many may start at once after a time in
+    which none did; then the others follow one by one. So no window of the length `per` has more than `count + burst` starts.
+    `count` and `burst` are 1 to 1,000,000,000. A job counts as its `units`.
+
+    Raises OptionError for a value that cannot be used.
+    """
+
+    count: int
+    per: Duration = 1.0
+    burst: int = 1
+
+    def __post_init__(self) -> None:
+        checked_number(self.count, "a rate's count", 1, _MOST_UNITS)
+        checked_number(self.burst, "a rate's burst", 1, _MOST_UNITS)
+        seconds = checked_duration(self.per, "a rate's per")
+        if not _SHORTEST <= seconds <= _LONGEST:
+            raise OptionError(f"a rate's per must be from a microsecond to a year, not {self.per!r}")
+        object.__setattr__(self, "per", seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLimits:
+    """What holds for the jobs of each key by itself: how many may run at once, and how fast they may start.
+
+    `running`: 1 to 1,000,000; 1 is one after the other. None: no such limit. Raises OptionError for a value that cannot be used.
+    """
+
+    running: int | None = None
+    rate: Rate | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.running, self.rate)
+
+    def columns(self, prefix: str = "key_") -> dict[str, Any]:
+        """The columns of `LimitRow` that say this; with the prefix "" those of `KeyRow`."""
+        return limit_columns(prefix, running=self.running, rate=self.rate)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of a queue, or of a task in whatever queue its jobs are. They hold over all workers together; the strictest wins.
+
+    `running`: how many of its jobs may run at once, 1 to 1,000,000. `rate`: how fast they may start. `per_key`: the same for the
+    jobs of each key by itself. None: no such limit.
+
+    `strict`: a job that was claimed and is queued again goes first in its key, and while it waits, no other job of that key starts.
+
+    `when_full`, what becomes of jobs that wait because their key is at its limit: "wait", they wait; "drop_newest", they are
+    cancelled; "replace_oldest_waiting", the newest waits and the others are cancelled; "cancel_running", the same, and what runs is
+    cancelled, too. `max_waiting`: how many jobs of a key may wait, 0 to 1,000,000; of more, the oldest are cancelled with
+    "replace_oldest_waiting" and "cancel_running", else the newest, also with "wait". None: any number with "wait", none with
+    "drop_newest", else one.
+
+    Raises OptionError for a value that cannot be used.
+    """
+
+    running: int | None = None
+    rate: Rate | None = None
+    per_key: KeyLimits | None = None
+    strict: bool = False
+    when_full: WhenFull = "wait"
+    max_waiting: int | None = None
+
+    def __post_init__(self) -> None:
+        _check(self.running, self.rate)
+        checked_per_key(self.per_key)
+        checked_flag(self.strict, "strict")
+        checked_when_full(self.when_full)
+        checked_max_waiting(self.max_waiting)
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of `LimitRow` that say this, also those that say that there is no limit."""
+        return {
+            **limit_columns(running=self.running, rate=self.rate),
+            **(self.per_key or KeyLimits()).columns(),
+            "strict": self.strict,
+            "when_full": self.when_full,
+            "max_waiting": self.max_waiting,
+        }
+
+
+def limit_columns(prefix: str = "", *, running: int | None, rate: Rate | None) -> dict[str, Any]:
+    """What the columns whose names begin with `prefix` have for these limits."""
+    return {f"{prefix}running": running, **rate_columns(rate, prefix)}
+
+
+def rate_columns(rate: Rate | None, prefix: str = "") -> dict[str, Any]:
+    """The same of a rate alone."""
+    count, seconds, burst = (None, None, None) if rate is None else (rate.count, rate.per, rate.burst)
+    return {f"{prefix}rate_count": count, f"{prefix}rate_seconds": seconds, f"{prefix}rate_burst": burst}
+
+
+_RATE = re.compile(r"(\d[\d,]*)\s*/\s*(\d.*|[a-z]+)", re.IGNORECASE)
+
+
+def read_rate(text: str, *, burst: int | None = None) -> Rate:
+    """A rate as a person writes it: "500/1m", "20/s". Raises ValueError for another text, OptionError for numbers that cannot be used.
+
+    >>> read_rate("500/1m", burst=50)
+    Rate(count=500, per=60.0, burst=50)
+    """
+    found = _RATE.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a rate; expected a number and a time, as in 500/1m or 20/s")
+    per = read_duration(found[2] if found[2][0].isdigit() else f"1{found[2]}")
+    return Rate(int(found[1].replace(",", "")), per=per.total_seconds(), burst=1 if burst is None else burst)
+
+
+def rate_said(count: int | None, seconds: float | None, burst: int | None = 1) -> str:
+    """A rate as `read_rate` takes it, with its burst where that is more than one; empty without a rate.
+
+    >>> rate_said(500, 60.0, 50)
+    '500/1m, burst 50'
+    """
+    if count is None or seconds is None:
+        return ""
+    return f"{count:,}/{_span(seconds)}" + (f", burst {burst:,}" if burst is not None and burst > 1 else "")
+
+
+def _span(seconds: float) -> str:
+    """1m, 90s, 0.5s."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+# ---- each raises OptionError for a value that cannot be used
+
+
+def checked_number(value: object, what: str, low: int, high: int, *, hint: str = "") -> int:
+    """`value` if it is an integer (no bool) from `low` to `high`. `hint` ends what is said of another one."""
+    if type(value) is not int or not low <= value <= high:
+        raise OptionError(f"{what} must be an integer from {low} to {high:,}, not {value!r}{hint}")
+    return value
+
+
+def checked_running(value: object) -> int | None:
+    """How many jobs may run at once, or None."""
+    hint = "; to start none, pause it" if value == 0 else ""
+    return None if value is None else checked_number(value, "limits: running", 1, MOST_JOBS, hint=hint)
+
+
+def checked_rate(value: object) -> Rate | None:
+    """A rate, or None."""
+    if value is not None and not isinstance(value, Rate):
+        raise OptionError(f"limits: rate must be Rate(count, per=seconds) or None, not {value!r}")
+    return value
+
+
+def checked_per_key(value: object) -> KeyLimits | None:
+    """The limits of each key, or None."""
+    if value is not None and not isinstance(value, KeyLimits):
+        raise OptionError(f"limits: per_key must be KeyLimits(...) or None, not {value!r}")
+    return value
+
+
+def checked_flag(value: object, what: str) -> bool:
+    """True or False."""
+    if not isinstance(value, bool):
+        raise OptionError(f"limits: {what} must be True or False, not {value!r}")
+    return value
+
+
+def checked_when_full(value: object) -> WhenFull:
+    """What becomes of jobs that wait because their key is at its limit."""
+    if value not in get_args(WhenFull):
+        raise OptionError(f"limits: when_full must be one of {', '.join(get_args(WhenFull))}, not {value!r}")
+    return cast(WhenFull, value)
+
+
+def checked_max_waiting(value: object) -> int | None:
+    """How many jobs of a key may wait, or None."""
+    return None if value is None else checked_number(value, "limits: max_waiting", 0, MOST_JOBS)
+
+
+def checked_weight(value: object) -> int:
+    """How many jobs a key gets in its turn."""
+    return checked_number(value, "limits: weight", 1, _HEAVIEST)
+
+
+def _check(running: object, rate: object) -> None:
+    checked_running(running)
+    checked_rate(rate)

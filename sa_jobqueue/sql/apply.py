@@ -1,0 +1,492 @@
+"""Applying outcomes: a batch of fenced writes in one statement, with an answer for each row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.types import TypeEngine
+
+from ..arguments.context import ClaimedJob
+from ..models import Job, JobMixin, StatusText, UniqueKey, WorkflowEvent, status_in, status_literal
+from ..rules.failures import MAX_ERRORS
+from ..rules.lifecycle import FINISHED, Change, JobStatus
+from ..rules.outcomes import ErrorEntry
+from .claims import ClaimRequest, Claims, Fault, claim_parameters, in_order
+from .complete import (
+    complete_job,
+    complete_jobs,
+    completion_parameters,
+    delete_completed,
+    has_results,
+    own_parameters,
+    written_ids,
+)
+from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
+from .limits.state import block, limit_queues
+from .parts import array, in_seconds, lock_in_order, members, rows, table_of, with_companions
+from .tables import Compiled
+from .unique import ended_key, given_back, key_of
+from .workflows.actions import member_events
+
+
+def _error_json(change: Change) -> str | None:
+    if change.error is None:
+        return None
+    error = change.error
+    return json.dumps({"type": error.type, "message": error.message, "traceback": error.traceback})
+
+
+#: Each array parameter: the column of the changes as rows, its type, and how a change fills it.
+_ARRAYS: Mapping[str, tuple[str, TypeEngine[Any], Callable[[Change], Any]]] = {
+    "change_ids": ("id", sa.BigInteger(), attrgetter("id")),
+    "change_tokens": ("claim_token", sa.BigInteger(), attrgetter("claim_token")),
+    "change_status": ("status", sa.Text(), attrgetter("status.value")),
+    "change_if_cancelled": ("if_cancelled", sa.Text(), attrgetter("if_cancelled.value")),
+    "change_delay": ("delay", sa.Float(53), attrgetter("delay")),
+    "change_attempt": ("attempt", sa.SmallInteger(), attrgetter("attempt")),
+    "change_rescues": ("rescues", sa.SmallInteger(), attrgetter("rescues")),
+    "change_error": ("error", sa.Text(), _error_json),
+    "change_result": ("result", sa.Text(), attrgetter("result")),
+    "change_retain": ("retain", sa.Float(53), attrgetter("retain")),
+    "change_expired": ("expired", sa.Boolean(), attrgetter("expired")),
+}
+
+
+def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
+    """The parameters of `apply_changes`, by name, to execute a statement again that was built once."""
+    return {name: list(map(fill, changes)) for name, (_, _, fill) in _ARRAYS.items()}
+
+
+@with_companions
+def apply_changes(
+    changes: Sequence[Change],
+    *,
+    skip_locked: bool = True,
+    unique: bool | None = None,
+    in_workflows: bool | None = None,
+    job: type[JobMixin] = Job,
+    keys: type[UniqueKey] = UniqueKey,
+    event: type[WorkflowEvent] = WorkflowEvent,
+) -> sa.Executable:
+    """Write what claimed jobs became, each only if its claim is still valid.
+
+    `skip_locked`: do not wait for a row that another transaction has locked. Durations count from the beginning of the
+    statement, by the database's clock. `unique`: also for jobs with unique keys, which those that end give back; None: if there
+    are such among the `changes`. `in_workflows`: the same of jobs in workflows, to which their ends are told.
+
+    Returns a row per change: id, claim_token, answer. The answer is "applied"; "cancelled": applied, but as `if_cancelled`, because a
+    cancel was asked for meanwhile; "lost": the claim is no longer valid, or, for a rescue, the lease was renewed; or "locked": try again.
+    """
+    table = table_of(job)
+    given = apply_parameters(changes)
+    if unique is None:
+        unique = any(one.unique for one in changes)
+    if in_workflows is None:
+        in_workflows = any(one.workflow is not None for one in changes)
+    change = rows("change", **{column: array(name, given[name], of) for name, (column, of, _) in _ARRAYS.items()})
+    ids = array("change_ids", given["change_ids"], sa.BigInteger())
+    locked = lock_in_order(table, table.c.id == sa.func.any(ids), is_held(table), skip_locked=skip_locked)
+    valid = _is_valid(table, change)
+    mine = sa.and_(members(table.c.id, sa.select(locked.c.id)), valid)
+    deleted = _deleted(table, change, mine, skip_locked=skip_locked, unique=unique)
+    updated = _updated(table, change, mine, unique=unique, in_workflows=in_workflows)
+    written = [sa.select(one.c.id, one.c.claim_token, one.c.status) for one in (deleted, updated)]
+    done = sa.union_all(*written).subquery("done")
+    cancelled = sa.and_(
+        done.c.status == status_literal(JobStatus.CANCELLED), change.c.status != status_literal(JobStatus.CANCELLED)
+    )
+    return (
+        sa.select(
+            change.c.id, change.c.claim_token, answered(done.c.id.is_not(None), valid, of=change, cancelled=cancelled)
+        )
+        .select_from(
+            change.outerjoin(
+                done, sa.and_(done.c.id == change.c.id, done.c.claim_token.is_not_distinct_from(change.c.claim_token))
+            )
+        )
+        .add_cte(
+            locked,
+            *(given_back([deleted, updated], keys) if unique else ()),
+            # No member is deleted by its end.
+            *([member_events([updated], event=event)] if in_workflows else ()),
+        )
+    )
+
+
+def written_before(*, ids: Sequence[int], tokens: Sequence[int | None], job: type[JobMixin] = Job) -> sa.Executable:
+    """What is there of jobs whose outcomes may have been written by a commit whose answer was lost.
+
+    Returns a row per claim: id; status, or NULL if the job is gone; and whether the claim was the `last` one.
+    """
+    table = table_of(job)
+    claim = rows(
+        "claim", id=array("claim_ids", ids, sa.BigInteger()), token=array("claim_tokens", tokens, sa.BigInteger())
+    )
+    last = table.c.claim_token.is_not_distinct_from(claim.c.token).label("last")
+    return sa.select(claim.c.id, table.c.status, last).select_from(claim.outerjoin(table, table.c.id == claim.c.id))
+
+
+def _is_valid(table: sa.Table, change: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
+    """Whether the change may be written: the claim holds and, for a rescue, the lease has still run out.
+
+    A renewal does not change the token, so the write of a rescue looks at the lease once more.
+    """
+    return sa.and_(
+        fence(table, id=change.c.id, token=change.c.claim_token, by_hand=True),
+        sa.or_(sa.not_(change.c.expired), has_run_out(table)),
+    )
+
+
+def _deletes(change: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
+    """`Change.deletes`, in SQL."""
+    return sa.and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == sa.literal_column("0"))
+
+
+def _deleted(
+    table: sa.Table, change: sa.TableValuedAlias, mine: sa.ColumnElement[bool], *, skip_locked: bool, unique: bool
+) -> sa.CTE:
+    """Delete the rows of jobs that are not kept.
+
+    A DELETE needs a stronger lock than the one of all changes: it would wait for a row of the application's that references
+    the job in a transaction that is still open. So the rows to be deleted are locked once more.
+    """
+    columns = table.c
+    leaving = (
+        sa.select(columns.id)
+        .where(members(columns.id, sa.select(change.c.id).where(_deletes(change))), is_held(table))
+        .order_by(columns.id)
+        .with_for_update(skip_locked=skip_locked)
+        .cte("leaving")
+        .prefix_with("MATERIALIZED")
+    )
+    return (
+        sa.delete(table)
+        .where(members(columns.id, sa.select(leaving.c.id)), mine, _deletes(change))
+        .returning(
+            told_one(table, deleted=True),
+            columns.claim_token,
+            columns.status,
+            *([key_of(table).label("key")] if unique else []),
+        )
+        .cte("deleted")
+    )
+
+
+def _updated(
+    table: sa.Table, change: sa.TableValuedAlias, mine: sa.ColumnElement[bool], *, unique: bool, in_workflows: bool
+) -> sa.CTE:
+    """Write all others: the jobs that end, and those that go back to the queue."""
+    columns = table.c
+    status = sa.case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
+    finished = status_in(status, FINISHED)
+    return (
+        sa.update(table)
+        .where(mine, sa.not_(sa.func.coalesce(_deletes(change), sa.literal_column("false"))))
+        .values(
+            **ended(
+                sa.type_coerce(status, StatusText()),
+                retain=change.c.retain,
+                result=sa.cast(change.c.result, JSONB),
+                only=finished,
+            ),
+            run_at=sa.case(
+                (finished, columns.run_at),
+                (change.c.delay.is_(None), sa.func.least(columns.run_at, sa.func.now())),
+                # At once, and so also for a claim in this same transaction.
+                (change.c.delay == sa.literal_column("0"), sa.func.now()),
+                else_=in_seconds(change.c.delay, after=at_end()),
+            ),
+            attempt=sa.func.greatest(sa.cast(columns.attempt, sa.Integer) + change.c.attempt, sa.literal_column("0")),
+            rescues=sa.func.least(sa.cast(columns.rescues, sa.Integer) + change.c.rescues, sa.literal_column("32767")),
+            errors=sa.case(
+                (change.c.error.is_(None), columns.errors),
+                else_=append_error(table, sa.cast(change.c.error, JSONB)),
+            ),
+        )
+        .returning(
+            told_one(table),
+            columns.claim_token,
+            columns.status,
+            *([ended_key(table, columns.status).label("key")] if unique else []),
+            *(_ended_member(table) if in_workflows else []),
+        )
+        .cte("updated")
+    )
+
+
+def _ended_member(table: sa.Table) -> list[sa.ColumnElement[Any]]:
+    """The workflow of a member that has ended, and whether it completed."""
+    columns = table.c
+    return [
+        sa.case((status_in(columns.status, FINISHED), columns.workflow_id)).label("workflow_id"),
+        (columns.status == status_literal(JobStatus.COMPLETED)).label("completed"),
+    ]
+
+
+def append_error(table: Any, entry: Any) -> Any:
+    """The column `errors` with `entry` (jsonb) at its end, stamped with the time and attempt; the oldest entry may go."""
+    errors = table.c.errors
+    stamp = sa.func.jsonb_build_object(
+        sa.literal_column("'at'"), at_end(), sa.literal_column("'attempt'"), table.c.attempt
+    )
+    newest: sa.ColumnElement[Any] = sa.literal_column(f"'$[last - {MAX_ERRORS - 2} to last]'::jsonpath")
+    kept = sa.case(
+        (sa.func.jsonb_typeof(errors) != sa.literal_column("'array'"), sa.literal_column("'[]'::jsonb")),
+        (
+            sa.func.jsonb_array_length(errors) >= sa.literal_column(str(MAX_ERRORS)),
+            sa.func.jsonb_path_query_array(errors, newest, type_=JSONB),
+        ),
+        else_=errors,
+    )
+    return kept.op("||", return_type=JSONB())(sa.func.jsonb_build_array(entry.op("||", return_type=JSONB())(stamp)))
+
+
+def as_entry(error: ErrorEntry) -> sa.ColumnElement[Any]:
+    """An error as jsonb, for `append_error`; it has no traceback."""
+    return sa.func.jsonb_build_object(
+        sa.literal_column("'type'"), sa.bindparam("error_type", error.type, sa.Text),
+        sa.literal_column("'message'"), sa.bindparam("error_message", error.message, sa.Text),
+        sa.literal_column("'traceback'"), sa.literal_column("''"),
+        type_=JSONB,
+    )  # fmt: skip
+
+
+# ---- Writing what became of claimed jobs: each change behind its fence, with an answer for each job.
+
+#: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries; the second
+#: where it only could not be deleted in time.
+_UNDELETABLE_RETAIN, _UNDELETED_RETAIN = 86_400.0, 60.0
+
+
+class Answer(StrEnum):
+    """What a fenced write says of each row."""
+
+    APPLIED = "applied"
+    CANCELLED = "cancelled"
+    """Applied as a cancel, which was asked for meanwhile."""
+    LOST = "lost"
+    LOCKED = "locked"
+
+
+_WRITTEN = frozenset({Answer.APPLIED, Answer.CANCELLED})
+
+
+def alike(changes: Sequence[Change]) -> bool:
+    """Whether one of the faster statements can write them all."""
+    deletes = bool(changes) and changes[0].deletes
+    return all(change.plain and change.deletes is deletes for change in changes)
+
+
+def any_members(changes: Sequence[Change]) -> bool:
+    """Whether some are of members of workflows, to which their ends are told."""
+    return any(change.workflow is not None for change in changes)
+
+
+def kept_for_now(change: Change, fault: Fault) -> Change:
+    """What to write in place of a change that would delete its row and, for this fault, cannot."""
+    return change.kept(_UNDELETED_RETAIN if fault is Fault.LATE else _UNDELETABLE_RETAIN)
+
+
+class Outcomes(Claims):
+    """Writing changes: a batch, one in the transaction of its handler, or a batch together with the next claim."""
+
+    def apply(self, connection: sa.Connection, changes: Sequence[Change]) -> dict[int, Answer]:
+        """Write `changes`, each behind its fence. Returns the answer for each job id.
+
+        The faster statements write those that say no more than "done". The general one writes all others, and asks about
+        those that the faster ones left over.
+        """
+        kept = [change for change in changes if change.plain and not change.deletes]
+        gone = [change for change in changes if change.plain and change.deletes] if len(kept) < len(changes) else []
+        answers: dict[int, Answer] = {}
+        if kept:
+            parameters = completion_parameters(kept)
+            statements = self._complete_members if any_members(kept) else self._complete
+            ((written,),) = statements[has_results(parameters)].rows(connection, parameters)
+            answers |= dict.fromkeys(written or (), Answer.APPLIED)
+        if gone:
+            ((written,),) = self._delete.rows(connection, completion_parameters(gone, kept=False))
+            answers |= dict.fromkeys(written or (), Answer.APPLIED)
+        if len(answers) < len(changes):
+            left = [change for change in changes if change.id not in answers]
+            for row in connection.execute(self._apply_to(left), apply_parameters(left)):
+                answers[row.id] = Answer(row.answer)
+            self._block(connection, [change for change in left if answers[change.id] in _WRITTEN])
+        return answers
+
+    def apply_one(self, connection: sa.Connection, change: Change) -> Answer:
+        """Write one change in the transaction of its handler; waits for a row that is locked just now.
+
+        So the change is applied or lost, perhaps to the transaction that had the lock.
+        """
+        if change.plain and not change.deletes:
+            statements = self._complete_one if change.workflow is None else self._complete_member
+            written = bool(statements[change.result is not None].rows(connection, own_parameters(change)))
+        else:
+            (row,) = connection.execute(self._apply_to([change], waiting=True), apply_parameters([change]))
+            answer = Answer(row.answer)
+            self._block(connection, [change] if answer in _WRITTEN else [])
+            return Answer.LOST if answer is Answer.LOCKED else answer  # as the statement first saw it, before it waited
+        return Answer.APPLIED if written else Answer.LOST
+
+    def written_before(self, connection: sa.Connection, changes: Sequence[Change]) -> list[Change]:
+        """Those of these that an earlier transaction has written, the answer to whose commit was lost; `cancelled` where it wrote that.
+        Of several for one job, the first that it may have written.
+
+        It has if the job is as the change makes it and was not claimed again, or is gone and should be.
+        """
+        statement = written_before(
+            ids=[change.id for change in changes],
+            tokens=[change.claim_token for change in changes],
+            job=self.tables.job,
+        )
+        found = {row.id: row for row in connection.execute(statement)}
+        written: dict[int, Change] = {}
+        for change in changes:
+            row = found[change.id]
+            if row.status is None:
+                if change.deletes:
+                    written.setdefault(change.id, change)
+            elif row.last and row.status == change.status:
+                written.setdefault(change.id, change)
+            elif row.last and row.status == change.if_cancelled:
+                written.setdefault(change.id, change.cancelled)
+        return list(written.values())
+
+    def exchange(
+        self, connection: sa.Connection, changes: Sequence[Change], request: ClaimRequest
+    ) -> tuple[dict[int, Answer], list[ClaimedJob]]:
+        """Write `changes`, which are `alike`, and claim, in one statement: it can be its own transaction.
+
+        A change that was not written has no answer, and is for `apply`.
+        """
+        if not changes:
+            return {}, self.claim(connection, request)
+        kept = not changes[0].deletes
+        parameters = claim_parameters(request) | completion_parameters(changes, kept=kept)
+        if not kept:
+            statements = self._delete_and_claim
+        else:
+            statements = self._completions_and_claims[has_results(parameters), any_members(changes)]
+        first, *claimed = statements[bool(request.but)].rows(connection, parameters)
+        return dict.fromkeys(written_ids(first), Answer.APPLIED), in_order(claimed)
+
+    def _block(self, connection: sa.Connection, written: Sequence[Change]) -> None:
+        """Where these have said that others are to wait, too: those that are written.
+
+        Not in the transaction of a claim. Another worker's claim may write these rows, and wait for locks that this one would take.
+        """
+        wanted = [(change.id, change.blocks) for change in written if change.blocks is not None]
+        if not wanted:
+            return
+        ids, seconds = zip(*wanted, strict=True)
+        tables = self.tables
+        blocked = connection.execute(block(ids, seconds, job=tables.job, state=tables.limit_state)).all()
+        # Jobs with keys are never claimed but under limits.
+        if queues := [row.name for row in blocked if not row.key]:
+            connection.execute(limit_queues(queues, job=tables.job))
+
+    # The values are given at each execution.
+
+    def _apply_to(self, changes: Sequence[Change], *, waiting: bool = False) -> Any:
+        """The statement that writes such changes."""
+        kind = any(change.unique for change in changes), any_members(changes), waiting
+        if (found := self._applies.get(kind)) is None:
+            unique, in_workflows, _ = kind
+            found = self._applies[kind] = apply_changes(
+                [],
+                skip_locked=not waiting,
+                unique=unique,
+                in_workflows=in_workflows,
+                job=self.tables.job,
+                keys=self.tables.unique_key,
+                event=self.tables.event,
+            )
+        return found
+
+    @cached_property
+    def _applies(self) -> dict[tuple[bool, bool, bool], Any]:
+        """By whether there are unique jobs, and members of workflows, and whether locked rows are waited for."""
+        return {}
+
+    @cached_property
+    def _complete(self) -> tuple[Compiled, Compiled]:
+        """Without results, and with some."""
+        return self._completing(in_workflows=False)
+
+    @cached_property
+    def _complete_members(self) -> tuple[Compiled, Compiled]:
+        """The same where some are members of workflows."""
+        return self._completing(in_workflows=True)
+
+    def _completing(self, *, in_workflows: bool) -> tuple[Compiled, Compiled]:
+        kinds: tuple[list[str] | None, list[str] | None] = None, []
+        plain, recording = (
+            Compiled(
+                complete_jobs(
+                    ids=[], tokens=[], retain=[], results=results, in_workflows=in_workflows, job=self.tables.job,
+                    event=self.tables.event,
+                )
+            )
+            for results in kinds
+        )  # fmt: skip
+        return plain, recording
+
+    @cached_property
+    def _complete_one(self) -> tuple[Compiled, Compiled]:
+        """Without a result, and with one."""
+        return self._completing_one(in_workflow=False)
+
+    @cached_property
+    def _complete_member(self) -> tuple[Compiled, Compiled]:
+        """The same for a member of a workflow."""
+        return self._completing_one(in_workflow=True)
+
+    def _completing_one(self, *, in_workflow: bool) -> tuple[Compiled, Compiled]:
+        kinds: tuple[str | None, str | None] = None, ""
+        plain, recording = (
+            Compiled(
+                complete_job(
+                    id=0, token=0, retain=0.0, result=result, in_workflow=in_workflow, job=self.tables.job,
+                    event=self.tables.event,
+                )
+            )
+            for result in kinds
+        )  # fmt: skip
+        return plain, recording
+
+    @cached_property
+    def _delete(self) -> Compiled:
+        return Compiled(delete_completed(ids=[], tokens=[], job=self.tables.job))
+
+    @cached_property
+    def _completions_and_claims(self) -> dict[tuple[bool, bool], tuple[Compiled, Compiled]]:
+        """By whether there are results, and members of workflows: with a claim of all jobs, and with one that leaves some out."""
+        return {
+            (recording, in_workflows): self._completing_and_claiming(recording=recording, in_workflows=in_workflows)
+            for recording in (False, True)
+            for in_workflows in (False, True)
+        }
+
+    def _completing_and_claiming(self, *, recording: bool, in_workflows: bool) -> tuple[Compiled, Compiled]:
+        claims = (self.claim_statement(some_left_out=some) for some in (False, True))
+        of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "retain": [], "results": [] if recording else None}
+        of_jobs |= {"in_workflows": in_workflows, "job": self.tables.job, "event": self.tables.event}
+        all_jobs, but_some = (Compiled(complete_jobs(**of_jobs, claim=claim), binary=True) for claim in claims)
+        return all_jobs, but_some
+
+    @cached_property
+    def _delete_and_claim(self) -> tuple[Compiled, Compiled]:
+        claims = (self.claim_statement(some_left_out=some) for some in (False, True))
+        all_jobs, but_some = (
+            Compiled(delete_completed(ids=[], tokens=[], claim=claim, job=self.tables.job), binary=True)
+            for claim in claims
+        )
+        return all_jobs, but_some

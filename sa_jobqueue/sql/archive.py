@@ -1,0 +1,231 @@
+"""Moving finished jobs to the archive, the months of it, and what code says of which tasks are archived.
+
+One statement deletes jobs and inserts those of archived tasks into `archived_job`: so a job is in one of the two tables, whenever a worker
+is killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
+from sqlalchemy.dialects.postgresql import array as array_of
+from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
+
+from ..models import ArchivedJob, ArchivedTask, Job, JobMixin, LogPart, Progress, is_own, schema_function
+from ..util.schema import SCHEMA
+from .archived import archive_parts
+from .parts import array, epoch, members, table_of
+from .tables import OfTables
+
+#: What the archive has besides the columns of a job.
+_BESIDE = ("progress", "progress_message", "logs")
+
+
+def archived_names(*, archived_task: type[ArchivedTask] = ArchivedTask) -> sa.ColumnElement[Any]:
+    """The names of the tasks whose jobs are archived, as an array."""
+    return sa.func.array(sa.select(archived_task.name).scalar_subquery(), type_=sa.ARRAY(sa.Text))
+
+
+def is_not_archived(job: type[JobMixin], *, archived_task: type[ArchivedTask] = ArchivedTask) -> sa.ColumnElement[bool]:
+    """Whether a job is of a task that is not archived. An array, which is read once, leaves the plan of the jobs as it is."""
+    return table_of(job).c.task != sa.all_(archived_names(archived_task=archived_task))
+
+
+def move_jobs(
+    ids: sa.Select[Any],
+    *,
+    job: type[JobMixin] = Job,
+    progress: type[Progress] = Progress,
+    log: type[LogPart] = LogPart,
+    archived_job: type[ArchivedJob] = ArchivedJob,
+    archived_task: type[ArchivedTask] = ArchivedTask,
+) -> sa.Select[Any]:
+    """Delete the jobs that the query `ids` names, and what is kept of what they said; those of archived tasks are in the archive then.
+
+    Returns one row: how many jobs there were, and the latest `purge_at` among them, in seconds since 1970.
+    """
+    table = table_of(job)
+    returned: list[sa.ColumnElement[Any]] = [table.c[name] for name in _common(table, archived_job)]
+    if is_own(job):
+        returned.append(_own_columns(table))
+    gone = sa.delete(table).where(members(table.c.id, ids)).returning(*returned).cte("gone")
+    said, logs = table_of(progress), table_of(log)
+    said_gone = (
+        sa.delete(said)
+        .where(members(said.c.job_id, ids))
+        .returning(said.c.job_id, said.c.claim_token, said.c.fraction, said.c.message)
+        .cte("progress_gone")
+    )
+    logs_gone = (
+        sa.delete(logs)
+        .where(members(logs.c.job_id, ids))
+        .returning(logs.c.job_id, logs.c.claim_token, logs.c.part, logs.c.lines)
+        .cte("logs_gone")
+    )
+    moved = _moved(gone, said_gone, logs_gone, table=table, archived_job=archived_job, archived_task=archived_task)
+    counted: list[sa.ColumnElement[Any]] = [
+        sa.func.count().label("jobs"),
+        sa.func.max(epoch(gone.c.purge_at)).label("reached"),
+    ]
+    return sa.select(*counted).select_from(gone).add_cte(moved)
+
+
+def _moved(
+    gone: sa.CTE,
+    said: sa.CTE,
+    logs: sa.CTE,
+    *,
+    table: sa.Table,
+    archived_job: type[ArchivedJob],
+    archived_task: type[ArchivedTask],
+) -> sa.CTE:
+    """The INSERT of those of archived tasks, with what they said in their last attempt."""
+    lines = _last_lines(gone, logs)
+    common = _common(table, archived_job)
+    values: dict[str, sa.ColumnElement[Any]] = {
+        **{name: gone.c[name] for name in common},
+        "finished_at": _finished_at(gone.c.finished_at),
+        **dict(zip(_BESIDE, (said.c.fraction, said.c.message, lines.c.lines), strict=True)),
+    }
+    if "own_columns" in gone.c:
+        values["columns"] = gone.c.own_columns
+    theirs = gone.outerjoin(said, sa.and_(said.c.job_id == gone.c.id, said.c.claim_token == gone.c.claim_token))
+    rows = (
+        sa.select(*values.values())
+        .select_from(theirs.outerjoin(lines, lines.c.job_id == gone.c.id))
+        .where(gone.c.task == sa.any_(archived_names(archived_task=archived_task)))
+    )
+    # Of Core's own: the dialect's INSERT has no cache key in SQLAlchemy 2.0.
+    return sa.insert(table_of(archived_job)).from_select(list(values), rows, include_defaults=False).cte("moved")
+
+
+def _last_lines(gone: sa.CTE, logs: sa.CTE) -> sa.CTE:
+    """By job the log lines of its last claim, as one array."""
+    line: sa.ColumnElement[Any] = sa.column("line", JSONB)
+    each = (
+        sa.func.jsonb_array_elements(logs.c.lines)
+        .table_valued(line, with_ordinality="place", name="lines", joins_implicitly=True)
+        .render_derived(name="lines")
+    )
+    ordered: Any = aggregate_order_by(each.c.line, logs.c.part, each.c.place)
+    return (
+        sa.select(logs.c.job_id, sa.func.jsonb_agg(ordered, type_=JSONB).label("lines"))
+        .select_from(logs.join(gone, sa.and_(gone.c.id == logs.c.job_id, gone.c.claim_token == logs.c.claim_token)))
+        .group_by(logs.c.job_id)
+        .cte("last_lines")
+    )
+
+
+def _common(table: sa.Table, archived_job: type[ArchivedJob]) -> list[str]:
+    """The columns that a job has, and the archive as well."""
+    archive = table_of(archived_job).c
+    return [one.name for one in table_of(Job).c if one.name in archive and one.name in table.c]
+
+
+def _own_columns(table: sa.Table) -> sa.ColumnElement[Any]:
+    """What a table of the user's has besides, also what its class does not name."""
+    ours = ",".join(one.name for one in table_of(Job).c)
+    whole = sa.literal_column(f"to_jsonb({table.name}.*)", JSONB)
+    return whole.op("-", return_type=JSONB())(sa.cast(sa.literal_column(f"'{{{ours}}}'"), sa.ARRAY(sa.Text))).label(
+        "own_columns"
+    )
+
+
+def _finished_at(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """A time in a month that the archive can have: plain SQL may have written any, or none."""
+    # A time before 1970, as -infinity, is 1970; and LEAST passes over a NULL.
+    return sa.func.least(
+        sa.func.greatest(sa.func.coalesce(time, sa.func.now()), sa.func.to_timestamp(sa.literal_column("0"))),
+        sa.func.now(),
+    )
+
+
+# ---- months
+
+
+def _make_months(times: sa.ColumnElement[Any], schema: str) -> sa.Executable:
+    return sa.select(schema_function("make_archive_months", schema, times, of=sa.Integer()))
+
+
+def make_months_of(jobs: sa.Select[Any], *, job: type[JobMixin] = Job) -> sa.Executable:
+    """Make the missing months in which the jobs have finished that the query `jobs` finds; returns how many were made.
+
+    It fails with the SQLSTATE 55P03 if another transaction is in the way: then it is to be tried again later.
+    """
+    finished = jobs.with_only_columns(_finished_at(table_of(job).c.finished_at))
+    return _make_months(sa.func.array(finished.scalar_subquery()), table_of(job).schema or "")
+
+
+#: In UTC, as the months are: in the session's zone a month after January 30 is February 28, which may be March in UTC.
+_NEXT_MONTH = "(date_trunc('month', now() AT TIME ZONE 'UTC') + interval '1 month') AT TIME ZONE 'UTC'"
+
+
+def make_months_ahead(*, schema: str = SCHEMA) -> sa.Executable:
+    """The same for this month and the next one."""
+    return _make_months(array_of([sa.func.now(), sa.literal_column(_NEXT_MONTH, sa.DateTime(timezone=True))]), schema)
+
+
+def drop_archive_month(kept: int, *, schema: str = SCHEMA) -> sa.Executable:
+    """Drop the oldest month of the archive that ended more than `kept` months ago; returns the name of its table, or NULL.
+
+    It fails with the SQLSTATE 55P03 if another transaction is in the way.
+    """
+    return sa.select(
+        schema_function("drop_archive_month", schema, sa.bindparam("kept", kept, sa.Integer), of=sa.Text())
+    )
+
+
+# ---- which tasks
+
+
+def declare_archived(
+    add: Sequence[str], remove: Sequence[str], *, archived_task: type[ArchivedTask] = ArchivedTask
+) -> sa.Executable:
+    """Finished jobs of the tasks in `add` are archived from now on, and those of the tasks in `remove` no longer."""
+    table = table_of(archived_task)
+    no_longer = (
+        sa.delete(table).where(table.c.name == sa.any_(array("archived_no_longer", remove, sa.Text()))).cte("no_longer")
+    )
+    new = sa.select(sa.func.unnest(array("archived_names", add, sa.Text())))
+    return (
+        insert_or_ignore(table)
+        .from_select(["name"], new)
+        .on_conflict_do_nothing(index_elements=["name"])
+        .add_cte(no_longer)
+    )
+
+
+# ---- The archive: its months, and which tasks' jobs are moved to it. Moving is pruning's.
+
+
+class Archive(OfTables):
+    """Making and dropping months, and writing down what code says. The first two fail with `Fault.LATE` where another transaction is in
+    the way.
+    """
+
+    def declare_archived(self, connection: sa.Connection, add: Collection[str], remove: Collection[str]) -> None:
+        """Finished jobs of the tasks in `add` are archived from now on, and those of the tasks in `remove` no longer."""
+        names = sorted(add), sorted(remove)  # in order, so that workers that start together do not deadlock
+        connection.execute(declare_archived(*names, archived_task=self.tables.archived_task))
+
+    def archive_parts(self, connection: sa.Connection) -> Sequence[str]:
+        """The months of the archive that there are, the newest first; none where the role may not read it."""
+        return connection.scalars(
+            archive_parts(schema=self.schema_on(connection), table=self.tables.job.__tablename__)
+        ).all()
+
+    def make_months_ahead(self, connection: sa.Connection) -> int:
+        """Make this month's table of the archive, and the next one's, if they are missing; how many were."""
+        return int(connection.scalar(make_months_ahead(schema=self._schema)) or 0)
+
+    def drop_archive_month(self, connection: sa.Connection, kept: int) -> str | None:
+        """Drop the oldest month that ended more than `kept` months ago. Returns it, as "2026-11"; None: there is none."""
+        name: str | None = connection.scalar(drop_archive_month(kept, schema=self._schema))
+        return None if name is None else name.removeprefix("archived_job_").replace("_", "-")
+
+    @property
+    def _schema(self) -> str:
+        return self.tables.job.__table__.schema or ""

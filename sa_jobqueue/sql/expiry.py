@@ -1,0 +1,143 @@
+"""Ending jobs that wait, blocked ones too, and are not to be started any more: their expiry or their deadline is over."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from ..models import Job, JobMixin, UniqueKey, WorkflowEvent, status_in, status_literal
+from ..rules.lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
+from ..rules.outcomes import ErrorEntry
+from .apply import append_error, as_entry
+from .ends import ended, told_one
+from .parts import members, table_of
+from .tables import OfTables
+from .unique import given_back, key_of
+from .workflows.actions import NOT_COMPLETED, member_events
+
+
+def end_expired(
+    *,
+    limit: int,
+    job: type[JobMixin] = Job,
+    keys: type[UniqueKey] = UniqueKey,
+    events: type[WorkflowEvent] = WorkflowEvent,
+) -> sa.Executable:
+    """Cancel at most `limit` jobs that were not started by their expiry, except those that are locked.
+
+    Returns their ids, queues and tasks.
+    """
+    table = table_of(job)
+    over = _over(table, table.c.expires_at <= sa.func.now(), sa.not_(_was_started(table)), limit=limit)
+    return _end(table, over, Event.CANCEL, EXPIRED, retain=Rules().retain, keys=keys, events=events)
+
+
+def end_overdue(
+    *,
+    limit: int,
+    job: type[JobMixin] = Job,
+    keys: type[UniqueKey] = UniqueKey,
+    events: type[WorkflowEvent] = WorkflowEvent,
+) -> sa.Executable:
+    """The same for jobs whose deadline is over: they fail."""
+    table = table_of(job)
+    over = _over(table, table.c.deadline_at <= sa.func.now(), limit=limit)
+    return _end(table, over, Event.DISCARD, DEADLINE_OVER, retain=Rules().retain_failed, keys=keys, events=events)
+
+
+def forget_expiry(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
+    """Take the expiry from at most `limit` jobs that were started in time and wait for another attempt. Returns their ids.
+
+    It says nothing any more, and would be found by each later look.
+    """
+    table = table_of(job)
+    over = _over(table, table.c.expires_at <= sa.func.now(), _was_started(table), limit=limit)
+    return (
+        sa.update(table)
+        .where(members(table.c.id, sa.select(over.c.id)), _waits(table))
+        .values(expires_at=sa.null())
+        .returning(table.c.id)
+    )
+
+
+def _waits(table: sa.Table) -> sa.ColumnElement[bool]:
+    return status_in(table.c.status, (JobStatus.QUEUED, JobStatus.BLOCKED))
+
+
+def is_late(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Whether a job that waits will not be run, because its expiry or deadline is over. Never NULL."""
+    expired = sa.and_(table.c.expires_at <= sa.func.now(), sa.not_(_was_started(table)))
+    return sa.and_(
+        _waits(table),
+        sa.func.coalesce(sa.or_(expired, table.c.deadline_at <= sa.func.now()), sa.literal_column("false")),
+    )
+
+
+def _was_started(table: sa.Table) -> sa.ColumnElement[bool]:
+    return sa.or_(table.c.attempt > sa.literal_column("0"), table.c.rescues > sa.literal_column("0"))
+
+
+def _over(table: sa.Table, *which: sa.ColumnElement[bool], limit: int) -> sa.CTE:
+    """The jobs that wait, whose first limit is over and of which this is true, locked. One index has the first limit of each."""
+    first = sa.func.least(table.c.expires_at, table.c.deadline_at)
+    return (
+        sa.select(table.c.id, key_of(table).label("key"), table.c.workflow_id)
+        .where(_waits(table), first <= sa.func.now(), *which)
+        .order_by(first)
+        .limit(sa.bindparam("page", limit))
+        .with_for_update(key_share=True, skip_locked=True)
+        .cte("over")
+        .prefix_with("MATERIALIZED")
+    )
+
+
+def _end(
+    table: sa.Table,
+    over: sa.CTE,
+    event: Event,
+    error: ErrorEntry,
+    *,
+    retain: float | None,
+    keys: type[UniqueKey],
+    events: type[WorkflowEvent],
+) -> sa.Executable:
+    return (
+        sa.update(table)
+        .where(members(table.c.id, sa.select(over.c.id)), _waits(table))
+        .values(
+            **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, event]), retain=retain, of=table),
+            errors=append_error(table, as_entry(error)),
+        )
+        .returning(told_one(table), table.c.queue, table.c.task)
+        .add_cte(*given_back([over], keys), member_events([over], NOT_COMPLETED, told=True, event=events))
+    )
+
+
+# ---- Ending jobs that wait although their time is over.
+
+
+class Late(NamedTuple):
+    """A job that waited although its time was over, and was ended."""
+
+    id: int
+    queue: str
+    task: str
+
+
+class Expiry(OfTables):
+    """Ending pages of jobs that are not to be started any more."""
+
+    def end_expired(self, connection: sa.Connection, *, limit: int = 1_000) -> list[Late]:
+        """Cancel jobs that were not started by their expiry, and return them."""
+        statement = end_expired(limit=limit, job=self.tables.job, keys=self.tables.unique_key, events=self.tables.event)
+        return list(map(Late._make, connection.execute(statement)))
+
+    def end_overdue(self, connection: sa.Connection, *, limit: int = 1_000) -> list[Late]:
+        """Fail jobs that wait although their deadline is over, and return them."""
+        statement = end_overdue(limit=limit, job=self.tables.job, keys=self.tables.unique_key, events=self.tables.event)
+        return list(map(Late._make, connection.execute(statement)))
+
+    def forget_expiry(self, connection: sa.Connection, *, limit: int = 1_000) -> list[int]:
+        """Take the expiry from jobs that were started in time and wait for another attempt, and return their ids."""
+        return list(connection.execute(forget_expiry(limit=limit, job=self.tables.job)).scalars())

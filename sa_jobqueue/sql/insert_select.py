@@ -1,0 +1,175 @@
+"""Making jobs of a query's rows: one INSERT ... SELECT, a job for each row.
+
+The arguments are made by the server, of the query's columns. A value that could not be an argument, as NULL for an `int` or NaN,
+makes the statement fail with a message that names it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from ..arguments.columns import Kind
+from ..models import AT_ONCE, Job, JobMixin, due_text, own_column, schema_function
+from ..tasks.calls import Call
+from .parts import table_of
+
+_EMPTY = sa.literal_column("''", sa.Text)
+
+
+class Argument(NamedTuple):
+    """A parameter, and the column of whose values its arguments are made."""
+
+    name: str
+    value: sa.ColumnElement[Any]
+    kind: Kind
+    takes_none: bool
+    column: str
+    """The column's name, for a message."""
+
+
+def insert_selected(
+    rows: sa.FromClause,
+    call: Call,
+    *,
+    args: sa.ColumnElement[Any],
+    rule: sa.ColumnElement[Any] | None,
+    per_row: Mapping[str, sa.ColumnElement[Any]],
+    order_by: Sequence[sa.ColumnElement[Any]] = (),
+    job: type[JobMixin] = Job,
+) -> sa.Insert:
+    """Insert a job like `call` for each of these rows, with its `args` and its `rule` of uniqueness.
+
+    `per_row`: what differs from `call`, by the names of the job's columns; where it is NULL, it does not differ.
+    """
+    columns = _columns(call, table_of(job).schema)
+    for name, value in call.columns or ():
+        column = own_column(job, name)
+        columns[column.name] = sa.cast(sa.literal(value, column.type), column.type)
+    for name, value in per_row.items():
+        columns[name] = sa.func.coalesce(value, columns[name]) if name in columns else value
+    columns["args"] = args
+    if rule is not None:
+        columns["uniqueness"] = rule
+    source = sa.select(*columns.values()).select_from(rows).order_by(*order_by)
+    made = sa.insert(job).from_select(list(columns), source, include_defaults=False)
+    return made.execution_options(preserve_rowcount=True)
+
+
+def _columns(call: Call, schema: str | None) -> dict[str, sa.ColumnElement[Any]]:
+    """What is the same for all, by column."""
+    columns = {
+        "task": _text(call.task),
+        "queue": _text(call.queue),
+        "priority": _small(call.priority),
+        "max_attempts": _small(call.max_attempts),
+        "run_at": _time(call.run_at, schema),
+    }
+    if call.meta != "{}":
+        columns["meta"] = sa.cast(_text(call.meta), JSONB)
+    if call.expires is not None:
+        columns["expires_at"] = _time(call.expires, schema)
+    if call.deadline is not None:
+        columns["deadline_at"] = _time(call.deadline, schema)
+    if call.key is not None:
+        columns["concurrency_key"] = _text(call.key)
+    if call.units is not None:
+        columns["units"] = _small(call.units)
+    if call.subject is not None:
+        columns["subject_type"], columns["subject_id"] = map(_text, call.subject)
+    return columns
+
+
+def _text(value: str) -> sa.ColumnElement[Any]:
+    return sa.cast(sa.literal(value, sa.Text), sa.Text)
+
+
+def _small(value: int) -> sa.ColumnElement[Any]:
+    return sa.cast(sa.literal(value, sa.SmallInteger), sa.SmallInteger)
+
+
+def _time(value: datetime | timedelta, schema: str | None) -> sa.ColumnElement[Any]:
+    if value == AT_ONCE:
+        return sa.func.now()
+    return schema_function("due_at", schema, _text(str(due_text(value))), of=Job.__table__.c.created_at.type)
+
+
+# ---- arguments
+
+
+def arguments(
+    given: Sequence[Argument], *, variable: str | None, task: str, job: type[JobMixin]
+) -> sa.ColumnElement[Any]:
+    """The arguments of a row, as one jsonb object. Those of `variable`, a handler's `*args`, are one array in it.
+
+    A value that cannot be an argument fails the statement.
+    """
+    parts: list[sa.ColumnElement[Any]] = []
+    for one in given:
+        if one.name != variable:
+            parts += [_text(one.name), one.kind.as_json(one.value)]
+    if more := [one.kind.as_json(one.value) for one in given if one.name == variable]:
+        assert variable is not None
+        parts += [_text(variable), sa.func.jsonb_build_array(*more)]
+    made = sa.func.jsonb_build_object(*parts, type_=JSONB)
+    # Around the whole: as a part of it, each value would be made jsonb by itself first.
+    refused = [found for one in given for found in _refused(one, task, table_of(job).schema)]
+    return sa.case(*refused, else_=made) if refused else made
+
+
+def _refused(
+    one: Argument, task: str, schema: str | None
+) -> Iterator[tuple[sa.ColumnElement[bool], sa.ColumnElement[Any]]]:
+    """Which values cannot be this argument, each with what fails the statement then."""
+    message = f"task {task!r}: argument {one.name}: the column {one.column} has a row with "
+    if not one.takes_none:
+        mend = ", and the parameter takes no None: leave such rows out, or annotate it so that it does"
+        yield one.value.is_(None), refusing(message, one.value, mend, schema=schema)
+    if one.kind.is_spoiled is not None:
+        mend = f", which cannot be {one.kind.said} in JSON: leave such rows out"
+        yield one.kind.is_spoiled(one.value), refusing(message, one.value, mend, schema=schema)
+
+
+def refusing(message: str, value: sa.ColumnElement[Any], mend: str, *, schema: str | None) -> sa.ColumnElement[Any]:
+    """What fails the statement when it is evaluated. `message` is followed by the value, and that by `mend`."""
+    shown = sa.func.coalesce(
+        sa.func.left(sa.cast(value, sa.Text), 80), sa.literal_column("'NULL'", sa.Text), type_=sa.Text()
+    )
+    return schema_function("refuse_argument", schema, _text(message) + shown + _text(mend), of=JSONB())
+
+
+# ---- uniqueness
+
+
+def rule_of(shared: str, key: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """The rule of a row: what all rules say (JSON text), and its key."""
+    rule = sa.func.jsonb_build_object(sa.literal_column("'key'"), key, type_=JSONB)
+    return rule if shared == "{}" else rule.op("||", return_type=JSONB())(sa.cast(_text(shared), JSONB))
+
+
+def digest(task: str, values: Mapping[str, Argument | Any]) -> sa.ColumnElement[Any]:
+    """The key that `Unique` makes of these values, of columns or as plain JSON."""
+    text: sa.ColumnElement[Any] = _EMPTY
+    for number, name in enumerate(sorted(values)):
+        one = values[name]
+        text = text + _text(f"{',' if number else ''}{json.dumps(name, ensure_ascii=False)}:")
+        text = text + (_json_text(one) if isinstance(one, Argument) else _text(_compact(one)))
+    hashed = sa.func.encode(
+        sa.func.sha256(sa.func.convert_to(_text("{") + text + _text("}"), sa.literal_column("'UTF8'"))),
+        sa.literal_column("'hex'"),
+    )
+    return _text(f"{task}:") + sa.func.left(hashed, 24, type_=sa.Text())
+
+
+def _json_text(one: Argument) -> sa.ColumnElement[Any]:
+    text = sa.cast(sa.func.to_jsonb(one.kind.as_json(one.value), type_=JSONB), sa.Text)
+    return sa.func.coalesce(text, sa.literal_column("'null'", sa.Text), type_=sa.Text())
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,1 @@
+"""Statements about limits, rates and turns of keys."""

@@ -1,0 +1,369 @@
+"""What an operator does to limits. Each is one statement, so it joins the caller's transaction:
+
+>>> from sa_jobqueue import Rate
+>>> statement = set_limit("sync", running=50, rate=Rate(500, burst=50))
+>>> statement = set_limit("sync", key="42", running=3, weight=5)
+>>> statement = pause("sync", key="42", reason="the provider is down")
+
+`name` is that of a queue; with `owner="task"` that of a task, for which a `Task` may be given. With `key` a statement is about the
+jobs of that key alone. Workers that listen are told at the commit. Objects that are already loaded keep what they show until they
+are refreshed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any, Final, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from ...errors import OptionError
+from ...models import Job, JobMixin, KeyRow, LimitRow, LimitState, in_schema, status_literal
+from ...rules.failures import clean
+from ...rules.lifecycle import JobStatus
+from ...rules.limits import (
+    KeyLimits,
+    Limits,
+    Owner,
+    Rate,
+    WhenFull,
+    checked_flag,
+    checked_max_waiting,
+    checked_per_key,
+    checked_rate,
+    checked_running,
+    checked_weight,
+    checked_when_full,
+    rate_columns,
+)
+from ...tasks.options import Enqueueable, checked_key, checked_name
+from ..admin import UNSYNCHRONIZED
+from ..parts import table_of, with_companions
+from ..readings.depths import CAP
+from .state import is_keyless, is_later, is_ready
+
+
+class Unchanged(Enum):
+    """The type of `UNCHANGED`."""
+
+    UNCHANGED = "unchanged"
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+UNCHANGED: Final = Unchanged.UNCHANGED
+"""What is not given, and stays as it is. None takes a limit away."""
+
+
+def set_limit(
+    name: str | Enqueueable,
+    /,
+    *,
+    key: str | None = None,
+    owner: Owner = "queue",
+    running: int | Unchanged | None = UNCHANGED,
+    rate: Rate | Unchanged | None = UNCHANGED,
+    per_key: KeyLimits | Unchanged | None = UNCHANGED,
+    strict: bool | Unchanged = UNCHANGED,
+    when_full: WhenFull | Unchanged = UNCHANGED,
+    max_waiting: int | Unchanged | None = UNCHANGED,
+    weight: int | Unchanged = UNCHANGED,
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> sa.Executable:
+    """Change limits: those that are given, as in `Limits`; the others stay. None takes a limit away. Returns the name.
+
+    The row is made where it is not there, and from now on it is the operator's: what code declares is not written over it, until
+    `remove_limit`. `per_key` changes both of a key's limits.
+
+    With `key`: `running` and `rate` hold for that key in place of `per_key`, and None means that `per_key` holds. `weight`, 1 to
+    1,000: how many jobs the key gets in its turn, 1 unless it is said.
+
+    Raises OptionError for a value that cannot be used.
+    """
+    given: dict[str, Any] = {}
+    if running is not UNCHANGED:
+        given["running"] = checked_running(running)
+    if rate is not UNCHANGED:
+        given |= rate_columns(checked_rate(rate))
+    of_owner: dict[str, Any] = {}
+    if per_key is not UNCHANGED:
+        of_owner |= (checked_per_key(per_key) or KeyLimits()).columns()
+    if strict is not UNCHANGED:
+        of_owner["strict"] = checked_flag(strict, "strict")
+    if when_full is not UNCHANGED:
+        of_owner["when_full"] = checked_when_full(when_full)
+    if max_waiting is not UNCHANGED:
+        of_owner["max_waiting"] = checked_max_waiting(max_waiting)
+    of_key: dict[str, Any] = {}
+    if weight is not UNCHANGED:
+        of_key["weight"] = checked_weight(weight)
+    if key is None and of_key:
+        raise OptionError('set_limit: a weight is that of a key: give key="..." with it')
+    if key is not None and of_owner:
+        refused = next(iter(of_owner)) if per_key is UNCHANGED else "per_key"
+        raise OptionError(f"set_limit: {refused} is for all keys of the {owner}, and not for one key")
+    return change_limits(name, given | of_owner | of_key, key=key, owner=owner, limit=limit, limit_key=limit_key)
+
+
+def change_limits(
+    name: str | Enqueueable,
+    columns: Mapping[str, Any],
+    *,
+    key: str | None = None,
+    owner: Owner = "queue",
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> sa.Executable:
+    """`set_limit` by the columns of the row, which have been checked. Raises OptionError if there are none."""
+    if not columns:
+        raise OptionError('set_limit: say what changes, as in set_limit("sync", running=50)')
+    row = _row(name, key, owner)
+    changes = dict(columns) if key is not None else {**columns, "held": sa.true()}
+    return _upsert(limit if key is None else limit_key, row, changes, changes)
+
+
+def remove_limit(
+    name: str | Enqueueable,
+    /,
+    *,
+    key: str | None = None,
+    owner: Owner = "queue",
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> sa.Executable:
+    """Take back what `set_limit` has changed, and end a wait, as `resume` does. Returns the name; nothing if there was neither.
+
+    What code declares holds again; where it declares nothing, there is no limit any more. A pause stays.
+    """
+    row = _row(name, key, owner)
+    table = table_of(limit if key is None else limit_key)
+    columns = table.c
+    changed: sa.ColumnElement[bool]
+    values: dict[str, Any]
+    if key is None:
+        changed, gone = columns.held, sa.and_(columns.declared.is_(None), columns.paused_at.is_(None))
+        values = {name: _declared(columns, name, none) for name, none in Limits().columns().items()}
+        values["held"] = sa.false()
+    else:
+        changed, gone = sa.true(), columns.paused_at.is_(None)
+        values = {**KeyLimits().columns(""), "weight": sa.literal_column("1")}
+    return _delete_or_update(limit if key is None else limit_key, row, changed, gone, values)
+
+
+def pause(
+    name: str | Enqueueable,
+    /,
+    *,
+    key: str | None = None,
+    owner: Owner = "queue",
+    reason: str | None = None,
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> sa.Executable:
+    """Start nothing more of a queue, a task, or one key of it, until `resume`, whatever is deployed meanwhile. Returns the name.
+
+    What runs goes on, and jobs can be enqueued. A pause that is there already keeps its beginning, and takes this reason.
+    """
+    if reason is not None and not isinstance(reason, str):
+        raise OptionError(f"pause: the reason must be a text, not {reason!r}")
+    mapped: type[LimitRow | KeyRow] = limit if key is None else limit_key
+    said = {"pause_reason": None if reason is None else clean(reason)}
+    since = sa.func.coalesce(table_of(mapped).c.paused_at, sa.func.now())
+    return _upsert(mapped, _row(name, key, owner), {"paused_at": sa.func.now(), **said}, {"paused_at": since, **said})
+
+
+def resume(
+    name: str | Enqueueable,
+    /,
+    *,
+    key: str | None = None,
+    owner: Owner = "queue",
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+) -> sa.Executable:
+    """End a pause, and a wait that a handler has asked for by `RateLimited`. Returns the name; nothing if there was neither.
+
+    A pause or a wait of the whole queue or task does not end with that of a key.
+    """
+    mapped: type[LimitRow | KeyRow] = limit if key is None else limit_key
+    columns = table_of(mapped).c
+    if key is None:
+        gone = sa.and_(sa.not_(columns.held), columns.declared.is_(None), _is_plain(columns, Limits().columns()))
+    else:
+        gone = _is_plain(columns, {**KeyLimits().columns(""), "weight": 1})
+    values = {"paused_at": sa.null(), "pause_reason": sa.null()}
+    return _delete_or_update(mapped, _row(name, key, owner), columns.paused_at.is_not(None), gone, values)
+
+
+def _row(name: str | Enqueueable, key: str | None, owner: str) -> dict[str, str]:
+    """The primary key of a row."""
+    if isinstance(name, Enqueueable):
+        owner, name = "task", name.name
+    if owner not in get_args(Owner):
+        raise OptionError(f"the owner of a limit must be one of {', '.join(get_args(Owner))}, not {owner!r}")
+    row = {"owner": owner, "name": checked_name(name, f"the {owner}'s name", OptionError)}
+    return row if key is None else {**row, "key": checked_key(key)}
+
+
+def _upsert(
+    mapped: type[LimitRow | KeyRow], row: Mapping[str, str], values: Mapping[str, Any], changes: Mapping[str, Any]
+) -> sa.Executable:
+    """Insert the row with `values`; or make `changes` where it is there."""
+    made = insert(mapped).values(**row, **values)
+    return (
+        made.on_conflict_do_update(
+            index_elements=list(row),
+            set_={name: made.excluded[name] if value is values[name] else value for name, value in changes.items()},
+        )
+        .returning(table_of(mapped).c.name)
+        .execution_options(**UNSYNCHRONIZED)
+    )
+
+
+def _delete_or_update(
+    mapped: type[LimitRow | KeyRow],
+    row: Mapping[str, str],
+    where: sa.ColumnElement[bool],
+    gone: sa.ColumnElement[bool],
+    values: Mapping[str, Any],
+) -> sa.Executable:
+    """Delete the row if nothing is left to say, else change it. What is left is looked at under the lock. And no wait goes on."""
+    table = table_of(mapped)
+    this = [table.c[name] == sa.bindparam(f"of_{name}", value, sa.Text) for name, value in row.items()]
+    mine: sa.CTE = (
+        sa.select(gone.label("gone")).where(*this, where).with_for_update().cte("mine").prefix_with("MATERIALIZED")
+    )
+    deleted = sa.delete(table).where(*this, sa.select(mine.c.gone).where(mine.c.gone).exists()).returning(table.c.name)
+    changed = (
+        sa.update(table)
+        .where(*this, sa.select(mine.c.gone).where(sa.not_(mine.c.gone)).exists())
+        .values(**values)
+        .returning(table.c.name)
+    )
+    state = table_of(in_schema(LimitState, str(table.schema)))
+    its_state = [
+        state.c[name] == sa.bindparam(f"of_{name}", value, sa.Text) for name, value in {"key": "", **row}.items()
+    ]
+    lifted = (
+        sa.update(state)
+        .where(*its_state, state.c.blocked_until > sa.func.now())
+        .values(blocked_until=sa.func.now())
+        .returning(state.c.name)
+    )
+    done = [one.cte(name).c.name for one, name in ((deleted, "deleted"), (changed, "changed"), (lifted, "lifted"))]
+    # There may be no row, but a state alone. A session that is bound by class finds its engine by the column of the class.
+    one = sa.select(sa.literal_column("1")).subquery("one")
+    return (
+        sa.select(sa.func.coalesce(mapped.name, sa.bindparam("of_name", row["name"], sa.Text)).label("name"))
+        .select_from(one.outerjoin(table, sa.and_(*this)))
+        .where(sa.or_(*(sa.select(name).exists() for name in done)))
+    )
+
+
+def _declared(columns: Any, name: str, none: object) -> sa.ColumnElement[Any]:
+    """What code has declared for a column, or else that there is no such limit."""
+    text = columns.declared.op("->>", return_type=sa.Text())(sa.literal_column(f"'{name}'"))
+    value: sa.ColumnElement[Any] = sa.cast(text, columns[name].type)
+    return value if none is None else sa.func.coalesce(value, _literal(none))
+
+
+def _is_plain(columns: Any, plain: Mapping[str, object]) -> sa.ColumnElement[bool]:
+    """Whether a row limits nothing."""
+    return sa.and_(
+        *(
+            columns[name].is_(None) if value is None else columns[name] == _literal(value)
+            for name, value in plain.items()
+        )
+    )
+
+
+def _literal(value: object) -> Any:
+    if isinstance(value, bool):
+        return sa.true() if value else sa.false()
+    return sa.literal_column(str(value) if isinstance(value, int) else f"'{value}'")
+
+
+# ---- The limits that there are, with what runs and waits now.
+
+#: What limits, and what else is shown of them.
+_LIMITS = ("running", "rate_count", "rate_seconds", "rate_burst")
+_OF_OWNERS = (
+    "key_running", "key_rate_count", "key_rate_seconds", "key_rate_burst", "strict", "when_full", "max_waiting", "held", "declared",
+)  # fmt: skip
+_PAUSE = ("paused_at", "pause_reason")
+
+
+@with_companions
+def list_limits(
+    *,
+    job: type[JobMixin] = Job,
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+    limit_state: type[LimitState] = LimitState,
+) -> sa.Select[Any]:
+    """A row per queue and task that has limits or is paused, and behind each a row per key that has its own.
+
+    The columns are those of `LimitRow` and `KeyRow`; `key` is NULL in the rows of queues and tasks. Beside them: `runs` and `waits`,
+    how many of its jobs run and are queued now, each counted up to 10,001; `blocked_until`, until when they wait because a handler
+    has said so; and `now`.
+    """
+    owners, keys, state = table_of(limit), table_of(limit_key), table_of(limit_state)
+    of_owners = sa.select(
+        owners.c.owner,
+        owners.c.name,
+        sa.cast(sa.null(), sa.Text).label("key"),
+        *(owners.c[name] for name in (*_LIMITS, *_OF_OWNERS, *_PAUSE)),
+        sa.cast(sa.null(), sa.Integer).label("weight"),
+        *_numbers(owners, job),
+    )
+    of_keys = sa.select(
+        keys.c.owner,
+        keys.c.name,
+        keys.c.key,
+        *(keys.c[name] for name in _LIMITS),
+        *(sa.cast(sa.null(), owners.c[name].type).label(name) for name in _OF_OWNERS),
+        *(keys.c[name] for name in _PAUSE),
+        keys.c.weight,
+        *_numbers(keys, job, table_of(job).c.concurrency_key == keys.c.key),
+    )
+    found = sa.union_all(of_owners, of_keys).subquery("found")
+    key = sa.func.coalesce(found.c.key, sa.literal_column("''"))
+    its_own = sa.and_(state.c.owner == found.c.owner, state.c.name == found.c.name, state.c.key == key)
+    return (
+        sa.select(
+            *found.c, limit_state.blocked_until, sa.func.now().label("now")
+        )  # of the class, by which a session may be bound
+        .select_from(found.outerjoin(state, its_own))
+        .order_by(found.c.owner, found.c.name, found.c.key.nulls_first())
+    )
+
+
+def _numbers(of: Any, job: type[JobMixin], *of_key: sa.ColumnElement[bool]) -> list[sa.ColumnElement[int]]:
+    """How many jobs of each row of `of` run, and how many wait. Those that wait are in three indexes: of jobs without a key, of those
+    with one that are ready, and of the others.
+    """
+    columns = table_of(job).c
+    running = [columns.status == status_literal(JobStatus.RUNNING)]
+    ready, later = [is_ready(table_of(job))], [is_later(table_of(job))]
+    keyless = [is_keyless(table_of(job))]
+    waiting = [ready, later] if of_key else [keyless, ready, later]
+
+    def number(its: sa.ColumnElement[bool], parts: Sequence[Sequence[sa.ColumnElement[bool]]]) -> sa.ColumnElement[int]:
+        pages = [
+            sa.select(columns.id).where(*part, its, *of_key).limit(sa.literal_column(str(CAP))).correlate(of)
+            for part in parts
+        ]
+        counts = [sa.select(sa.func.count()).select_from(page.subquery()).scalar_subquery() for page in pages]
+        return sa.func.least(sum(counts[1:], start=counts[0]), sa.literal_column(str(CAP)))
+
+    def by_owner(parts: Sequence[Sequence[sa.ColumnElement[bool]]]) -> sa.ColumnElement[int]:
+        of_task = number(columns.task == of.c.name, parts)
+        return sa.case(
+            (of.c.owner == sa.literal_column("'queue'"), number(columns.queue == of.c.name, parts)), else_=of_task
+        )
+
+    return [by_owner([running]).label("runs"), by_owner(waiting).label("waits")]

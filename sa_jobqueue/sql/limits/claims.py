@@ -1,0 +1,282 @@
+"""Claiming where limits hold, or keys take turns.
+
+A function of the schema picks the jobs, under the locks that make counting exact, and the statement claims them. It returns what `claim_jobs`
+does, and a row without an id for each queue, which says when to claim from it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from ...arguments.context import ClaimedJob
+from ...models import Job, JobMixin, schema_function
+from ...rules.lifecycle import Change
+from ..apply import Answer, any_members
+from ..claims import INLINE_LIMIT, NOTHING_INLINE, in_order, taken, taken_by
+from ..complete import complete_jobs, completion_parameters, delete_completed, has_results, written_ids
+from ..parts import array, packed, packed_texts, table_of
+from ..tables import Compiled, OfTables
+from .state import FIRST_STATE, StateKey, forget_states, limit_queues, read_limits
+
+#: The `opener` of permits that were freed by none of the workers that wait. Not 0: the gate says 0 where several wait.
+NOBODY = -1
+
+
+class Ring(NamedTuple):
+    """Where the last claim from a queue stopped: the key, None before the first claim; and how many turns in a row it has had."""
+
+    after: str | None = None
+    turns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RingState:
+    """What a claim says of a queue."""
+
+    ring: Ring
+    again: bool
+    """Whether another claim may find jobs that this one has left."""
+    unseen: bool
+    """Whether there are keys at which it has not looked. The next claim begins with them."""
+    permit: bool
+    """Whether jobs wait for a permit: for the end of others."""
+    picked: int
+    """How many jobs it has picked."""
+    rate_in: float | None
+    """Seconds after which a rate allows more; None: none has to be waited for."""
+    due_in: float | None
+    """Seconds after which the next job with a key is due; None: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class LimitedRequest:
+    """What one claim is to take, as `ClaimRequest` says it."""
+
+    worker: str
+    queues: Mapping[str, int]
+    lease: float
+    rings: Mapping[str, Ring] = field(default_factory=dict)
+    tasks: Sequence[str] = ()
+    """All tasks that have limits."""
+    unknown: Sequence[str] = ()
+    """Tasks that the worker does not know. Their jobs are for others."""
+    known: int | None = None
+    """The versions of the limits that the worker has read."""
+    but: Sequence[int] = ()
+    opener: int = 0
+    """1 to 999: the worker, to know its own request for a permit again."""
+    freed: bool = False
+    """Whether limited jobs of this worker have ended since its last claim."""
+    inline: bool = True
+
+
+def limited_parameters(request: LimitedRequest) -> dict[str, Any]:
+    """The parameters of `claim_limited`, by name."""
+    return pick_parameters(request) | taken_by(
+        request.worker, request.lease, INLINE_LIMIT if request.inline else NOTHING_INLINE
+    )
+
+
+def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
+    """The same of `picked_jobs`."""
+    rings = [request.rings.get(queue, Ring()) for queue in request.queues]
+    return {
+        "limited_queues": packed_texts(request.queues),
+        "limited_free": packed(request.queues.values()),
+        "ring_after": packed_texts([ring.after for ring in rings]),
+        "ring_turns": packed([ring.turns for ring in rings]),
+        "limited_tasks": packed_texts(request.tasks),
+        "unknown_tasks": packed_texts(request.unknown),
+        "known_limits": request.known,
+        "limited_but": packed(request.but),
+        "limit_opener": request.opener,
+        "limit_freed": request.freed,
+    }
+
+
+def claim_limited(request: LimitedRequest, *, job: type[JobMixin] = Job) -> sa.CompoundSelect[Any]:
+    """Claim due jobs of queues with limits or keys. Returns the columns of `ClaimedJob`; and for each queue a row with no id, whose
+    `meta` is for `ring_state`.
+    """
+    table = table_of(job)
+    picked = _picked(table, pick_parameters(request), visible=sa.func.pg_current_snapshot())
+    claimed = taken(
+        table,
+        sa.select(picked.c.id).where(picked.c.id.is_not(None)),
+        worker=request.worker,
+        lease=request.lease,
+        args_limit=INLINE_LIMIT if request.inline else NOTHING_INLINE,
+        at=sa.select(sa.func.max(picked.c.at)).scalar_subquery(),
+    ).cte("taken")
+    states = [picked.c.info if one.key == "meta" else sa.null() for one in claimed.c]
+    return sa.union_all(sa.select(*claimed.c), sa.select(*states).select_from(picked).where(picked.c.id.is_(None)))
+
+
+def picked_jobs(request: LimitedRequest, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
+    """The ids of the jobs that `claim_limited` would claim; they are locked, and so are their keys, until the transaction ends."""
+    picked = _picked(table_of(job), pick_parameters(request), visible=sa.null())
+    return sa.select(picked.c.id).where(picked.c.id.is_not(None))
+
+
+def permits_freed(*, opener: int = NOBODY, job: type[JobMixin] = Job) -> sa.Select[Any]:
+    """Tell the workers that wait for a permit, except the `opener`, that some are free. It does nothing if none waits."""
+    schema = table_of(job).schema
+    return sa.select(
+        schema_function("permits_freed", schema, sa.bindparam("limit_opener", opener, sa.Integer), of=sa.Text())
+    )
+
+
+def ring_state(info: str) -> tuple[str, RingState]:
+    """The queue, and what a claim says of it."""
+    said = json.loads(info)
+    return said["queue"], RingState(
+        Ring(said["after"], said["turns"]),
+        said["again"],
+        said["unseen"],
+        said["permit"],
+        said["picked"],
+        said["rate_in"],
+        said["due_in"],
+    )
+
+
+def is_state(row: Sequence[Any]) -> bool:
+    """Whether a row of `claim_limited` is no job."""
+    return row[_ID] is None
+
+
+_ID = ClaimedJob._fields.index("id")
+
+
+def _picked(table: sa.Table, given: Mapping[str, Any], *, visible: sa.ColumnElement[Any]) -> sa.CTE:
+    call: Any = schema_function(
+        "pick_limited",
+        table.schema,
+        array("limited_queues", given["limited_queues"], sa.Text()),
+        array("limited_free", given["limited_free"], sa.Integer()),
+        array("ring_after", given["ring_after"], sa.Text()),
+        array("ring_turns", given["ring_turns"], sa.Integer()),
+        array("limited_tasks", given["limited_tasks"], sa.Text()),
+        array("unknown_tasks", given["unknown_tasks"], sa.Text()),
+        sa.bindparam("known_limits", given["known_limits"], sa.BigInteger),
+        array("limited_but", given["limited_but"], sa.BigInteger()),
+        sa.bindparam("limit_opener", given["limit_opener"], sa.Integer),
+        sa.bindparam("limit_freed", given["limit_freed"], sa.Boolean),
+        visible,
+        of=sa.Text(),
+    )
+    rows = call.table_valued(
+        sa.column("id", sa.BigInteger),
+        sa.column("at", sa.DateTime(timezone=True)),
+        sa.column("info", sa.Text),
+        name="picking",
+    ).render_derived(name="picking")
+    found: sa.CTE = sa.select(rows.c.id, rows.c.at, rows.c.info).cte("picked").prefix_with("MATERIALIZED")
+    return found
+
+
+# ---- Claiming where limits hold, and knowing where they do.
+
+_META = ClaimedJob._fields.index("meta")
+
+
+class KnownLimits(NamedTuple):
+    """Where there are limits."""
+
+    version: int | None
+    queues: frozenset[str]
+    """Queues that have limits, are paused, or have waiting jobs with keys."""
+    tasks: tuple[str, ...]
+
+
+class ForgottenStates(NamedTuple):
+    """A page of states that was looked at: the last of them, None if no others follow; how many of them are gone."""
+
+    last: StateKey | None
+    forgotten: int
+
+
+class LimitedClaims(OfTables):
+    """Claims of queues with limits or keys."""
+
+    def read_limits(self, connection: sa.Connection, queues: Collection[str]) -> KnownLimits:
+        """Where there are limits, of these queues and of all tasks."""
+        tables = self.tables
+        statement = read_limits(queues=queues, job=tables.job, limit=tables.limit, limit_key=tables.key)
+        row = connection.execute(statement).one()
+        return KnownLimits(row.version, frozenset(row.queues or ()), tuple(sorted(row.tasks or ())))
+
+    def claim_limited(
+        self, connection: sa.Connection, changes: Sequence[Change], request: LimitedRequest
+    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]]:
+        """As `exchange`, where limits hold; and by queue, how to go on."""
+        parameters = limited_parameters(request)
+        answers: dict[int, Answer] = {}
+        if not changes:
+            rows = self._claim_limited.rows(connection, parameters)
+        else:
+            kept = not changes[0].deletes
+            parameters |= completion_parameters(changes, kept=kept)
+            kind = (has_results(parameters), any_members(changes)) if kept else None
+            statement = self._limited_exchanges[kind]
+            first, *rows = statement.rows(connection, parameters)
+            answers = dict.fromkeys(written_ids(first), Answer.APPLIED)
+        states = dict(ring_state(row[_META]) for row in rows if is_state(row))
+        return answers, in_order(row for row in rows if not is_state(row)), states
+
+    def pick_limited(self, connection: sa.Connection, request: LimitedRequest) -> list[int]:
+        """The jobs that a claim would take. They are locked till the transaction ends."""
+        return [row[0] for row in self._pick.rows(connection, pick_parameters(request))]
+
+    def permits_freed(self, connection: sa.Connection, *, opener: int = NOBODY) -> None:
+        """Permits are free: tell the workers that wait for one, except the `opener`, which knows."""
+        connection.execute(permits_freed(opener=opener, job=self.tables.job))
+
+    def forget_states(
+        self, connection: sa.Connection, *, after: StateKey = FIRST_STATE, limit: int = 1_000
+    ) -> ForgottenStates:
+        """Look at a page of what claims keep, and delete what says nothing any more."""
+        tables = self.tables
+        statement = forget_states(after=after, limit=limit, state=tables.limit_state, limits=tables.limit)
+        row = connection.execute(statement).one()
+        if row.unlimited:
+            connection.execute(limit_queues(row.unlimited, job=tables.job))
+        last = StateKey(row.owner, row.name, row.key) if row.looked_at == limit else None
+        return ForgottenStates(last, row.forgotten)
+
+    @cached_property
+    def _claim_limited(self) -> Compiled:
+        return Compiled(claim_limited(_NO_REQUEST, job=self.tables.job), binary=True)
+
+    @cached_property
+    def _pick(self) -> Compiled:
+        return Compiled(picked_jobs(_NO_REQUEST, job=self.tables.job), binary=True)
+
+    @cached_property
+    def _limited_exchanges(self) -> dict[tuple[bool, bool] | None, Compiled]:
+        """By whether results are recorded, and whether there are members of workflows; None: the jobs are deleted."""
+        job = self.tables.job
+        of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "job": job}
+        claim = claim_limited(_NO_REQUEST, job=job)
+        found: dict[tuple[bool, bool] | None, Compiled] = {
+            (recording, in_workflows): Compiled(
+                complete_jobs(
+                    **of_jobs, retain=[], results=[] if recording else None, claim=claim, in_workflows=in_workflows,
+                    event=self.tables.event,
+                ),
+                binary=True,
+            )
+            for recording in (False, True)
+            for in_workflows in (False, True)
+        }  # fmt: skip
+        return found | {None: Compiled(delete_completed(**of_jobs, claim=claim), binary=True)}
+
+
+#: The values are given at each execution.
+_NO_REQUEST = LimitedRequest("", {}, 0.0)

@@ -1,0 +1,337 @@
+"""What running jobs say, written: how far they are, and their log lines. And what an application reads of it.
+
+>>> from sa_jobqueue.statements import job_logs
+>>> print(job_logs(7).selected_columns.keys())
+['attempt', 'at', 'level', 'message']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB, insert
+
+from ..models import Job, JobMixin, LogPart, Progress
+from .ends import fence
+from .parts import FIRST_ID, array, members, rows, table_of
+from .tables import OfTables
+
+#: Claims of a job of which lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
+MAX_RUNS = 20
+
+
+def write_progress(
+    *,
+    ids: Sequence[int],
+    tokens: Sequence[int],
+    fractions: Sequence[float],
+    messages: Sequence[str | None],
+    ended: Sequence[bool],
+    job: type[JobMixin] = Job,
+    progress: type[Progress] = Progress,
+) -> sa.Executable:
+    """How far these jobs are, each only if the claim is still valid; no job's row is locked. Returns the claims, as id and token,
+    of which something was written.
+
+    `ended`: the claim is over, and its outcome was written; then it is enough that no other claim came after it.
+    """
+    table, notes = table_of(job), table_of(progress)
+    of_jobs = array("note_ids", ids, sa.BigInteger())
+    note = rows(
+        "note",
+        id=of_jobs,
+        token=array("note_tokens", tokens, sa.BigInteger()),
+        fraction=array("note_fractions", fractions, sa.Float(53)),
+        message=array("note_messages", messages, sa.Text()),
+        ended=array("note_ended", ended, sa.Boolean()),
+    )
+    last = sa.and_(note.c.ended, table.c.id == note.c.id, table.c.claim_token == note.c.token)
+    news = (
+        sa.select(
+            table.c.id,
+            table.c.claim_token,
+            table.c.claims,
+            note.c.fraction,
+            note.c.message,
+            sa.func.statement_timestamp(),
+        )
+        .select_from(table.join(note, table.c.id == note.c.id))
+        .where(table.c.id == sa.func.any(of_jobs), sa.or_(fence(table, id=note.c.id, token=note.c.token), last))
+        .order_by(table.c.id)
+    )
+    names = ["job_id", "claim_token", "claims", "fraction", "message", "written_at"]
+    written = insert(notes).from_select(names, news)
+    return written.on_conflict_do_update(
+        index_elements=["job_id"],
+        set_={name: written.excluded[name] for name in names[1:]},
+        where=notes.c.claims <= written.excluded.claims,
+    ).returning(notes.c.job_id, notes.c.claim_token)
+
+
+def write_logs(
+    *,
+    ids: Sequence[int],
+    tokens: Sequence[int],
+    parts: Sequence[int],
+    first: Sequence[int],
+    attempts: Sequence[int],
+    lines: Sequence[str],
+    ended: Sequence[bool],
+    job: type[JobMixin] = Job,
+    log: type[LogPart] = LogPart,
+) -> sa.Executable:
+    """Log lines of these claims, each only if the claim is still valid. Returns the claims, as id and token, of which lines were
+    written.
+
+    `parts`: the number of this part among those of its claim; `first`: the first that is kept. `lines`: JSON text. `ended`: the
+    claim is over, and its outcome was written: then it is enough that there still is such a job.
+    """
+    table, logs = table_of(job), table_of(log)
+    of_jobs = array("log_ids", ids, sa.BigInteger())
+    part = rows(
+        "part",
+        id=of_jobs,
+        token=array("log_tokens", tokens, sa.BigInteger()),
+        part=array("log_parts", parts, sa.Integer()),
+        first=array("log_first", first, sa.Integer()),
+        attempt=array("log_attempts", attempts, sa.SmallInteger()),
+        lines=array("log_lines", lines, sa.Text()),
+        ended=array("log_ended", ended, sa.Boolean()),
+    )
+    news = (
+        sa.select(
+            table.c.id,
+            part.c.token,
+            part.c.part,
+            part.c.attempt,
+            sa.cast(part.c.lines, JSONB),
+            sa.func.statement_timestamp(),
+        )
+        .select_from(table.join(part, table.c.id == part.c.id))
+        .where(table.c.id == sa.func.any(of_jobs), sa.or_(fence(table, id=part.c.id, token=part.c.token), part.c.ended))
+        .order_by(table.c.id)
+    )
+    names = ["job_id", "claim_token", "part", "attempt", "lines", "written_at"]
+    written = insert(logs).from_select(names, news)
+    # It is there already where the answer to an earlier try was lost.
+    again = written.on_conflict_do_update(
+        index_elements=names[:3], set_={name: written.excluded[name] for name in names[4:]}
+    ).returning(logs.c.job_id, logs.c.claim_token)
+    over = (
+        sa.delete(logs)
+        .where(logs.c.job_id == part.c.id, logs.c.claim_token == part.c.token, logs.c.part < part.c.first)
+        .cte("over")
+    )
+    return again.add_cte(over)
+
+
+def _first_line_at(logs: sa.Table) -> sa.ColumnElement[Any]:
+    return sa.cast(logs.c.lines.op("#>>")(sa.literal_column("'{0,0}'")), sa.Float(53))
+
+
+def drop_old_logs(ids: Sequence[int], *, log: type[LogPart] = LogPart) -> sa.Executable:
+    """Of each of these jobs delete the lines of all claims but the newest `MAX_RUNS`."""
+    logs = table_of(log)
+    newest = (sa.func.max(logs.c.written_at).desc(), sa.func.max(_first_line_at(logs)).desc())
+    place = sa.func.row_number().over(partition_by=logs.c.job_id, order_by=newest)
+    claims = (
+        sa.select(logs.c.job_id, logs.c.claim_token, place.label("place"))
+        .where(logs.c.job_id == sa.func.any(array("log_ids", ids, sa.BigInteger())))
+        .group_by(logs.c.job_id, logs.c.claim_token)
+        .cte("claims")
+    )
+    return sa.delete(logs).where(
+        logs.c.job_id == claims.c.job_id,
+        logs.c.claim_token == claims.c.claim_token,
+        claims.c.place > sa.literal_column(str(MAX_RUNS)),
+    )
+
+
+def delete_notes(
+    ids: Any, *, progress: type[Progress] = Progress, log: type[LogPart] = LogPart
+) -> tuple[sa.CTE, sa.CTE]:
+    """What deletes the notes of the jobs that the query `ids` names, to be added to the statement that deletes those."""
+    notes, logs = table_of(progress), table_of(log)
+    return (
+        sa.delete(notes).where(members(notes.c.job_id, ids)).cte("progress_gone"),
+        sa.delete(logs).where(members(logs.c.job_id, ids)).cte("logs_gone"),
+    )
+
+
+def drop_stray_progress(
+    *, after: int, limit: int, job: type[JobMixin] = Job, progress: type[Progress] = Progress
+) -> sa.Executable:
+    """See `drop_stray_logs`."""
+    notes = table_of(progress)
+    page = sa.select(notes.c.job_id).where(notes.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
+    return _drop_strays(notes, page, limit, job)
+
+
+def drop_stray_logs(
+    *, after: int, limit: int, job: type[JobMixin] = Job, log: type[LogPart] = LogPart
+) -> sa.Executable:
+    """Of a page of at most `limit` rows, by id of the job from `after` (exclusive) on, delete those whose jobs are gone.
+
+    Returns one row: the last id that was looked at, NULL if there was none; how many rows were looked at; and how many are deleted.
+    """
+    logs = table_of(log)
+    page = sa.select(logs.c.job_id).where(logs.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
+    return _drop_strays(logs, page, limit, job)
+
+
+def _drop_strays(notes: sa.Table, page: sa.Select[Any], limit: int, job: type[JobMixin]) -> sa.Executable:
+    table = table_of(job)
+    looked_at = (
+        page.order_by(notes.c.job_id)
+        .limit(sa.bindparam("page", limit, sa.Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
+    )
+    # An id that is used again, after a restore perhaps, belongs to a job that came after what was written.
+    theirs: sa.Select[Any] = (
+        sa.select(sa.literal_column("1"))
+        .where(table.c.id == notes.c.job_id, table.c.created_at <= notes.c.written_at)
+        .correlate(notes)
+    )
+    gone = (
+        sa.delete(notes)
+        .where(members(notes.c.job_id, sa.select(looked_at.c.job_id)), sa.not_(theirs.exists()))
+        .returning(notes.c.job_id)
+        .cte("gone")
+    )
+    return sa.select(
+        sa.func.max(looked_at.c.job_id).label("last"),
+        sa.func.count().label("looked_at"),
+        sa.select(sa.func.count()).select_from(gone).scalar_subquery().label("gone"),
+    ).select_from(looked_at)
+
+
+def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPart) -> sa.Select[Any]:
+    """The log lines that were kept of a job, the oldest first; of one attempt, or of all.
+
+    Columns: `attempt`; `at`, a datetime, by the worker's clock; `level`, such as "INFO"; `message`. An attempt that was interrupted
+    and begun again may be there twice, one after the other.
+    """
+    logs = table_of(log)
+    line: sa.ColumnElement[Any] = sa.column("line", JSONB)
+    lines = (
+        sa.func.jsonb_array_elements(logs.c.lines)
+        .table_valued(line, with_ordinality="place", name="lines", joins_implicitly=True)
+        .render_derived(name="lines")
+    )
+    # Of several claims that were written together, all of one worker, its own clock says which was first.
+    began = [
+        sa.func.min(time).over(partition_by=logs.c.claim_token) for time in (logs.c.written_at, _first_line_at(logs))
+    ]
+    seconds, level, message = (
+        lines.c.line.op("->>", return_type=sa.Text())(sa.literal_column(f"{n}")) for n in range(3)
+    )
+    at = sa.func.to_timestamp(sa.cast(seconds, sa.Float(53)), type_=sa.DateTime(timezone=True)).label("at")
+    columns: list[sa.ColumnElement[Any]] = [logs.c.attempt, at, level.label("level"), message.label("message")]
+    found = (
+        sa.select(*columns)
+        .select_from(logs)
+        .where(logs.c.job_id == sa.bindparam("job_id", id, sa.BigInteger))
+        .order_by(*began, logs.c.claim_token, logs.c.part, lines.c.place)
+    )
+    return found if attempt is None else found.where(logs.c.attempt == sa.bindparam("attempt", attempt, sa.Integer))
+
+
+# ---- What running jobs say: how far they are, and their log lines.
+
+#: Claims as (id, token).
+Claims: TypeAlias = frozenset[tuple[int, int]]
+
+
+class Report(NamedTuple):
+    """How far the job of one claim is."""
+
+    id: int
+    token: int
+    fraction: float
+    message: str | None
+    ended: bool
+    """The outcome of the claim is written."""
+
+
+class LogLines(NamedTuple):
+    """Some log lines of one claim."""
+
+    id: int
+    token: int
+    part: int
+    """Its number among the parts of the claim, from 0 on."""
+    first: int
+    """The first part that is kept."""
+    attempt: int
+    lines: str
+    """JSON text: see `LogPart.lines`."""
+    ended: bool
+    """The outcome of the claim is written."""
+
+
+class JobNotes(OfTables):
+    """Writing what running jobs say, and deleting what was kept of jobs that are gone."""
+
+    def write_progress(self, connection: sa.Connection, reports: Sequence[Report]) -> Claims:
+        """Write how far jobs are. Returns the claims that are still valid."""
+        names = ("note_ids", "note_tokens", "note_fractions", "note_messages", "note_ended")
+        return self._write(connection, self._write_progress, names, reports)
+
+    def write_logs(self, connection: sa.Connection, parts: Sequence[LogLines]) -> Claims:
+        """Write log lines. Returns the claims that are still valid, or have just ended."""
+        names = ("log_ids", "log_tokens", "log_parts", "log_first", "log_attempts", "log_lines", "log_ended")
+        written = self._write(connection, self._write_logs, names, parts)
+        if begun := [part.id for part in parts if part.part == 0]:
+            connection.execute(self._drop_old_logs, {"log_ids": begun})
+        return written
+
+    def drop_stray_notes(
+        self, connection: sa.Connection, *, after: tuple[int, int] = (FIRST_ID, FIRST_ID), limit: int = 1_000
+    ) -> tuple[tuple[int, int], int]:
+        """Look at a page of each table, and delete what jobs that are gone have left behind.
+
+        Returns where the next pages begin, and how many rows were deleted.
+        """
+        reached, deleted = [], 0
+        for statement, place in zip((self._stray_progress, self._stray_logs), after, strict=True):
+            found = connection.execute(statement, {"after_id": place, "page": limit}).one()
+            reached.append(int(found.last) if found.looked_at == limit else FIRST_ID)
+            deleted += found.gone
+        return (reached[0], reached[1]), deleted
+
+    @staticmethod
+    def _write(
+        connection: sa.Connection, statement: Any, names: Sequence[str], notes: Sequence[tuple[Any, ...]]
+    ) -> Claims:
+        columns = dict(zip(names, map(list, zip(*notes, strict=True)), strict=True))
+        return frozenset((row.job_id, row.claim_token) for row in connection.execute(statement, columns))
+
+    # The values are given at each execution.
+
+    @cached_property
+    def _write_progress(self) -> Any:
+        return write_progress(
+            ids=[], tokens=[], fractions=[], messages=[], ended=[], job=self.tables.job, progress=self.tables.progress
+        )
+
+    @cached_property
+    def _write_logs(self) -> Any:
+        return write_logs(
+            ids=[], tokens=[], parts=[], first=[], attempts=[], lines=[], ended=[], job=self.tables.job, log=self.tables.log
+        )  # fmt: skip
+
+    @cached_property
+    def _drop_old_logs(self) -> Any:
+        return drop_old_logs([], log=self.tables.log)
+
+    @cached_property
+    def _stray_progress(self) -> Any:
+        return drop_stray_progress(after=FIRST_ID, limit=0, job=self.tables.job, progress=self.tables.progress)
+
+    @cached_property
+    def _stray_logs(self) -> Any:
+        return drop_stray_logs(after=FIRST_ID, limit=0, job=self.tables.job, log=self.tables.log)

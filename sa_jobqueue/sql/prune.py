@@ -1,0 +1,259 @@
+"""Deleting finished jobs: those that an operator names, and those whose time to be kept is over."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from ..models import ArchivedTask, Job, JobMixin, LogPart, Progress, WorkflowRow, status_in
+from ..rules.lifecycle import FINISHED
+from ..util.log import get_logger
+from .admin import UNSYNCHRONIZED, Criterion, check_criteria
+from .archive import is_not_archived, make_months_of, move_jobs
+from .claims import Fault, fault_of, is_month_missing
+from .notes import delete_notes
+from .parts import FIRST_TIME, epoch_of, in_seconds, members, table_of, with_companions
+from .tables import OfTables
+
+
+@with_companions
+def prune_jobs(
+    *where: Criterion,
+    limit: int = 1_000,
+    job: type[JobMixin] = Job,
+    progress: type[Progress] = Progress,
+    log: type[LogPart] = LogPart,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    archived_task: type[ArchivedTask] = ArchivedTask,
+) -> sa.Executable:
+    """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
+
+    Without criteria, jobs of archived tasks are left to the workers, which move them to the archive.
+
+    Not the members of a workflow that goes on: others may need their results. They are deleted with their workflow.
+
+    Rows that another transaction has locked are left for the next time. A row that a foreign key of the application's
+    still needs makes the statement fail, as any DELETE would.
+    """
+    if not isinstance(limit, int):
+        raise TypeError(f"limit must be an integer, not {limit!r}")
+    if limit < 0:
+        raise ValueError(f"limit must be 0 or more, not {limit!r}")
+    check_criteria("prune_jobs", where)
+    columns = table_of(job).c
+    goes_on = sa.select(workflow.id).where(workflow.id == columns.workflow_id, workflow.finished_at.is_(None))
+    named = sa.select(columns.id).where(*where, sa.not_(goes_on.correlate(table_of(job)).exists())).order_by(columns.id)
+    chosen = named if where else _over(job).where(is_not_archived(job, archived_task=archived_task))
+    return _delete_finished(job, chosen, limit, progress=progress, log=log).returning(columns.id)
+
+
+def prune_page(
+    *,
+    after: float = FIRST_TIME,
+    limit: int,
+    job: type[JobMixin] = Job,
+    progress: type[Progress] = Progress,
+    log: type[LogPart] = LogPart,
+    archived_task: type[ArchivedTask] = ArchivedTask,
+) -> sa.Executable:
+    """Delete a page of the jobs whose time is over, from `after` on, in seconds since 1970. Not those of archived tasks: a worker may
+    not have heard of these yet.
+
+    Returns their ids, and the time of each; the next page begins at the last time. Beginning each page at the front would
+    walk over all that was deleted before, while a snapshot is held.
+    """
+    columns = table_of(job).c
+    over = _over(job, after=after).where(is_not_archived(job, archived_task=archived_task))
+    gone = _delete_finished(job, over, limit, progress=progress, log=log)
+    return gone.returning(columns.id, epoch_of(columns.purge_at))
+
+
+def move_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job, **beside: Any) -> sa.Executable:
+    """The same where there are archived tasks: their jobs are moved to the archive, the others are deleted.
+
+    `beside`: the other tables of `move_jobs`, which says what it returns.
+    """
+    return move_jobs(_ids(job, _over(job, after=after), limit), job=job, **beside)
+
+
+def make_months_of_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
+    """Make the months of the archive that this page needs; see `make_months_of`."""
+    page = _over(job, after=after).where(_is_finished(job)).limit(sa.bindparam("page", limit, sa.Integer))
+    return make_months_of(page, job=job)
+
+
+def move_this(*where: Criterion, job: type[JobMixin] = Job, **beside: Any) -> sa.Executable:
+    """Move or delete the one finished job that matches."""
+    return move_jobs(_ids(job, sa.select(table_of(job).c.id).where(*where), 1), job=job, **beside)
+
+
+def first_over(
+    *,
+    after: float = FIRST_TIME,
+    archive: bool = False,
+    job: type[JobMixin] = Job,
+    archived_task: type[ArchivedTask] = ArchivedTask,
+) -> sa.Select[Any]:
+    """The job whose time has been over for longest, from `after` on, locked. `archive`: also one of an archived task."""
+    over = _over(job, after=after)
+    if not archive:
+        over = over.where(is_not_archived(job, archived_task=archived_task))
+    return _locked_to_delete(job, over).limit(1)
+
+
+def _over(job: type[JobMixin], *, after: float | None = None) -> sa.Select[Any]:
+    # Sorted by the time alone, as the index is: a page would otherwise read and sort all jobs of one time.
+    columns = table_of(job).c
+    over = sa.select(columns.id).where(columns.purge_at <= sa.func.now()).order_by(columns.purge_at)
+    return (
+        over
+        if after is None
+        else over.where(columns.purge_at >= sa.func.to_timestamp(sa.bindparam("after", after, sa.Float)))
+    )
+
+
+def _is_finished(job: type[JobMixin]) -> sa.ColumnElement[bool]:
+    return status_in(table_of(job).c.status, FINISHED)
+
+
+def _locked_to_delete(job: type[JobMixin], chosen: sa.Select[Any]) -> sa.Select[Any]:
+    return chosen.where(_is_finished(job)).with_for_update(skip_locked=True)
+
+
+def _ids(job: type[JobMixin], chosen: sa.Select[Any], limit: int) -> sa.Select[Any]:
+    """The ids of at most `limit` of those jobs, locked."""
+    page = _locked_to_delete(job, chosen).limit(sa.bindparam("page", limit, sa.Integer))
+    return sa.select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
+
+
+def _delete_finished(
+    job: type[JobMixin], chosen: sa.Select[Any], limit: int, *, progress: type[Progress], log: type[LogPart]
+) -> sa.Delete:
+    """Delete those jobs, and with them what is kept of what they said."""
+    ids = _ids(job, chosen, limit)
+    gone = sa.delete(job).where(members(table_of(job).c.id, ids)).execution_options(**UNSYNCHRONIZED)
+    return gone.add_cte(*delete_notes(ids, progress=progress, log=log))
+
+
+def postpone_purge(*where: Criterion, by: timedelta, job: type[JobMixin] = Job) -> sa.Executable:
+    """Finished jobs that could not be deleted are due again after `by`."""
+    later = in_seconds(by.total_seconds(), name="delay_seconds")
+    columns = table_of(job).c
+    return sa.update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**UNSYNCHRONIZED)
+
+
+def refuse_at_once() -> sa.Executable:
+    """A deferred foreign key refuses a DELETE at once. Else it would do so only at the commit, and with it everything."""
+    return sa.text("SET CONSTRAINTS ALL IMMEDIATE")
+
+
+def limit_statements(seconds: float) -> sa.Executable:
+    """The statements of this transaction are given up after `seconds`."""
+    return sa.select(sa.func.set_config("statement_timeout", f"{int(seconds * 1000)}ms", True))
+
+
+# ---- Deleting the jobs whose time to be kept is over.
+
+logger = get_logger(__name__)
+
+
+class Pruned(NamedTuple):
+    """How many jobs a page of pruning has deleted or moved, and up to which time it has come, in seconds since 1970."""
+
+    jobs: int
+    reached: float
+
+
+class Pruning(OfTables):
+    """Deleting pages of jobs, and getting past a job that cannot be deleted.
+
+    `archive`: whether there are archived tasks; their jobs are moved to the archive then. Without it they are left. It fails if the
+    archive has no month for one of them (`is_month_missing`): then `make_months_of_page`.
+    """
+
+    def prune(
+        self,
+        connection: sa.Connection,
+        *,
+        limit: int = 1_000,
+        seconds: float | None = None,
+        after: float = FIRST_TIME,
+        archive: bool = False,
+    ) -> Pruned:
+        """Delete at most `limit` jobs whose time to be kept is over, from those on whose time was over at `after`.
+
+        `seconds`: after which the DELETE is given up. One row that cannot be deleted keeps the others, too: the error is
+        raised, and a smaller `limit` may do; `prune_first` gets past such a row.
+        """
+        _refuse_soon(connection, seconds)
+        if archive:
+            jobs, reached = connection.execute(move_page(after=after, limit=limit, **self.tables.of_job)).one()
+            return Pruned(jobs, after if reached is None else reached)
+        tables = self.tables
+        page = prune_page(
+            after=after, limit=limit, job=tables.job, progress=tables.progress, log=tables.log,
+            archived_task=tables.archived_task,
+        )  # fmt: skip
+        gone = connection.execute(page).all()
+        return Pruned(len(gone), max((row.purge_at for row in gone), default=after))
+
+    def make_months_of_page(self, connection: sa.Connection, *, limit: int, after: float = FIRST_TIME) -> int:
+        """Make the months of the archive that the next page needs; how many were missing."""
+        return int(connection.scalar(make_months_of_page(after=after, limit=limit, job=self.tables.job)) or 0)
+
+    def prune_first(
+        self,
+        connection: sa.Connection,
+        *,
+        seconds: float | None = None,
+        after: float = FIRST_TIME,
+        archive: bool = False,
+        months: bool = False,
+    ) -> bool | None:
+        """Delete the job whose time has been over for longest: whether it could be; None if there is none.
+
+        A job that a foreign key of the application's needs stays, and so does one that cannot be deleted in time: it is
+        looked at again after a day, and is said once. Not where the archive is locked as a whole, which is no job's fault.
+
+        `months`: make the month of the archive that it needs, too. One whose month cannot be there stays then as well.
+        """
+        job, archived_task = self.tables.job, self.tables.archived_task
+        # Locked to the end: another worker may not put off the next in its place.
+        first: int | None = connection.scalars(
+            first_over(after=after, archive=archive, job=job, archived_task=archived_task)
+        ).first()
+        if first is None:
+            return None
+        this = job.__table__.c.id == first
+        if months:
+            moved = sa.select(job.__table__.c.id).where(
+                this, sa.not_(is_not_archived(job, archived_task=archived_task))
+            )
+            connection.execute(make_months_of(moved, job=job))
+        try:
+            with connection.begin_nested():
+                _refuse_soon(connection, seconds)
+                if archive:
+                    connection.execute(move_this(this, **self.tables.of_job))
+                else:
+                    connection.execute(prune_jobs(this, job=job, progress=self.tables.progress, log=self.tables.log))
+        except DBAPIError as error:
+            fault = fault_of(error)
+            if fault is Fault.AWAY or (is_month_missing(error) and not months):
+                raise
+            if archive and fault is Fault.LATE and self.is_archive_locked(connection):
+                raise
+            connection.execute(postpone_purge(this, by=timedelta(days=1), job=job))
+            logger.warning("job %d cannot be deleted; it stays for another day: %s", first, error.orig)
+            return False
+        return True
+
+
+def _refuse_soon(connection: sa.Connection, seconds: float | None) -> None:
+    """Let a DELETE say that it cannot be done by itself, and in time."""
+    connection.execute(refuse_at_once())
+    if seconds is not None:
+        connection.execute(limit_statements(seconds))

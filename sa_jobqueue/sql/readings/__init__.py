@@ -1,0 +1,1 @@
+"""Statements that only read: statistics, depths, reasons, health."""

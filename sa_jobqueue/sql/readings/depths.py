@@ -1,0 +1,543 @@
+"""How many jobs wait, of which tasks, and how many should be deleted by now.
+
+A count that may be large stops at `CAP`, and reads an index: so each statement takes milliseconds, however many jobs there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from ...models import Job, JobMixin, Schedule, Stat, WorkerRow, status_literal
+from ...rules.lifecycle import JobStatus
+from ..claims import PRIORITIES
+from ..ends import has_run_out, is_held
+from ..limits.state import is_keyless, is_later, is_ready
+from ..parts import array, epoch, in_calendar, in_seconds, rows, table_of
+
+#: Where counting stops: a number of this size means "more than 10,000".
+CAP = 10_001
+
+#: Queues that are looked at.
+_QUEUES = 10_000
+#: More queues than there can be.
+_ALL = 2**31 - 1
+#: Keys and priorities of a queue of which the first job is looked at, where more are ready than are counted.
+_TURNS = 1_000
+
+#: A time before which no job is due, for PostgreSQL has no difference to -infinity before version 17.
+_EARLIEST: sa.ColumnElement[Any] = sa.literal_column("timestamptz '0002-01-01 00:00:00+00'")
+
+
+def capped(number: int) -> str:
+    """A count as people read it: 9,999 or 10,000+."""
+    return f"{CAP - 1:,}+" if number >= CAP else f"{number:,}"
+
+
+def capped_sum(numbers: Iterable[int]) -> str:
+    """The sum of such counts; it may be more where one of them was not counted to its end."""
+    numbers = list(numbers)
+    more = "+" if max(numbers, default=0) >= CAP else ""
+    return f"{sum(min(number, CAP - 1) for number in numbers):,}{more}"
+
+
+def purge_overdue(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
+    """One row: how many finished jobs should have been deleted by now, counted up to `cap`, and the `seconds` since the first
+    should have been. Where they are many, or their time was over long ago, cleanup is behind.
+    """
+    columns = table_of(job).c
+    since = sa.func.greatest(columns.purge_at, _EARLIEST)
+    over = (
+        sa.select(since.label("purge_at"))
+        .where(columns.purge_at <= sa.func.now())
+        .order_by(columns.purge_at)
+        .limit(sa.bindparam("cap", cap, sa.Integer))
+        .subquery("over")
+    )
+    age = sa.func.extract("epoch", sa.func.now() - sa.func.min(over.c.purge_at))
+    return sa.select(
+        sa.func.count().label("rows"), sa.type_coerce(sa.func.coalesce(age, 0), sa.Float).label("seconds")
+    ).select_from(over)
+
+
+def since_first_job(*, job: type[JobMixin] = Job, stat: type[Stat] = Stat) -> sa.Executable:
+    """The seconds since the oldest job was enqueued, or since a worker first counted one, if that is longer ago; NULL without any."""
+    columns = table_of(job).c
+    oldest = sa.select(columns.created_at).order_by(columns.id).limit(sa.literal_column("1")).scalar_subquery()
+    counted = sa.select(
+        sa.func.min(stat.at + stat.seconds * sa.literal_column("interval '1 second'"))
+    ).scalar_subquery()
+    return sa.select(sa.type_coerce(sa.func.extract("epoch", sa.func.now() - sa.func.least(oldest, counted)), sa.Float))
+
+
+def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] = Job) -> sa.Executable:
+    """A row per queue that has queued jobs, by name: `queued` and `due`, each counted up to `cap`, and `oldest_due_age`, the
+    seconds since which the first due job waits; NULL if none is due. `queues`: rows at most.
+
+    The names are found by one probe of each index of queued jobs, and each (queue, priority) is read from its front. Jobs with a
+    concurrency key are ordered by key first: where `cap` of them are ready, the age is that of the oldest among these, and among the
+    first jobs of 1,000 keys and priorities.
+    """
+    table = table_of(job)
+    columns = table.c
+    limit = sa.bindparam("cap", cap, sa.Integer)
+    one: sa.ColumnElement[int] = sa.literal_column("1")
+
+    names = queue_names(job, queues)
+    of_queue = columns.queue == names.c.queue
+    slot = rows("slot", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
+    due = (
+        sa.select(columns.run_at)
+        .where(is_keyless(table), of_queue, columns.priority == slot.c.priority, columns.run_at <= sa.func.now())
+        .order_by(columns.run_at)
+        .correlate(names, slot)
+    )
+    counted = due.limit(limit).lateral("due")
+    all_due = (
+        sa.select(one).select_from(slot.join(counted, sa.true())).limit(limit).correlate(names).subquery("all_due")
+    )
+    keyless = sa.select(sa.func.count().label("due")).select_from(all_due).lateral("keyless")
+    front = due.limit(one).lateral("front")
+    oldest: Any = sa.select(_first(front.c.run_at)).select_from(slot.join(front, sa.true()))
+    ready = _ready(job, names, limit)
+    coming = sa.select(columns.run_at).where(is_later(table), of_queue, columns.run_at <= sa.func.now())
+    later = _summary(coming.order_by(columns.run_at).limit(limit).correlate(names), "later")
+    turn = first_of_turns(job, ready, columns.run_at, min(cap, _TURNS), ready.c.due >= limit)
+    first_turn = sa.select(turn.c.queue, _first(turn.c.run_at).label("oldest")).group_by(turn.c.queue).subquery("turns")
+
+    number = keyless.c.due + ready.c.due + later.c.due
+    without_key = _number(sa.select(one).where(is_keyless(table), of_queue).limit(limit).correlate(names))
+    not_ready = _number(sa.select(one).where(is_later(table), of_queue).limit(limit).correlate(names))
+    of_keyless = oldest.correlate(names).scalar_subquery()
+    age = sa.func.extract(
+        "epoch", sa.func.now() - sa.func.least(of_keyless, ready.c.oldest, first_turn.c.oldest, later.c.oldest)
+    )
+    return (
+        sa.select(
+            names.c.queue,
+            # Where that number is due, at least as many are queued.
+            sa.case((number >= limit, limit), else_=sa.func.least(without_key + ready.c.due + not_ready, limit)).label(
+                "queued"
+            ),
+            sa.func.least(number, limit).label("due"),
+            sa.type_coerce(age, sa.Float).label("oldest_due_age"),
+        )
+        .select_from(
+            names.join(keyless, sa.true())
+            .join(later, sa.true())
+            .join(ready, ready.c.queue == names.c.queue)
+            .outerjoin(first_turn, first_turn.c.queue == names.c.queue)
+        )
+        .order_by(names.c.queue)
+    )
+
+
+def queued_tasks(*, sample: int, job: type[JobMixin] = Job) -> sa.Executable:
+    """A row per queue and task of queued jobs: queue, task, and how many there are `jobs` among those looked at.
+
+    Of each queue and priority these are the first `sample` that are due, and the first `sample` that will be: a worker that does
+    not know a job's task gives it back for at most five minutes. Of jobs with a concurrency key that are ready, they are the first of
+    each key and priority, up to ten times `sample` of a queue; of the others, the first `sample` of a queue that are due, and the first
+    that will be.
+    """
+    table = table_of(job)
+    columns = table.c
+    names = queue_names(job, _QUEUES)
+    slot = rows("slot", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
+    number = sa.bindparam("sample", sample, sa.Integer)
+
+    def some(when: sa.ColumnElement[bool]) -> list[Any]:
+        first = (
+            sa.select(columns.task).where(columns.queue == names.c.queue, when).order_by(columns.run_at).limit(number)
+        )
+        of_slot = first.where(is_keyless(table), columns.priority == slot.c.priority).correlate(names, slot)
+        of_queue = first.where(is_later(table)).correlate(names)
+        page, later = of_slot.lateral("some"), of_queue.lateral("later")
+        return [
+            sa.select(names.c.queue, page.c.task).select_from(names.join(slot, sa.true()).join(page, sa.true())),
+            sa.select(names.c.queue, later.c.task).select_from(names.join(later, sa.true())),
+        ]
+
+    turn = first_of_turns(job, names, columns.task, sample * len(PRIORITIES))
+    parts = [
+        *some(columns.run_at <= sa.func.now()),
+        *some(columns.run_at > sa.func.now()),
+        sa.select(turn.c.queue, turn.c.task),
+    ]
+    found = sa.union_all(*parts).subquery("found")
+    return (
+        sa.select(found.c.queue, found.c.task, sa.func.count().label("jobs"))
+        .group_by(found.c.queue, found.c.task)
+        .order_by(found.c.queue, found.c.task)
+    )
+
+
+def due_queues(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """The names of the queues that have due jobs, by some probes of the indexes of queued jobs for each queue with queued ones."""
+    table = table_of(job)
+    columns = table.c
+    names = queue_names(job, _ALL)
+    slot = rows("slot", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
+    one: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
+
+    def first(*where: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        return sa.select(one).where(columns.queue == names.c.queue, *where).limit(one).correlate(names, slot)
+
+    # A probe for each priority: behind one condition on them all, jobs of the future would be read.
+    keyless = first(is_keyless(table), columns.priority == slot.c.priority, columns.run_at <= sa.func.now())
+    found = keyless.order_by(columns.run_at).lateral("found")
+    first_keyless = sa.select(one).select_from(slot.join(found, sa.true())).limit(one).correlate(names)
+    ready, later = first(is_ready(table)), first(is_later(table), columns.run_at <= sa.func.now())
+    # Not EXISTS: for that the planner may read all jobs once, and hash their queues.
+    any_due = sa.func.coalesce(*(page.scalar_subquery() for page in (first_keyless, ready, later)))
+    return sa.select(names.c.queue).where(names.c.queue.is_not(None), any_due.is_not(None))
+
+
+def queue_names(job: type[JobMixin], most: int) -> sa.CTE:
+    """The names of the queues with queued jobs, and behind them NULL: by one probe of each index of queued jobs for each."""
+    table = table_of(job)
+    columns = table.c
+    one: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
+
+    def first(*after: sa.ColumnElement[bool]) -> Any:
+        of_indexes = (
+            sa.select(columns.queue).where(kind, *after)
+            for kind in (is_keyless(table), is_ready(table), is_later(table))
+        )
+        return [page.order_by(columns.queue).limit(one) for page in of_indexes]
+
+    start = sa.func.least(*(page.scalar_subquery() for page in first()), type_=columns.queue.type)
+    names = sa.select(start.label("queue"), one.label("number")).cte("names", recursive=True)
+    following = sa.func.least(
+        *(page.correlate(names).scalar_subquery() for page in first(columns.queue > names.c.queue)),
+        type_=columns.queue.type,
+    )
+    more = sa.select(following, names.c.number + one)
+    return names.union_all(
+        more.where(names.c.queue.is_not(None), names.c.number < sa.bindparam("queues", most, sa.Integer))
+    )
+
+
+def _ready(job: type[JobMixin], names: sa.CTE, limit: sa.ColumnElement[int]) -> sa.CTE:
+    """Of each queue: how many jobs with a key are ready, and since when the oldest of those that were counted is due."""
+    table = table_of(job)
+    columns = table.c
+    page = (
+        sa.select(columns.run_at).where(is_ready(table), columns.queue == names.c.queue).limit(limit).correlate(names)
+    )
+    found = _summary(page, "found")
+    return (
+        sa.select(names.c.queue, found.c.due, found.c.oldest)
+        .select_from(names.join(found, sa.true()))
+        .where(names.c.queue.is_not(None))
+        .cte("ready")
+        .prefix_with("MATERIALIZED")
+    )
+
+
+def first_of_turns(
+    job: type[JobMixin], queues: sa.CTE, seen: sa.Column[Any], most: int, *where: sa.ColumnElement[bool]
+) -> sa.CTE:
+    """The first ready job of each key and priority, `most` of each queue, by one probe for each: queue, and what is `seen` of it."""
+    table = table_of(job)
+    columns = table.c
+    turn = -columns.priority
+    one: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
+
+    def front(of: sa.CTE, *after: sa.ColumnElement[bool]) -> Any:
+        return (
+            sa.select(columns.concurrency_key.label("key"), turn.label("turn"), seen)
+            .where(is_ready(table), columns.queue == of.c.queue, *after)
+            .order_by(columns.concurrency_key, turn, columns.run_at)
+            .limit(one)
+            .correlate(of)
+            .lateral("front")
+        )
+
+    start = front(queues)
+    begin = (
+        sa.select(queues.c.queue, *start.c, one.label("number"))
+        .select_from(queues.join(start, sa.true()))
+        .where(*where)
+    )
+    turns = begin.cte("turn", recursive=True)
+    following = front(turns, sa.tuple_(columns.concurrency_key, turn) > sa.tuple_(turns.c.key, turns.c.turn))
+    more = sa.select(turns.c.queue, *following.c, turns.c.number + one).select_from(turns.join(following, sa.true()))
+    return turns.union_all(more.where(turns.c.number < sa.bindparam("turns", most, sa.Integer)))
+
+
+def _summary(page: sa.Select[Any], name: str) -> sa.FromClause:
+    """How many jobs are on the page, and since when the oldest of them is due."""
+    its = page.subquery("page").c
+    return sa.select(sa.func.count().label("due"), _first(its.run_at).label("oldest")).lateral(name)
+
+
+def _first(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    # A job that was enqueued after this transaction began may be ready, and due a moment later.
+    return sa.func.min(sa.func.least(sa.func.greatest(time, _EARLIEST), sa.func.now()))
+
+
+def _number(page: sa.Select[Any]) -> sa.ScalarSelect[int]:
+    return sa.select(sa.func.count()).select_from(page.subquery()).scalar_subquery()
+
+
+# ---- Numbers for a chart: jobs of one status by queue, what was enqueued lately, and how far schedules are behind. Each reads one index, up to a cap.
+
+#: Seconds for which a schedule may be due: a live worker looks within a second or two, without NOTIFY within 20.
+_IN_TIME = 60.0
+
+
+def count_by_queue(status: JobStatus, *, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
+    """A row per queue: the `number` of jobs of this status, among the last `cap` of all queues. For running and failed jobs."""
+    columns = table_of(job).c
+    last = (
+        sa.select(columns.queue)
+        .where(columns.status == status_literal(status))
+        .order_by(columns.id.desc())
+        .limit(sa.bindparam("cap", cap, sa.Integer))
+        .subquery("last")
+    )
+    return sa.select(last.c.queue, sa.func.count().label("number")).group_by(last.c.queue).order_by(last.c.queue)
+
+
+def arrivals(*, within: timedelta, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
+    """A row per queue: the `number` of jobs that were enqueued `within` this time, among the last `cap` of all queues; and the `seconds`
+    that these cover, fewer where there were more jobs. Jobs that are deleted as they complete are not there to be counted.
+    """
+    columns = table_of(job).c
+    most = sa.bindparam("cap", cap, sa.Integer)
+    begin = in_seconds(-within.total_seconds(), name="within_seconds")
+    last = sa.select(columns.queue, columns.created_at).order_by(columns.id.desc()).limit(most).subquery("last")
+    recent = (
+        sa.select(last.c.queue, sa.func.count().label("number"), sa.func.min(last.c.created_at).label("first"))
+        .where(last.c.created_at >= begin)
+        .group_by(last.c.queue)
+        .subquery("recent")
+    )
+    # Of fewer jobs than the cap, none is missing.
+    whole = sa.func.sum(recent.c.number).over() < most
+    since = sa.case((whole, begin), else_=sa.func.min(recent.c.first).over())
+    seconds = sa.func.greatest(epoch(sa.func.now() - since), sa.literal_column("1.0", sa.Float))
+    return sa.select(recent.c.queue, recent.c.number, sa.type_coerce(seconds, sa.Float).label("seconds")).order_by(
+        recent.c.queue
+    )
+
+
+def running_jobs(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
+    """A row per queue and worker: queue, worker, how many jobs are `running`, and of these those whose lease has `expired`; among
+    `cap` of all.
+    """
+    table = table_of(job)
+    held = (
+        sa.select(table.c.queue, table.c.worker, has_run_out(table).label("expired"))
+        .where(is_held(table))
+        .limit(sa.bindparam("cap", cap, sa.Integer))
+        .subquery("held")
+    )
+    expired = sa.func.count().filter(held.c.expired).label("expired")
+    return sa.select(held.c.queue, held.c.worker, sa.func.count().label("running"), expired).group_by(
+        held.c.queue, held.c.worker
+    )
+
+
+def schedule_lag(*, seen: float = _IN_TIME, schedule: type[Schedule] = Schedule) -> sa.Executable:
+    """One row about schedules that are not paused: their number, how many are `behind` and how many `failing`, and for how many
+    `seconds` the first of those behind has been due.
+    """
+    columns = table_of(schedule).c
+    behind = columns.due_at < in_seconds(-seen, name="seen_seconds")
+    since = epoch(sa.func.now() - sa.func.min(columns.due_at).filter(behind))
+    return sa.select(
+        sa.func.count().label("number"),
+        sa.func.count().filter(behind).label("behind"),
+        sa.func.count().filter(columns.error.is_not(None)).label("failing"),
+        sa.type_coerce(sa.func.coalesce(since, sa.literal_column("0.0", sa.Float)), sa.Float).label("seconds"),
+    ).where(columns.paused_at.is_(None))
+
+
+# ---- Counting jobs, by queue.
+
+
+def count_jobs(
+    *where: sa.ColumnExpressionArgument[bool], lately: float = 3_600.0, job: type[JobMixin] = Job
+) -> sa.Executable:
+    """A row per queue, by name: queue, queued, due, oldest_due_age, blocked, running, completed, failed, cancelled.
+
+    `due` are the queued jobs whose time has come; `oldest_due_age` is how long, in seconds, the first of them has
+    waited. completed, failed and cancelled count the jobs that ended within the last `lately` seconds.
+    `where` narrows what is counted, as in `select(Job).where(...)`.
+    """
+    columns = table_of(job).c
+    status = columns.status
+
+    def having(*criteria: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+        return sa.func.count().filter(sa.and_(*criteria))
+
+    recent = columns.finished_at >= in_seconds(-lately, name="lately_seconds")
+    due = sa.and_(status == status_literal(JobStatus.QUEUED), columns.run_at <= sa.func.now())
+    # A job that is due since ever (-infinity) has waited since the year 2: there is no difference to infinity before
+    # PostgreSQL 17, and no JSON for it.
+    since = sa.func.greatest(columns.run_at, sa.literal_column("timestamptz '0002-01-01 00:00:00+00'"))
+    oldest = sa.func.extract("epoch", sa.func.now() - sa.func.min(since).filter(due))
+    return (
+        sa.select(
+            columns.queue,
+            having(status == status_literal(JobStatus.QUEUED)).label("queued"),
+            having(due).label("due"),
+            sa.type_coerce(oldest, sa.Float).label("oldest_due_age"),
+            having(status == status_literal(JobStatus.BLOCKED)).label("blocked"),
+            having(status == status_literal(JobStatus.RUNNING)).label("running"),
+            *(
+                having(status == status_literal(end), recent).label(end.value)
+                for end in (JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED)
+            ),
+        )
+        .select_from(job)  # so that a session that is bound by class finds its engine
+        .where(*where)
+        .group_by(columns.queue)
+        .order_by(columns.queue)
+    )
+
+
+# ---- What an operator sees of the whole: the workers, and running jobs that no worker holds any more.
+
+#: A connection that listens for a worker has this and the worker's id as its application_name.
+LISTENS_FOR = "sa-jobqueue "
+#: Seconds without a sign of life after which a worker is stale. It gives one every 20 s at the latest.
+STALE = 60.0
+
+_UUID_LENGTH = 36
+_ACTIVITY = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"), schema="pg_catalog")
+
+
+def list_workers(*, job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
+    """A row per worker process that has not left, the oldest first.
+
+    Its columns; `age` and `unseen` in seconds; the number of jobs `running`; whether it is `listening` for wake-ups; and
+    whether it is `stale`: unseen for `STALE` seconds, or a lease of its has expired.
+    """
+    jobs = table_of(job).c
+    held = (
+        sa.select(sa.func.count())
+        .where(is_held(table_of(job)), jobs.worker == sa.cast(worker.id, sa.Text))
+        .correlate(worker)
+    )
+    running = held.scalar_subquery()
+    expired = held.where(jobs.lease_expires_at <= sa.func.now()).scalar_subquery()
+    started = sa.func.extract("epoch", sa.func.now() - worker.started_at)
+    seen = sa.func.extract("epoch", sa.func.now() - worker.seen_at)
+    listeners = sa.select(sa.func.left(_ACTIVITY.c.application_name, len(LISTENS_FOR) + _UUID_LENGTH)).where(
+        _ACTIVITY.c.datname == sa.func.current_database()
+    )
+    return sa.select(
+        worker.id,
+        worker.host,
+        worker.pid,
+        worker.queues,
+        worker.concurrency,
+        worker.version,
+        worker.schema_version,
+        worker.lease,
+        worker.memory,
+        worker.loop_lag,
+        worker.pressure,
+        worker.drain_requested_at,
+        worker.started_at,
+        worker.seen_at,
+        sa.cast(started, sa.Float).label("age"),
+        sa.cast(seen, sa.Float).label("unseen"),
+        sa.or_(seen > STALE, expired > 0).label("stale"),
+        running.label("running"),
+        sa.func.concat(LISTENS_FOR, sa.cast(worker.id, sa.Text)).in_(listeners).label("listening"),
+    ).order_by(worker.started_at, worker.id)
+
+
+def count_expired(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """The number of running jobs whose lease has expired: their worker died or is cut off."""
+    return sa.select(sa.func.count()).where(is_held(table_of(job)), has_run_out(table_of(job)))
+
+
+# ---- Failed jobs that have failed alike: of one task, by one class of error, with the same first line. For the dashboard and `sa-jobqueue errors`.
+
+#: Failed jobs that are looked at.
+NEWEST_FAILED = 10_000
+#: Groups that are shown.
+MOST_GROUPS = 50
+#: Hours before now whose failures are counted one by one.
+HOURS = 24
+#: Characters of the first line of a message that count.
+_LINE = 200
+
+
+def line_of(last: Any) -> sa.ColumnElement[str]:
+    """The first line of the message of an error."""
+    first = sa.func.split_part(sa.func.coalesce(last["message"].astext, ""), sa.literal_column("E'\\n'"), 1)
+    return sa.func.left(first, _LINE, type_=sa.Text())
+
+
+def sign_of(line: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+    """A short name of a line, for addresses: a line may hold anything."""
+    hashed = sa.func.sha256(sa.func.convert_to(line, sa.literal_column("'UTF8'")))
+    return sa.func.left(sa.func.encode(hashed, sa.literal_column("'hex'")), 16, type_=sa.Text())
+
+
+def group_errors(
+    *where: sa.ColumnElement[bool], newest: int = NEWEST_FAILED, most: int = MOST_GROUPS, job: type[JobMixin] = Job
+) -> sa.Executable:
+    """A row for each of the `most` largest groups of the `newest` failed jobs that meet the criteria.
+
+    `task`, `error`, `line`; `group`, the line's short name; `jobs`, how many; `first` and `last`, when they ended; `hours`, how many
+    hours ago each of the last 24 hours did; and `groups`, how many groups there are of all.
+    """
+    said = _newest(where, newest, job)
+    ago = sa.func.floor(sa.func.extract("epoch", sa.func.now() - said.c.finished_at) / 3_600)
+    hours = sa.func.array_agg(sa.cast(ago, sa.Integer)).filter(ago.between(0, HOURS - 1))
+    number = sa.func.count()
+    return (
+        sa.select(
+            said.c.task,
+            said.c.error,
+            said.c.line,
+            sign_of(said.c.line).label("group"),
+            number.label("jobs"),
+            sa.func.min(said.c.finished_at).label("first"),
+            sa.func.max(said.c.finished_at).label("last"),
+            hours.label("hours"),
+            sa.func.count().over().label("groups"),
+        )
+        .group_by(said.c.task, said.c.error, said.c.line)
+        .order_by(number.desc(), sa.func.max(said.c.id).desc())
+        .limit(most)
+    )
+
+
+def extent_of_errors(
+    *where: sa.ColumnElement[bool], newest: int = NEWEST_FAILED, job: type[JobMixin] = Job
+) -> sa.Executable:
+    """Of how many `jobs` these groups are, and `floor`, the lowest id of these; NULL without any."""
+    ids = sa.select(job.id).where(_failed(job), *where).order_by(job.id.desc()).limit(newest).subquery("ids")
+    return sa.select(sa.func.count().label("jobs"), sa.func.min(ids.c.id).label("floor")).select_from(ids)
+
+
+def _failed(job: type[JobMixin]) -> sa.ColumnElement[bool]:
+    return job.status == status_literal(JobStatus.FAILED)
+
+
+def _newest(where: tuple[sa.ColumnElement[bool], ...], most: int, job: type[JobMixin]) -> sa.CTE:
+    """The newest failed jobs, and what they failed with. Of a traceback nothing is kept: it would not fit into memory for sorting."""
+    newest = (
+        sa.select(job.id, job.task, in_calendar(table_of(job).c.finished_at).label("finished_at"), job.errors)
+        .where(_failed(job), *where)
+        .order_by(job.id.desc())
+        .limit(most)
+        .subquery("newest")
+    )
+    # A fence: what is stored apart is fetched once for each job.
+    last = sa.select(newest.c.errors[-1].label("last")).correlate(newest)
+    its = last.offset(sa.literal_column("0", sa.Integer)).lateral("its")
+    error = sa.func.coalesce(its.c.last["type"].astext, "", type_=sa.Text()).label("error")
+    said = sa.select(newest.c.id, newest.c.task, newest.c.finished_at, error, line_of(its.c.last).label("line"))
+    return said.select_from(newest.join(its, sa.true())).cte("said").prefix_with("MATERIALIZED")

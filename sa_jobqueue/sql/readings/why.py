@@ -1,0 +1,285 @@
+"""Why a queued job is not started: what limits its queue, its task and its key now, as the claims see it.
+
+>>> from sa_jobqueue.statements import why_waiting
+>>> print(why_waiting(7).selected_columns.keys()[:4])
+['owner', 'name', 'key', 'what']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+from sqlalchemy.sql.selectable import LateralFromClause
+from sqlalchemy.types import TypeEngine
+
+from ...models import (
+    Job,
+    JobMixin,
+    KeyRow,
+    LimitRow,
+    LimitState,
+    WorkflowDependency,
+    WorkflowRow,
+    schema_function,
+    status_in,
+    status_literal,
+)
+from ...rules.lifecycle import LIVE, JobStatus
+from ..limits.state import FIRST_KEY
+from ..parts import in_calendar, in_seconds, table_of, with_companions
+
+#: How many jobs are named.
+_NAMED = 20
+_RATE = ("rate_count", "rate_seconds", "rate_burst")
+_QUEUED, _RUNNING = status_literal(JobStatus.QUEUED), status_literal(JobStatus.RUNNING)
+_QUEUE, _TASK = sa.literal_column("'queue'", sa.Text), sa.literal_column("'task'", sa.Text)
+_NOW = sa.func.statement_timestamp(type_=sa.DateTime(timezone=True))
+
+#: The columns after `what`, in their order.
+_DETAILS: dict[str, TypeEngine[Any]] = {
+    "limit": sa.Integer(),
+    "used": sa.BigInteger(),
+    "job_ids": sa.ARRAY(sa.BigInteger()),
+    "until": sa.DateTime(timezone=True),
+    "seconds": sa.Float(),
+    "reason": sa.Text(),
+}
+
+
+@with_companions
+def why_waiting(
+    job_id: int,
+    *,
+    job: type[JobMixin] = Job,
+    limit: type[LimitRow] = LimitRow,
+    limit_key: type[KeyRow] = KeyRow,
+    limit_state: type[LimitState] = LimitState,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+    workflow: type[WorkflowRow] = WorkflowRow,
+) -> sa.Select[Any]:
+    """A row for each thing that keeps a queued or blocked job from being started now: `WaitReason(*row)` says it in a sentence.
+
+    Columns: `owner`, "queue" or "task", and its `name`; `key`, NULL if it holds for all jobs of the owner; `what`, one of "running",
+    "rate", "paused", "blocked", "strict", and, without an owner, "later", where the job is not due, "parents", where it waits for others
+    of its workflow, and "held", where that is paused; `limit` and `used`, how many
+    may run and how many do, or for a rate how many units may start in `seconds`; `job_ids`, the first 20 that run, or that are
+    tried again before it; `until`, when it is over, if that is known; `reason`, of a pause.
+
+    No row: the job does not wait, or nothing but free slots and the turns of others keeps it waiting.
+    """
+    table = table_of(job)
+    asked = _asked(table, job_id)
+    scope = _scopes(asked, table_of(limit), table_of(limit_key), table_of(limit_state))
+    reasons = [
+        _row(0, "later", until=asked.c.run_at).where(asked.c.run_at > _NOW),
+        _row(1, "paused", scope, reason=scope.c.pause_reason).where(scope.c.paused_at.is_not(None)),
+        _row(2, "blocked", scope, until=scope.c.blocked_until).where(scope.c.blocked_until > _NOW),
+        _behind_a_retry(table, asked, scope),
+        _full(table, scope, of_key=False),
+        _full(table, scope, of_key=True),
+        _too_fast(table, asked, scope),
+        _behind_parents(table, job_id, table_of(dependency)),
+        _row(7, "held").where(
+            sa.select(workflow.id)
+            .join(table, table.c.workflow_id == workflow.id)
+            .where(_blocked(table, job_id), workflow.paused_at.is_not(None))
+            .exists()
+        ),
+    ]
+    found = sa.union_all(*reasons).subquery("found")
+    shown = [column for column in found.c if column.key != "place"]
+    return sa.select(*shown).order_by(found.c.place, found.c.owner, found.c.key.nulls_first())
+
+
+def _blocked(table: sa.Table, job_id: int) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        table.c.id == sa.bindparam("job_id", job_id, sa.BigInteger), table.c.status == status_literal(JobStatus.BLOCKED)
+    )
+
+
+def _behind_parents(table: sa.Table, job_id: int, edge: sa.Table) -> sa.Select[Any]:
+    """Others of its workflow have not ended."""
+    me, parent = table.alias("me"), table.alias("parent")
+    number = sa.func.count()
+    ids = sa.func.array_agg(aggregate_order_by(parent.c.id, parent.c.id), type_=sa.ARRAY(sa.BigInteger))
+    named = sa.func.trim_array(
+        ids, sa.cast(sa.func.greatest(number - sa.literal_column(str(_NAMED)), sa.literal_column("0")), sa.Integer)
+    )
+    these = (
+        sa.select(number.label("number"), sa.cast(named, sa.ARRAY(sa.BigInteger)).label("ids"))
+        .select_from(me.join(edge, edge.c.child_id == me.c.id).join(parent, parent.c.id == edge.c.parent_id))
+        .where(
+            me.c.id == sa.bindparam("job_id", job_id, sa.BigInteger),
+            me.c.status == status_literal(JobStatus.BLOCKED),
+            status_in(parent.c.status, LIVE),
+        )
+        .subquery("parents")
+    )
+    return _row(6, "parents", used=these.c.number, job_ids=these.c.ids).where(these.c.number > sa.literal_column("0"))
+
+
+def _asked(table: sa.Table, job_id: int) -> sa.CTE:
+    """The job, if it is queued. The `concurrency_key` of a limited task's jobs may stand for none."""
+    key = table.c.concurrency_key
+    return (
+        sa.select(
+            table.c.id,
+            table.c.queue,
+            table.c.task,
+            table.c.run_at,
+            sa.case((key >= FIRST_KEY, key)).label("key"),
+            sa.func.coalesce(table.c.units, sa.literal_column("1"), type_=sa.Integer()).label("units"),
+        )
+        .where(table.c.id == sa.bindparam("job_id", job_id, sa.BigInteger), table.c.status == _QUEUED)
+        .cte("asked")
+    )
+
+
+def _scopes(asked: sa.CTE, limits: sa.Table, keys: sa.Table, states: sa.Table) -> sa.CTE:
+    """What holds for all jobs of its queue, for all of its task, and for those of its key in either."""
+    owner = sa.union_all(
+        sa.select(_QUEUE.label("owner"), asked.c.queue.label("name"), asked.c.key),
+        sa.select(_TASK, asked.c.task, asked.c.key),
+    ).subquery("its_owner")
+    its_limits = sa.and_(limits.c.owner == owner.c.owner, limits.c.name == owner.c.name)
+    its_key = sa.and_(keys.c.owner == owner.c.owner, keys.c.name == owner.c.name, keys.c.key == owner.c.key)
+    own_rate = keys.c.rate_count.is_not(None)
+    # Of a task without limits claims know no keys.
+    holds = sa.or_(owner.c.owner == _QUEUE, limits.c.name.is_not(None))
+    of_owner = (
+        sa.select(
+            owner.c.owner,
+            owner.c.name,
+            sa.cast(sa.null(), sa.Text).label("key"),
+            limits.c.running,
+            *(limits.c[name] for name in _RATE),
+            limits.c.paused_at,
+            limits.c.pause_reason,
+            sa.literal_column("false").label("strict"),
+        )
+        .select_from(owner.outerjoin(limits, its_limits))
+        .where(holds)
+    )
+    of_key = (
+        sa.select(
+            owner.c.owner,
+            owner.c.name,
+            owner.c.key,
+            sa.func.coalesce(keys.c.running, limits.c.key_running),
+            *(sa.case((own_rate, keys.c[name]), else_=limits.c[f"key_{name}"]) for name in _RATE),
+            keys.c.paused_at,
+            keys.c.pause_reason,
+            limits.c.strict,
+        )
+        .select_from(owner.outerjoin(limits, its_limits).outerjoin(keys, its_key))
+        .where(holds, owner.c.key.is_not(None))
+    )
+    scope = sa.union_all(of_owner, of_key).subquery("its_scope")
+    kept = sa.and_(
+        states.c.owner == scope.c.owner,
+        states.c.name == scope.c.name,
+        states.c.key == sa.func.coalesce(scope.c.key, sa.literal_column("''")),
+    )
+    return (
+        sa.select(*scope.c, states.c.free_at, states.c.owed_at, states.c.owed, states.c.blocked_until)
+        .select_from(scope.outerjoin(states, kept))
+        .cte("scope")
+    )
+
+
+def _row(place: int, what: str, scope: sa.CTE | None = None, /, **details: sa.ColumnElement[Any]) -> sa.Select[Any]:
+    """The columns of a reason; those that are not given are NULL."""
+    of = [
+        sa.cast(sa.null(), sa.Text).label(name) if scope is None else scope.c[name] for name in ("owner", "name", "key")
+    ]
+    if (until := details.get("until")) is not None:
+        details["until"] = in_calendar(until)
+    said = [details.get(name, sa.cast(sa.null(), kind)).label(name) for name, kind in _DETAILS.items()]
+    number: sa.Label[int] = sa.literal_column(str(place), sa.Integer).label("place")
+    return sa.select(number, *of, sa.literal_column(f"'{what}'", sa.Text).label("what"), *said)
+
+
+def _full(table: sa.Table, scope: sa.CTE, *, of_key: bool) -> sa.Select[Any]:
+    """As many run as may. Those of a key are read by its index, all others by that of the running jobs."""
+    if of_key:
+        runs = _named(table, *_running(table, scope), _of(table, scope))
+    else:
+        runs = _named(table, table.c.status == _RUNNING, _of(table, scope))
+    of = scope.c.key.is_not(None) if of_key else scope.c.key.is_(None)
+    return (
+        _row(4, "running", scope, limit=scope.c.running, used=runs.c.number, job_ids=runs.c.ids)
+        .select_from(scope.join(runs, sa.true()))
+        .where(of, scope.c.running.is_not(None), scope.c.running <= runs.c.number)
+    )
+
+
+def _behind_a_retry(table: sa.Table, asked: sa.CTE, scope: sa.CTE) -> sa.Select[Any]:
+    """Another job of its key waits to be tried again, and the queue or the task is strict."""
+    # Said so that only the index of such jobs can be used.
+    later = sa.not_(table.c.run_at <= sa.func.greatest(table.c.created_at, table.c.ready_at))
+    others = table.c.id != sa.select(asked.c.id).scalar_subquery()
+    first = _named(table, _begun(table, scope), table.c.status != _RUNNING, later, _of(table, scope), others)
+    return (
+        _row(3, "strict", scope, job_ids=first.c.ids, until=first.c.last)
+        .select_from(scope.join(first, sa.true()))
+        .where(scope.c.strict, first.c.number > sa.literal_column("0"))
+    )
+
+
+def _too_fast(table: sa.Table, asked: sa.CTE, scope: sa.CTE) -> sa.Select[Any]:
+    """A rate lets fewer units start now than the job has; one with more than its burst starts when the whole of it is free."""
+    count, seconds, burst = (scope.c[name] for name in _RATE)
+    state = (scope.c.free_at, scope.c.owed_at, scope.c.owed)
+    owed = schema_function("rate_owed", table.schema, *state, _NOW, count, seconds, of=sa.Float(53))
+    # A millionth of a unit is nothing, as claims have it.
+    behind = owed + sa.func.least(asked.c.units, burst) - burst
+    until = in_seconds(
+        sa.func.least(behind * seconds / sa.cast(count, sa.Float(53)), sa.literal_column("1e10")), after=_NOW
+    )
+    return (
+        _row(5, "rate", scope, limit=count, until=until, seconds=seconds)
+        .select_from(scope.join(asked, sa.true()))
+        .where(count.is_not(None), behind > sa.literal_column("0.000001"))
+    )
+
+
+def _named(table: sa.Table, *where: sa.ColumnElement[bool]) -> LateralFromClause:
+    """How many jobs there are, the first of them, and when the last one is due."""
+    number = sa.func.count()
+    # `+ 0`, so that no plan reads all jobs in this order.
+    ids = sa.func.array_agg(
+        aggregate_order_by(table.c.id, table.c.id + sa.literal_column("0")), type_=sa.ARRAY(sa.BigInteger)
+    )
+    others = sa.func.greatest(number - sa.literal_column(str(_NAMED)), sa.literal_column("0"))
+    named = sa.func.trim_array(ids, sa.cast(others, sa.Integer), type_=sa.ARRAY(sa.BigInteger))
+    last = sa.func.max(table.c.run_at)
+    return sa.select(number.label("number"), named.label("ids"), last.label("last")).where(*where).lateral("these")
+
+
+def _of(table: sa.Table, scope: sa.CTE) -> sa.ColumnElement[bool]:
+    """Whether a job is one of this queue, or of this task."""
+    return sa.case((scope.c.owner == _QUEUE, table.c.queue == scope.c.name), else_=table.c.task == scope.c.name)
+
+
+def _running(table: sa.Table, scope: sa.CTE) -> Sequence[sa.ColumnElement[bool]]:
+    """The running jobs of this key, as claims read them: from where they begin in the index."""
+    key = table.c.concurrency_key
+    return (
+        sa.tuple_(key, table.c.status != _QUEUED, table.c.id)
+        >= sa.tuple_(scope.c.key, sa.true(), sa.literal_column("0")),
+        key <= scope.c.key,
+        _is_begun(table),
+    )
+
+
+def _begun(table: sa.Table, scope: sa.CTE) -> sa.ColumnElement[bool]:
+    """As the index `job_key_begun_idx` says it, of this key."""
+    return sa.and_(table.c.concurrency_key == scope.c.key, _is_begun(table))
+
+
+def _is_begun(table: sa.Table) -> sa.ColumnElement[bool]:
+    claimed_before = sa.and_(table.c.status == _QUEUED, table.c.claims > sa.literal_column("0"))
+    return sa.and_(table.c.concurrency_key.is_not(None), sa.or_(table.c.status == _RUNNING, claimed_before))

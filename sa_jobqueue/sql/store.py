@@ -1,0 +1,53 @@
+"""All that a store can do, in one object; and the store of the package's own tables."""
+
+from __future__ import annotations
+
+from ..models import Job, JobMixin
+from .apply import Outcomes
+from .archive import Archive
+from .expiry import Expiry
+from .leases import Leases
+from .limits.claims import LimitedClaims
+from .limits.declared import DeclaredLimits
+from .notes import JobNotes
+from .prune import Pruning
+from .readings.stats import Stats
+from .schedules.declared import DeclaredSchedules
+from .schedules.due import Schedules
+from .tables import Tables
+from .unique import UniqueKeys
+from .waking import Waiting, Waking
+from .workers import Workers
+from .workflows.pruning import Workflows
+
+
+class Store(
+    Outcomes,
+    LimitedClaims,
+    Expiry,
+    Leases,
+    JobNotes,
+    Pruning,
+    Archive,
+    UniqueKeys,
+    Schedules,
+    DeclaredSchedules,
+    DeclaredLimits,
+    Stats,
+    Waiting,
+    Waking,
+    Workers,
+    Workflows,
+):
+    """What a worker does to one bundle of tables.
+
+    It holds its statements, and nothing of any connection: threads and workers may share it.
+    """
+
+
+default_store = Store(Tables())
+
+
+def store_of(job: type[JobMixin]) -> Store:
+    """The store of the jobs of this class, and of their companions."""
+    return default_store if job is Job else Store(Tables.of(job))

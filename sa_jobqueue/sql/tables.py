@@ -1,0 +1,219 @@
+"""The statements that every job needs, compiled once and given to the driver as text.
+
+Core, too, compiles a statement once. But each execution makes a context, a cursor and a result of Core's. That takes as
+long as the driver needs for the statement itself, and several times as long in a process that was idle: there it was a
+fifth of the time from a producer's commit to the start of the handler (psycopg 3.3, November 2026).
+
+>>> from sa_jobqueue.statements import claim_jobs
+>>> claim = Compiled(claim_jobs(worker="", queues={}, lease=0))
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql import ClauseElement
+
+from ..errors import ConfigurationError
+from ..models import Companions, Job, JobMixin, companions_of
+from ..util.schema import schema_on
+from .archived import is_archive_locked
+
+_sql_logger = logging.getLogger("sqlalchemy.engine.Engine")
+_OF_STATEMENTS = ("before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute")
+
+#: What psycopg looks for in a statement.
+_PLACES = re.compile(r"%(?:%|\(([^)]+)\)s)")
+
+#: The worker's own listeners to what handlers execute. They need not hear of the queue's statements.
+OWN_LISTENERS: list[Any] = []
+
+
+class Compiled:
+    """A statement that returns rows. Its parameters must be as the driver takes them, because Core does not convert them.
+
+    Core does execute it over another driver than psycopg (a session of the application's may use one), and where a
+    listener or the log wants to hear of statements.
+
+    `binary`: the rows come in the server's binary format, which is faster on both sides. Only on a sync connection.
+    """
+
+    def __init__(self, statement: sa.Executable, *, binary: bool = False) -> None:
+        assert isinstance(statement, ClauseElement)
+        self._statement: Any = statement
+        self._binary = binary
+        self._texts: dict[tuple[Any, ...], _Text] = {}
+
+    def rows(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """Execute it in the connection's transaction; the rows as the driver gives them.
+
+        Raises what SQLAlchemy would.
+        """
+        dialect = connection.dialect
+        if dialect.driver != "psycopg" or is_heard(connection):
+            return connection.execute(self._statement, parameters).all()
+        text = self._text(connection)
+        if not connection.in_transaction():
+            connection.begin()  # as Core would
+        values = {**text.given, **parameters}
+        raw: Any = connection.connection.dbapi_connection
+        psycopg: Any = dialect.loaded_dbapi
+        cursor: Any
+        query: tuple[str, Any]
+        if not dialect.is_async and raw.cursor_factory is psycopg.Cursor:
+            # It takes the statement as it is. The other kind looks for the parameters' places each time in a text of more than 4096
+            # characters (psycopg 3.3): 0.1 ms a claim.
+            cursor, query = psycopg.RawCursor(raw), (text.numbered, [values[name] for name in text.names])
+        else:
+            cursor, query = connection.connection.cursor(), (text.named, values)
+        try:
+            cursor.execute(*query, **({"binary": True} if self._binary else {}))
+            rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
+            return rows
+        except psycopg.Error as error:
+            raise as_sqlalchemy(error, text.named, parameters, connection) from error
+        finally:
+            cursor.close()
+
+    def _text(self, connection: sa.Connection) -> _Text:
+        """The statement for this connection's schemas."""
+        schemas = connection.get_execution_options().get("schema_translate_map") or {}
+        # A schema that is translated to None is the dialect's default schema.
+        key = (connection.dialect.default_schema_name, *schemas.items())
+        if (text := self._texts.get(key)) is None:
+            options = {"schema_translate_map": dict(schemas), "render_schema_translate": True} if schemas else {}
+            compiled = self._statement.compile(dialect=connection.dialect, **options)
+            # A value that a callable makes for each execution must be among the parameters that are given each time.
+            fixed = {bind.key for bind in compiled.binds.values() if bind.callable is None}
+            given = {name: value for name, value in compiled.params.items() if name in fixed}
+            text = self._texts[key] = _Text(str(compiled), *_numbered(str(compiled)), given)
+        return text
+
+
+class _Text(NamedTuple):
+    """A statement as the driver takes it: with the parameters by name, and by number in the order of `names`; and the values with
+    which it was built.
+    """
+
+    named: str
+    numbered: str
+    names: list[str]
+    given: dict[str, Any]
+
+
+def _numbered(text: str) -> tuple[str, list[str]]:
+    """With `$1` in place of `%(name)s`, and with the names in that order.
+
+    >>> _numbered("SELECT %(a)s %% %(b)s + %(a)s")
+    ('SELECT $1 % $2 + $1', ['a', 'b'])
+    """
+    numbers: dict[str, int] = {}
+
+    def place(found: re.Match[str]) -> str:
+        name = found[1]
+        return "%" if name is None else f"${numbers.setdefault(name, len(numbers) + 1)}"
+
+    return _PLACES.sub(place, text), list(numbers)
+
+
+def is_heard(connection: sa.Connection, *events: str) -> bool:
+    """Whether a listener, `echo` or the log wants this connection's statements, errors or `events`, so that Core must
+    execute them.
+    """
+    of_dialect = connection.dialect.dispatch
+    return bool(
+        (of_dialect.do_execute and list(of_dialect.do_execute) != OWN_LISTENERS)
+        or of_dialect.handle_error
+        or connection.engine.echo
+        or _sql_logger.isEnabledFor(logging.INFO)
+        or (_may_be_heard(connection) and _has_listeners(connection, *events))
+    )
+
+
+def _may_be_heard(connection: sa.Connection) -> bool:
+    """False if there never was a listener, which Core notes. Looking at the listeners of a new connection takes 4 µs."""
+    engine = connection.engine
+    return bool(getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True))
+
+
+def _has_listeners(connection: sa.Connection, *events: str) -> bool:
+    return any(getattr(connection.dispatch, name) for name in (*_OF_STATEMENTS, *events))
+
+
+def as_sqlalchemy(
+    error: Exception, text: str, parameters: Mapping[str, Any], connection: sa.Connection
+) -> BaseException:
+    """The error that Core would raise. A broken connection is invalidated; Core would invalidate its whole pool."""
+    dialect: sa.Dialect = connection.dialect
+    broken = dialect.is_disconnect(error, connection.connection, None)  # type: ignore[arg-type]
+    if broken:
+        connection.invalidate(error)
+    return DBAPIError.instance(
+        text, dict(parameters), error, dialect.loaded_dbapi.Error,
+        hide_parameters=connection.engine.hide_parameters, connection_invalidated=broken, dialect=dialect,
+    )  # fmt: skip
+
+
+# ---- The tables of one store: the jobs and their companions.
+
+
+@dataclass(frozen=True, slots=True)
+class Tables(Companions):
+    """A job class and its companions, all of one schema; the wake-up gates are sequences of that schema.
+
+    What one store writes refers to the jobs of no other: their ids may be equal. Raises ConfigurationError where the
+    classes are of several schemas.
+    """
+
+    job: type[JobMixin] = Job
+
+    def __post_init__(self) -> None:
+        classes = (self.job, *(getattr(self, one.name) for one in fields(Companions)))
+        schemas = {str(one.__table__.schema): one.__name__ for one in classes}
+        if len(schemas) > 1:
+            found = ", ".join(f"{name} in {schema}" for schema, name in schemas.items())
+            raise ConfigurationError(f"the tables of a store must be of one schema, not {found}")
+
+    @classmethod
+    def of(cls, job: type[JobMixin]) -> Tables:
+        """The class `job` with the companions of its schema."""
+        beside = companions_of(job)
+        return cls(job=job, **{one.name: getattr(beside, one.name) for one in fields(Companions)})
+
+    @property
+    def of_job(self) -> dict[str, Any]:
+        """The tables between which a job moves, with what it has said, by the names that the statements have for them."""
+        names = ("job", "progress", "log", "archived_job", "archived_task")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def completion(self) -> str:
+        """The SQL function by which a handler's transaction completes its job. Its text names the job table, so each has one."""
+        return f"complete_{self.job.__tablename__}"
+
+    @property
+    def member_completion(self) -> str:
+        """The same for a member of a workflow, to which the end is told."""
+        name = self.job.__tablename__
+        return "complete_member" if name == "job" else f"complete_member_{name}"
+
+
+class OfTables:
+    """What is bound to tables."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+
+    def schema_on(self, connection: sa.Connection) -> str:
+        """The schema where this connection finds the tables."""
+        return schema_on(connection, self.tables.job.__table__)
+
+    def is_archive_locked(self, connection: sa.Connection) -> bool:
+        """Whether no job can be moved to the archive just now, whichever it is."""
+        return bool(connection.scalar(is_archive_locked(schema=self.schema_on(connection))))

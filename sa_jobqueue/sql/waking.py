@@ -1,0 +1,184 @@
+"""Wake-up gates: asking to be told of new jobs.
+
+A gate is a sequence, used as a cell that belongs to no transaction. It holds the second of the epoch until which some
+worker wants to be woken. The INSERT trigger reads it, and is silent when that time is over. A queue's name is hashed to
+one of sixteen gates; one more, `gate_any`, holds the latest of their times.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB, REGCLASS, UUID, insert
+
+from ..arguments.ends import JobEnd
+from ..models import Awaited, Job, JobMixin, status_in
+from ..rules.lifecycle import FINISHED
+from ..util.schema import GATES, SCHEMA
+from .archived import archived_ends
+from .parts import array, in_seconds, rows, table_of
+from .readings.depths import due_queues
+from .tables import OfTables
+from .workers import EVERY_QUEUE
+
+#: What is told on a table's channel where a schedule was made or changed, instead of a queue's name.
+SCHEDULES_CHANGED = "(schedules)"
+#: The same where limits have changed, or a permit is free.
+PERMITS_CHANGED = "(limits)"
+#: The same where workflows have events that no worker may know of.
+WORKFLOWS_CHANGED = "(workflows)"
+
+
+def open_gates(*, queues: Sequence[str] | None, seconds: float, schema: str = SCHEMA) -> sa.Executable:
+    """Ask to be woken for `queues`, None: for any, during the next `seconds`. Never shortens what another worker asked for."""
+    number: sa.ColumnElement[Any]
+    if queues is None:
+        number = sa.func.generate_series(sa.literal_column("0"), sa.literal_column(str(GATES - 1)))
+    else:
+        wanted = rows("wanted", queue=array("queue_names", queues, sa.Text()))
+        number = sa.func.hashtext(wanted.c.queue).op("&")(sa.literal_column(str(GATES - 1)))
+    each, latest = sa.select(sa.cast(number, sa.Text).label("gate")), sa.select(sa.literal_column("'any'", sa.Text))
+    asked = sa.union_all(each, latest).subquery("asked")
+    prefix = sa.func.concat(
+        sa.func.quote_ident(sa.bindparam("in_schema", schema, sa.Text)), sa.literal_column("'.gate_'")
+    )
+    gate = sa.cast(sa.func.concat(prefix, asked.c.gate), REGCLASS)
+    clock = sa.func.extract("epoch", sa.func.clock_timestamp()) + sa.bindparam("open_seconds", seconds, sa.Float)
+    until = sa.cast(sa.func.ceil(clock), sa.BigInteger)
+    return sa.select(sa.func.setval(gate, sa.func.greatest(until, sa.func.pg_sequence_last_value(gate)))).select_from(
+        asked
+    )
+
+
+def channel_of(*, table: str, schema: str = SCHEMA) -> sa.Executable:
+    """The channel on which a table's wake-ups come."""
+    in_schema, of_table = sa.bindparam("in_schema", schema, sa.Text), sa.bindparam("of_table", table, sa.Text)
+    name = sa.func.concat(sa.func.quote_ident(in_schema), sa.literal_column("'.'"), sa.func.quote_ident(of_table))
+    oid = sa.cast(sa.cast(name, REGCLASS), sa.BigInteger)
+    return sa.select(sa.func.concat(sa.literal_column("'sa_jobqueue_'"), oid))
+
+
+# ---- Being woken for new jobs.
+
+
+class Waking(OfTables):
+    """The gates that a worker opens, and the channel on which it is told."""
+
+    def listen_for(self, connection: sa.Connection, queues: Sequence[str], *, seconds: float) -> None:
+        """Ask to be woken for `queues` during the next `seconds`; "*" among them stands for all."""
+        wanted = None if EVERY_QUEUE in queues else queues
+        connection.execute(open_gates(queues=wanted, seconds=seconds, schema=self.schema_on(connection)))
+
+    def due_queues(self, connection: sa.Connection) -> set[str]:
+        """The queues that have due jobs."""
+        return set(connection.scalars(due_queues(job=self.tables.job)))
+
+    def channel(self, connection: sa.Connection) -> str:
+        """The channel on which wake-ups come."""
+        name = channel_of(table=self.tables.job.__tablename__, schema=self.schema_on(connection))
+        return str(connection.scalar(name))
+
+
+# ---- Waiting for the end of jobs: saying which are awaited, and looking at what became of them.
+
+
+def ends_of(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
+    """Of these jobs, those that are there: id, task, status, and of one that has ended its result and its last error."""
+    columns = table_of(job).c
+    ended = status_in(columns.status, FINISHED)
+    last = columns.errors.op("->", return_type=JSONB())(sa.literal_column("-1"))
+    asked = rows("asked", id=array("ended_ids", ids, sa.BigInteger()))
+    return sa.select(
+        columns.id,
+        columns.task,
+        columns.status,
+        sa.case((ended, columns.result)).label("result"),
+        sa.case((ended, last)).label("error"),
+    ).where(columns.id == asked.c.id)
+
+
+def wait_for_jobs(
+    ids: Sequence[int], *, waiter: uuid.UUID, seconds: float, awaited: type[Awaited] = Awaited
+) -> sa.Executable:
+    """Say that `waiter` waits for these jobs during the next `seconds`. Said again, it is for longer."""
+    wanted = rows("wanted", id=array("awaited_ids", ids, sa.BigInteger()))
+    source = sa.select(
+        wanted.c.id, sa.bindparam("of_waiter", waiter, UUID(as_uuid=True)), in_seconds(seconds, name="wait_seconds")
+    ).order_by(wanted.c.id)
+    statement = insert(awaited).from_select(["job_id", "waiter", "expires_at"], source)
+    return statement.on_conflict_do_update(
+        index_elements=["job_id", "waiter"], set_={"expires_at": statement.excluded.expires_at}
+    )
+
+
+def end_waits(ids: Sequence[int], *, waiter: uuid.UUID, awaited: type[Awaited] = Awaited) -> sa.Executable:
+    """Say that `waiter` does not wait for these jobs any more."""
+    ended = rows("ended", id=array("awaited_ids", ids, sa.BigInteger()))
+    return sa.delete(awaited).where(
+        awaited.job_id == ended.c.id,
+        awaited.waiter == sa.bindparam("of_waiter", waiter, UUID(as_uuid=True)),
+    )
+
+
+def drop_expired_waits(*, awaited: type[Awaited] = Awaited) -> sa.Executable:
+    """Delete what processes left behind that were killed while they waited."""
+    return sa.delete(awaited).where(awaited.expires_at <= sa.func.now())
+
+
+def open_end_gate(*, seconds: float, schema: str = SCHEMA) -> sa.Executable:
+    """Have what ends jobs look at `awaited` during the next `seconds`. Never shortens what another process asked for."""
+    name: Any = sa.func.concat(
+        sa.func.quote_ident(sa.bindparam("in_schema", schema, sa.Text)), sa.literal_column("'.gate_end'")
+    )
+    gate = sa.cast(name, REGCLASS)
+    clock = sa.func.extract("epoch", sa.func.clock_timestamp()) + sa.bindparam("open_seconds", seconds, sa.Float)
+    until = sa.cast(sa.func.ceil(clock), sa.BigInteger)
+    return sa.select(sa.func.setval(gate, sa.func.greatest(until, sa.func.pg_sequence_last_value(gate))))
+
+
+# ---- Waiting for the end of jobs.
+
+
+class Waiting(OfTables):
+    """Which jobs are awaited, what became of them, and the channel on which their ends are told."""
+
+    def ends(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
+        """Of these jobs what became of each: None while it has not ended, and a `JobEnd` that `is_gone` where there is none."""
+        found: dict[int, JobEnd | None] = {job_id: JobEnd(job_id, None, None, None, None) for job_id in ids}
+        for job_id, task, status, result, error in connection.execute(ends_of(ids, job=self.tables.job)):
+            last = error if isinstance(error, dict) else None  # whatever plain SQL has written
+            found[job_id] = JobEnd(job_id, task, status, result, last) if status in FINISHED else None
+        return found
+
+    def archived_ends(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
+        """What became of those of these jobs that are in the archive."""
+        found: dict[int, JobEnd | None] = {}
+        for job_id, task, status, result, error in connection.execute(
+            archived_ends(ids, archived_job=self.tables.archived_job)
+        ):
+            found[job_id] = JobEnd(job_id, task, status, result, error if isinstance(error, dict) else None)
+        return found
+
+    def wait_for(
+        self, connection: sa.Connection, ids: Sequence[int], *, waiter: uuid.UUID, seconds: float, schema: str
+    ) -> None:
+        """Have the ends of these jobs told during the next `seconds`."""
+        connection.execute(
+            open_end_gate(seconds=seconds, schema=schema)
+        )  # first, because a row says nothing while the gate is closed
+        connection.execute(wait_for_jobs(ids, waiter=waiter, seconds=seconds, awaited=self.tables.awaited))
+
+    def end_waits(self, connection: sa.Connection, ids: Sequence[int], *, waiter: uuid.UUID) -> None:
+        """Say that `waiter` does not wait for these any more."""
+        connection.execute(end_waits(ids, waiter=waiter, awaited=self.tables.awaited))
+
+    def drop_expired_waits(self, connection: sa.Connection) -> None:
+        """Delete what processes left behind that were killed while they waited."""
+        connection.execute(drop_expired_waits(awaited=self.tables.awaited))
+
+    def channel_of_ends(self, connection: sa.Connection, *, schema: str) -> str:
+        """The channel on which the ends of awaited jobs are told, by id."""
+        return str(connection.scalar(channel_of(table=self.tables.awaited.__tablename__, schema=schema)))

@@ -1,0 +1,363 @@
+"""The table of worker processes, and the server processes behind their connections."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import UUID, insert
+
+from ..models import ArchivedTask, Job, JobMixin, LimitRow, Schedule, WorkerRow
+from .admin import UNSYNCHRONIZED, check_criteria
+from .archive import archived_names
+from .limits.declared import are_undeclared
+from .parts import array, epoch, with_companions
+from .readings.depths import LISTENS_FOR
+from .schedules.due import next_look
+from .tables import OfTables
+
+#: Among the queues of a worker: all that it does not name.
+EVERY_QUEUE = "*"
+
+
+def serves(queues: Collection[str], name: str) -> bool:
+    """Whether a worker of these queues serves the queue of this name."""
+    return name in queues or EVERY_QUEUE in queues
+
+
+def served_by(queues: sa.ColumnElement[Any], name: sa.ColumnElement[str]) -> sa.ColumnElement[bool]:
+    """`serves` in SQL."""
+    return sa.or_(name == sa.func.any(queues), sa.literal_column(f"'{EVERY_QUEUE}'", sa.Text) == sa.func.any(queues))
+
+
+def enrol_worker(
+    *,
+    id: uuid.UUID,
+    host: str,
+    pid: int,
+    queues: Sequence[str],
+    concurrency: int,
+    version: str,
+    lease: float | None = None,
+    schema_version: int | None = None,
+    tasks: Mapping[str, Any] = MappingProxyType({}),
+    memory: int | None = None,
+    loop_lag: float | None = None,
+    pressure: str | None = None,
+    skipped: Mapping[str, str | None] | None = None,
+    slots: Mapping[str, int] | None = None,
+    undeclared_for: timedelta = timedelta(minutes=5),
+    worker: type[WorkerRow] = WorkerRow,
+    schedule: type[Schedule] = Schedule,
+    limit: type[LimitRow] = LimitRow,
+    archived_task: type[ArchivedTask] = ArchivedTask,
+) -> sa.Executable:
+    """Insert the row of a worker process; or, where it is there, say that the process was seen now, and what changes of it.
+
+    `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`, `skipped`, `slots`: see `WorkerRow`.
+
+    Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none. The time by the
+    database's clock, in seconds since 1970. Whether there are limits that no code has declared for `undeclared_for`. The names of the
+    tasks whose jobs are archived. And whether an operator asks this worker to drain.
+    """
+    changing = {"memory": memory, "loop_lag": loop_lag, "pressure": pressure, "skipped": skipped}
+    row = insert(worker).values(
+        id=id, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version, lease=lease,
+        schema_version=schema_version, tasks=dict(tasks), slots=slots, **changing,
+    )  # fmt: skip
+    return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": sa.func.now(), **changing}).returning(
+        next_look(schedule=schedule).scalar_subquery().label("next_look"),
+        epoch(sa.func.clock_timestamp()).label("clock"),
+        are_undeclared(after=undeclared_for, limit=limit).label("undeclared"),
+        archived_names(archived_task=archived_task).label("archived"),
+        worker.drain_requested_at.is_not(None).label("drains"),
+    )
+
+
+def remove_worker(id: uuid.UUID, *, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
+    """Delete the row of a worker process that leaves."""
+    return sa.delete(worker).where(worker.id == id)
+
+
+@with_companions
+def drain_workers(
+    *where: sa.ColumnExpressionArgument[bool], job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow
+) -> sa.Executable:
+    """Ask worker processes to drain, as SIGTERM does: they claim no more, let running jobs finish, and end. Returns their ids.
+
+    >>> from sa_jobqueue.models import WorkerRow
+    >>> statement = drain_workers(WorkerRow.host == "web-1")
+
+    A worker hears of it when it next renews its row: within a third of its lease, and 20 s at most. Whether another process takes its
+    place is for what has started it. One that was asked before is not returned.
+    """
+    if not where:
+        raise ValueError(
+            "say which workers: drain_workers(WorkerRow.host == 'web-1'), or drain_workers(true()) for all of them"
+        )
+    check_criteria("drain_workers", where)
+    chosen = (
+        sa.select(worker.id).where(worker.drain_requested_at.is_(None), *where).order_by(worker.id).with_for_update()
+    )
+    return (
+        sa.update(worker)
+        .where(worker.id.in_(chosen))
+        .values(drain_requested_at=sa.func.now())
+        .returning(worker.id)
+        .execution_options(**UNSYNCHRONIZED)
+    )
+
+
+def forget_workers(*, unseen_for: timedelta, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
+    """Delete the rows of the workers that have not been seen for `unseen_for`."""
+    unseen = sa.select(worker.id).where(worker.seen_at < sa.func.now() - unseen_for).with_for_update(skip_locked=True)
+    return sa.delete(worker).where(worker.id.in_(unseen))
+
+
+def places_of(ids: Collection[uuid.UUID], *, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
+    """The id, host and pid of those of these workers whose rows are still there."""
+    wanted = array("worker_ids", [str(one) for one in ids], UUID())
+    return sa.select(worker.id, worker.host, worker.pid).where(worker.id == sa.func.any(wanted))
+
+
+def terminate_backend(pid: int, *, application: str, seconds: float) -> sa.Executable:
+    """End another server process, if it is still there, and wait at most `seconds` for its end.
+
+    It must bear this `application_name` and belong to a role of ours: its number may be another's by now.
+    """
+    processes = sa.table("pg_stat_activity", sa.column("pid"), sa.column("application_name"), sa.column("usesysid")).c
+    ended = sa.func.pg_terminate_backend(processes.pid, sa.cast(int(seconds * 1000), sa.BigInteger))
+    return sa.select(ended).where(
+        processes.pid == pid,
+        processes.pid != sa.func.pg_backend_pid(),
+        processes.application_name == application,
+        sa.func.pg_has_role(processes.usesysid, "USAGE"),
+    )
+
+
+# ---- The rows of worker processes, and the server processes of connections that broke.
+
+
+class Enrolled(NamedTuple):
+    """What a worker hears when it says that it is alive.
+
+    `next_look`: seconds until a schedule is due, None: there is none. `clock`: the database's time, in seconds since 1970. `archived`:
+    the names of the tasks whose jobs are archived. `undeclared`: whether there are limits that no code declares any more.
+    `drains`: whether an operator asks it to drain.
+    """
+
+    next_look: float | None
+    clock: float
+    archived: frozenset[str]
+    undeclared: bool
+    drains: bool
+
+
+class Workers(OfTables):
+    """Which worker processes there are."""
+
+    def enrol(
+        self,
+        connection: sa.Connection,
+        worker: uuid.UUID,
+        *,
+        host: str,
+        pid: int,
+        queues: Sequence[str],
+        concurrency: int,
+        version: str,
+        **more: Any,
+    ) -> Enrolled:
+        """Write this worker process down; also after its row was pruned while it was away. `more`: as for `enrol_worker`."""
+        row = connection.execute(
+            enrol_worker(
+                id=worker, host=host, pid=pid, queues=queues, concurrency=concurrency, version=version, **more,
+                worker=self.tables.worker, schedule=self.tables.schedule,
+                limit=self.tables.limit, archived_task=self.tables.archived_task,
+            )
+        ).one()  # fmt: skip
+        return Enrolled(row.next_look, row.clock, frozenset(row.archived), row.undeclared, row.drains)
+
+    def forget_workers(self, connection: sa.Connection, *, unseen_for: timedelta) -> int:
+        """Strike off the workers that have not been seen for `unseen_for`; how many they were."""
+        return connection.execute(forget_workers(unseen_for=unseen_for, worker=self.tables.worker)).rowcount
+
+    def leave(self, connection: sa.Connection, worker: uuid.UUID) -> None:
+        """Strike this worker off."""
+        connection.execute(remove_worker(worker, worker=self.tables.worker))
+
+
+def end_backend(connection: sa.Connection, pid: int, *, application: str, seconds: float) -> None:
+    """End the server process of a connection that broke, if it is still there, and wait at most `seconds` for that.
+
+    Its last statement may be at work, unnoticed, and would commit.
+    """
+    connection.execute(terminate_backend(pid, application=application, seconds=seconds))
+
+
+# ---- What presses on the database just now, in one statement: old snapshots, waits for locks, standbys that lag, busy sessions.
+
+
+def _view(name: str, *columns: str) -> sa.FromClause:
+    return sa.table(name, *map(sa.column, columns), schema="pg_catalog").alias(name.removeprefix("pg_"))
+
+
+_ACTIVITY = _view(
+    "pg_stat_activity",
+    "pid", "datid", "usesysid", "application_name", "backend_type", "state", "wait_event_type", "xact_start", "backend_xid",
+    "backend_xmin",
+)  # fmt: skip
+_VACUUMS = _view("pg_stat_progress_vacuum", "pid")
+_PREPARED = _view("pg_prepared_xacts", "transaction", "prepared", "database")
+_SLOTS = _view("pg_replication_slots", "xmin")
+_STANDBYS = _view("pg_stat_replication", "state", "replay_lsn", "replay_lag")
+
+
+def database_pressure() -> sa.Executable:
+    """One row: snapshot_seconds, snapshot_xids, lock_waits, replication_seconds, replication_bytes, active, connections, hidden.
+
+    `store.Pressure` says what each of them is. A role without the rights of `pg_read_all_stats` sees the sessions of its own
+    roles only; of the others it sees no more than how many they are, and how many transactions back their snapshots reach.
+    """
+    sessions, prepared, slots, standbys = _sessions(), _prepared(), _slots(), _standbys()
+    return sa.select(
+        sa.func.greatest(sessions.c.seconds, prepared.c.seconds).label("snapshot_seconds"),
+        sa.func.coalesce(sa.func.greatest(sessions.c.xids, prepared.c.xids, slots.c.xids), 0).label("snapshot_xids"),
+        sessions.c.lock_waits,
+        standbys.c.seconds.label("replication_seconds"),
+        standbys.c.bytes.label("replication_bytes"),
+        sessions.c.active,
+        sessions.c.connections,
+        (sessions.c.hidden + standbys.c.hidden).label("hidden"),
+    ).select_from(sessions.join(prepared, sa.true()).join(slots, sa.true()).join(standbys, sa.true()))
+
+
+def _sessions() -> sa.Subquery:
+    """What is known of the sessions, by one look at each."""
+    here, of = _here(), _ACTIVITY.c
+    # VACUUM has a snapshot that holds back no other VACUUM. One of a standby (hot_standby_feedback) has no database, and holds back
+    # that of all.
+    holds = sa.and_(
+        sa.or_(of.datid == here.c.database, of.datid.is_(None)),
+        sa.or_(of.backend_xid.is_not(None), of.backend_xmin.is_not(None)),
+        of.pid != sa.func.all(here.c.vacuuming),
+    )
+    # A process of the server has no user. What it does is hidden, too.
+    is_client = sa.func.coalesce(of.backend_type == "client backend", of.usesysid.is_not(None))
+    # The connections of the workers' own are busy for some milliseconds at a time, whatever the workers do; and when a table is
+    # locked, all of them wait for it. What their handlers do does count.
+    is_ours = sa.func.coalesce(sa.func.starts_with(of.application_name, LISTENS_FOR), sa.literal_column("false"))
+    session = (
+        sa.select(
+            of.xact_start,
+            sa.func.greatest(sa.func.age(of.backend_xid), sa.func.age(of.backend_xmin)).label("xids"),
+            holds.label("holds"),
+            (of.datid == here.c.database).label("is_here"),
+            is_client.label("is_client"),
+            is_ours.label("is_ours"),
+            (of.wait_event_type == "Lock").label("waits"),
+            (of.state == "active").label("is_active"),
+            of.backend_type.is_(None).label("is_hidden"),
+        )
+        .select_from(_ACTIVITY.join(here, sa.true()))
+        .where(of.pid != sa.func.pg_backend_pid())
+        .subquery("session")
+    ).c
+    counts = sa.and_(session.is_here, session.is_client, ~session.is_ours)
+    return sa.select(
+        _seconds_since(sa.func.min(session.xact_start).filter(session.holds)).label("seconds"),
+        sa.func.max(session.xids).filter(session.holds).label("xids"),
+        _number(counts, session.waits).label("lock_waits"),
+        _number(counts, session.is_active).label("active"),
+        _number(session.is_client).label("connections"),
+        _number(session.is_here, session.is_client, session.is_hidden).label("hidden"),
+    ).subquery("sessions")
+
+
+def _prepared() -> sa.Subquery:
+    of = _PREPARED.c
+    return (
+        sa.select(
+            _seconds_since(sa.func.min(of.prepared)).label("seconds"),
+            sa.func.max(sa.func.age(of.transaction)).label("xids"),
+        )
+        .where(of.database == sa.func.current_database())
+        .subquery("prepared")
+    )
+
+
+def _slots() -> sa.Subquery:
+    return sa.select(sa.func.max(sa.func.age(_SLOTS.c.xmin)).label("xids")).subquery("slots")
+
+
+def _standbys() -> sa.Subquery:
+    of = _STANDBYS.c
+    # A standby may have standbys, too.
+    written = sa.case(
+        (sa.func.pg_is_in_recovery(), sa.func.pg_last_wal_replay_lsn()),
+        else_=sa.func.pg_current_wal_lsn(),
+    )
+    behind = sa.func.max(sa.func.pg_wal_lsn_diff(written, of.replay_lsn))
+    return sa.select(
+        epoch(sa.func.max(of.replay_lag)).label("seconds"),
+        sa.cast(behind, sa.BigInteger).label("bytes"),
+        _number(of.state.is_(None)).label("hidden"),
+    ).subquery("standbys")
+
+
+def _here() -> sa.Subquery:
+    """This database, and the processes that vacuum."""
+    databases = _view("pg_database", "oid", "datname").c
+    vacuuming = sa.func.array(sa.select(_VACUUMS.c.pid).scalar_subquery(), type_=sa.ARRAY(sa.Integer))
+    return (
+        sa.select(databases.oid.label("database"), vacuuming.label("vacuuming"))
+        .where(databases.datname == sa.func.current_database())
+        .subquery("here")
+    )
+
+
+def _seconds_since(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """0 if there was none. And not less: a clock may have been set back."""
+    return sa.func.greatest(epoch(sa.func.clock_timestamp() - time), 0.0)
+
+
+def _number(*criteria: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+    return sa.func.count().filter(sa.and_(*criteria))
+
+
+# ---- How hard pressed a database is just now, as a value.
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """What presses on a database at one moment. The session that reads it is not counted."""
+
+    snapshot_seconds: float
+    """The age of the oldest transaction in this database that keeps VACUUM from removing rows: one of a session, or a prepared one.
+    0: there is none."""
+    snapshot_xids: int
+    """How many transactions ago the oldest row version became dead that VACUUM must keep for some session, prepared transaction,
+    standby or replication slot."""
+    lock_waits: int
+    """Sessions in this database that wait for a lock; not those of the workers' own."""
+    replication_seconds: float | None
+    """How far the last standby is behind, by what it says. None: there is no standby, or all of them have caught up, or this role
+    may not know."""
+    replication_bytes: int | None
+    """The same, in bytes of WAL that it has not replayed. None: there is no standby, or this role may not know."""
+    active: int
+    """Sessions in this database that execute something; not those of the workers' own."""
+    connections: int
+    """Sessions of clients on the whole server, busy or not."""
+    hidden: int
+    """Sessions in this database, and standbys, of which this role may not know what they do. `GRANT pg_read_all_stats` shows them."""
+
+
+def read_pressure(connection: sa.Connection) -> Pressure:
+    """Read it; some milliseconds with hundreds of sessions."""
+    return Pressure(**connection.execute(database_pressure()).mappings().one())

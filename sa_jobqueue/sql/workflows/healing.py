@@ -1,0 +1,189 @@
+"""What plain SQL by hand has ended without an event is found, and an event appended: the queries of maintenance and of the doctor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from ...models import (
+    Job,
+    JobMixin,
+    WorkflowDependency,
+    WorkflowEvent,
+    WorkflowJoin,
+    WorkflowRow,
+    status_in,
+    status_literal,
+)
+from ...rules.lifecycle import FINISHED, JobStatus
+from ..parts import FIRST_ID, table_of
+
+
+def heal_members(
+    *,
+    after: int = FIRST_ID,
+    limit: int,
+    job: type[JobMixin] = Job,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    event: type[WorkflowEvent] = WorkflowEvent,
+) -> sa.Executable:
+    """Look at a page of the members that wait for another, by what they wait for. Where that has ended, or is gone, without an event, by
+    plain SQL by hand, an event is appended.
+
+    Returns one row: the last that was waited for, NULL if there are no more; how many events were appended; and the ids of workflows
+    whose rows are gone, NULL if there are none.
+    """
+    table = table_of(job)
+    columns = table.c
+    page = (
+        sa.select(columns.blocked_by, columns.workflow_id)
+        .where(columns.status == status_literal(JobStatus.BLOCKED), columns.blocked_by > sa.bindparam("after_id", after, sa.BigInteger))
+        .order_by(columns.blocked_by)
+        .limit(sa.bindparam("page", limit, sa.Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
+    )  # fmt: skip
+    parent = table.alias("parent")
+    happened = table_of(event)
+    lives = (
+        sa.select(parent.c.id)
+        .where(parent.c.id == page.c.blocked_by, sa.not_(status_in(parent.c.status, FINISHED)))
+        .correlate(page)
+    )
+    known = (
+        sa.select(happened.c.id)
+        .where(happened.c.workflow_id == page.c.workflow_id, happened.c.job_id == page.c.blocked_by)
+        .correlate(page)
+    )
+    strays = (
+        sa.select(page.c.workflow_id, page.c.blocked_by, sa.cast(sa.literal_column("false"), sa.Boolean))
+        .where(page.c.blocked_by > sa.literal_column("0"), sa.not_(lives.exists()), sa.not_(known.exists()))
+        .distinct()
+    )
+    appended = (
+        happened.insert()
+        .from_select(["workflow_id", "job_id", "completed"], strays, include_defaults=False)
+        .returning(happened.c.id)
+        .cte("appended")
+    )
+    last = sa.select(sa.func.max(page.c.blocked_by)).scalar_subquery()
+    flow = sa.select(workflow.id).where(workflow.id == page.c.workflow_id).correlate(page)
+    gone = sa.select(sa.func.array_agg(page.c.workflow_id.distinct())).where(sa.not_(flow.exists())).scalar_subquery()
+    healed = sa.select(sa.func.count()).select_from(appended).scalar_subquery()
+    return sa.select(last.label("last"), healed.label("healed"), gone.label("gone"))
+
+
+def heal_workflows(
+    *,
+    after: int = FIRST_ID,
+    limit: int,
+    job: type[JobMixin] = Job,
+    workflow: type[WorkflowRow] = WorkflowRow,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+    join: type[WorkflowJoin] = WorkflowJoin,
+    event: type[WorkflowEvent] = WorkflowEvent,
+) -> sa.Executable:
+    """Look at a page of the workflows, by id. Where all members of one that goes on have ended without an event, or all parents of a member
+    that needs some of them, by plain SQL by hand, an event is appended.
+
+    Returns one row: the last workflow, NULL if there are no more, and how many events were appended.
+    """
+    jobs, happened, edge = table_of(job), table_of(event), table_of(dependency)
+    page = (
+        sa.select(workflow.id, workflow.watched_id, workflow.finished_at)
+        .where(workflow.id > sa.bindparam("after_id", after, sa.BigInteger))
+        .order_by(workflow.id)
+        .limit(sa.bindparam("page", limit, sa.Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
+    )
+    # OFFSET 0 is a fence: each is looked up by an index.
+    fence: sa.ColumnElement[Any] = sa.literal_column("0")
+    parent, child = jobs.alias("parent"), jobs.alias("child")
+    goes_on = sa.and_(
+        page.c.finished_at.is_(None),
+        sa.not_(
+            sa.select(happened.c.id).where(happened.c.workflow_id == page.c.id).offset(fence).correlate(page).exists()
+        ),
+    )
+    watched = sa.select(jobs.c.id).where(jobs.c.id == page.c.watched_id, sa.not_(status_in(jobs.c.status, FINISHED)))
+    lives = sa.select(jobs.c.id).where(jobs.c.workflow_id == page.c.id, sa.not_(status_in(jobs.c.status, FINISHED)))
+    over = sa.select(page.c.id, (-page.c.id).label("job_id"), sa.cast(sa.null(), sa.Boolean)).where(
+        goes_on,
+        sa.not_(watched.offset(fence).correlate(page).exists()),
+        sa.not_(lives.offset(fence).correlate(page).exists()),
+    )
+    waits = (
+        sa.select(child.c.id)
+        .where(
+            child.c.id == join.job_id, child.c.status == status_literal(JobStatus.BLOCKED),
+            child.c.blocked_by == sa.literal_column("0"),
+        )
+        .offset(fence)
+        .correlate(table_of(join))
+    )  # fmt: skip
+    has_parent = (
+        sa.select(edge.c.parent_id)
+        .select_from(edge.join(parent, parent.c.id == edge.c.parent_id))
+        .where(edge.c.child_id == join.job_id, edge.c.policy == sa.literal_column("'count'"), sa.not_(status_in(parent.c.status, FINISHED)))
+        .offset(fence)
+        .correlate(table_of(join))
+    )  # fmt: skip
+    joins = (
+        sa.select(page.c.id, join.job_id, sa.cast(sa.null(), sa.Boolean))
+        .select_from(page.join(table_of(join), join.workflow_id == page.c.id))
+        .where(goes_on, waits.exists(), sa.not_(has_parent.exists()))
+    )
+    appended = (
+        happened.insert()
+        .from_select(["workflow_id", "job_id", "completed"], over.union_all(joins), include_defaults=False)
+        .returning(happened.c.id)
+        .cte("appended")
+    )
+    last = sa.select(sa.func.max(page.c.id)).scalar_subquery()
+    return sa.select(
+        last.label("last"), sa.select(sa.func.count()).select_from(appended).scalar_subquery().label("healed")
+    )
+
+
+def stray_members(
+    *, limit: int, job: type[JobMixin] = Job, event: type[WorkflowEvent] = WorkflowEvent
+) -> sa.Executable:
+    """The ids of members that wait for one that has ended or is gone, and of which no event says so, among the first `limit`."""
+    table = table_of(job)
+    first = (
+        sa.select(table.c.id, table.c.blocked_by, table.c.workflow_id)
+        .where(table.c.status == status_literal(JobStatus.BLOCKED), table.c.blocked_by > sa.literal_column("0"))
+        .order_by(table.c.blocked_by)
+        .limit(sa.bindparam("sample", limit, sa.Integer))
+        .subquery("waiting")
+    )
+    parent, happened = table.alias("parent"), table_of(event)
+    # OFFSET 0 is a fence: each is looked up by its id.
+    lives = (
+        sa.select(parent.c.id)
+        .where(parent.c.id == first.c.blocked_by, sa.not_(status_in(parent.c.status, FINISHED)))
+        .offset(sa.literal_column("0"))
+    )
+    known = (
+        sa.select(happened.c.id)
+        .where(happened.c.workflow_id == first.c.workflow_id, happened.c.job_id == first.c.blocked_by)
+        .offset(sa.literal_column("0"))
+    )
+    return sa.select(first.c.id).where(sa.not_(lives.exists()), sa.not_(known.exists())).order_by(first.c.id)
+
+
+def blocked_edges(
+    *, limit: int, job: type[JobMixin] = Job, dependency: type[WorkflowDependency] = WorkflowDependency
+) -> sa.Executable:
+    """Of blocked members, for which others that are blocked they wait: child_id, parent_id; at most `limit` rows."""
+    table, edge = table_of(job), table_of(dependency)
+    child, parent = table.alias("child"), table.alias("parent")
+    blocked = status_literal(JobStatus.BLOCKED)
+    return (
+        sa.select(edge.c.child_id, edge.c.parent_id)
+        .select_from(child.join(edge, edge.c.child_id == child.c.id).join(parent, parent.c.id == edge.c.parent_id))
+        .where(child.c.status == blocked, child.c.blocked_by.is_not(None), parent.c.status == blocked)
+        .limit(sa.bindparam("sample", limit, sa.Integer))
+    )

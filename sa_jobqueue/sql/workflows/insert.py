@@ -1,0 +1,223 @@
+"""What a member of a workflow takes: the results of its parents, read once, in pages where there are many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.types import TypeEngine
+
+from ...models import Job, JobMixin, WorkflowCallback, WorkflowDependency, due_text, schema_function, status_literal
+from ...rules.lifecycle import JobStatus
+from ...tasks.calls import Call
+from ...util.schema import SCHEMA
+from ..parts import array, packed, packed_alike, packed_texts, rows, table_of
+
+
+def inputs_of(
+    ids: Sequence[int],
+    *,
+    most: int,
+    size: int,
+    job: type[JobMixin] = Job,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+) -> sa.Executable:
+    """What the parents of these jobs have returned: child_id, position, policy, parent_id, status, result, error as JSON text, and total.
+
+    A job with more than `most` parents, or more than `size` bytes, has one row, without a position.
+    """
+    child = (
+        sa.func.unnest(array("child_ids", list(ids), sa.BigInteger())).table_valued("id", name="child").render_derived()
+    )
+    of_child = (
+        _inputs(table_of(job), table_of(dependency), child.c.id)
+        .limit(sa.bindparam("most", most + 1, sa.Integer))
+        .lateral("input")
+    )
+    per_child = sa.func.count().over(partition_by=child.c.id)
+    bytes_of_child = sa.func.sum(sa.func.octet_length(of_child.c.result)).over(partition_by=child.c.id)
+    too_much = (per_child > sa.literal_column(str(most))) | (
+        sa.func.coalesce(bytes_of_child, 0) > sa.literal_column(str(size))
+    )
+    found = sa.select(
+        child.c.id.label("child_id"), of_child, too_much.label("too_much"),
+        sa.func.row_number().over(partition_by=child.c.id, order_by=of_child.c.position).label("number"),
+    ).select_from(child.join(of_child, sa.literal_column("true"))).subquery("found")  # fmt: skip
+    columns = found.c
+    return (
+        sa.select(
+            columns.child_id,
+            sa.case((sa.not_(columns.too_much), columns.position)).label("position"),
+            columns.policy, columns.parent_id, columns.status,
+            sa.case((sa.not_(columns.too_much), columns.result)).label("result"),
+            sa.case((sa.not_(columns.too_much), columns.error)).label("error"),
+        )
+        .where(sa.not_(columns.too_much) | (columns.number == 1))
+        .order_by(columns.child_id, columns.position)
+    )  # fmt: skip
+
+
+def page_of_inputs(
+    id: int,
+    *,
+    after: int = -1,
+    limit: int,
+    job: type[JobMixin] = Job,
+    dependency: type[WorkflowDependency] = WorkflowDependency,
+) -> sa.Executable:
+    """A page of what the parents of one job have returned, from the position `after` (exclusive) on: the columns of `inputs_of`."""
+    edge = table_of(dependency).c
+    child = sa.bindparam("child_id", id, sa.BigInteger)
+    # The page is cut first, and only its parents are read.
+    page = (
+        sa.select(edge.child_id, edge.parent_id, edge.policy, edge.position)
+        .where(edge.child_id == child, edge.position > sa.bindparam("after", after, sa.Integer))
+        .order_by(edge.position)
+        .limit(sa.bindparam("page", limit, sa.Integer))
+        .cte("page")
+        .prefix_with("MATERIALIZED")
+    )
+    found: sa.Executable = _inputs(table_of(job), page, child)
+    return found
+
+
+def _inputs(parent: Any, edge: Any, child: Any) -> Any:
+    last = parent.c.errors.op("->", return_type=JSONB())(sa.literal_column("-1"))
+    found: Any = (
+        sa.select(
+            edge.c.position,
+            edge.c.policy,
+            edge.c.parent_id,
+            parent.c.status,
+            sa.cast(parent.c.result, sa.Text).label("result"),
+            sa.case((parent.c.status != status_literal(JobStatus.COMPLETED), sa.cast(last, sa.Text))).label("error"),
+        )
+        .select_from(edge.outerjoin(parent, parent.c.id == edge.c.parent_id))
+        .where(edge.c.child_id == child, edge.c.position.is_not(None))
+        .order_by(edge.c.position)
+    )
+    return found
+
+
+# ---- Adding members to a workflow: one call of a function of the schema, which makes one INSERT for each table.
+
+#: For what a member waits first: for nothing; for what is still to be found; for some of its parents; for the job that adds it.
+BEGINS, LATER, COUNTS, BEHIND_ME = 0, -1, -2, -3
+
+
+@dataclass(slots=True)
+class MemberRows:
+    """New members, and their edges, as columns. A member is known by its number, from 1 on."""
+
+    calls: list[Call] = field(default_factory=list)
+    inputs: list[int | None] = field(default_factory=list)
+    waits: list[int] = field(default_factory=list)
+    """For which member each waits first; or one of the constants above."""
+    children: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    """A job's id; or minus the number of a member."""
+    policies: list[str] = field(default_factory=list)
+    positions: list[int | None] = field(default_factory=list)
+    needed: dict[int, int] = field(default_factory=dict)
+    """By member, how many of its parents it needs, where that is not all."""
+    before: list[int] = field(default_factory=list)
+    """Members for which the children of an existing job wait, too."""
+
+
+#: Each array of members: its type, and what a call gives for it.
+_OF_CALLS: Mapping[str, tuple[TypeEngine[Any], Callable[[Call], Any]]] = {
+    "tasks": (sa.Text(), attrgetter("task")),
+    "args": (sa.Text(), attrgetter("args")),
+    "queues": (sa.Text(), attrgetter("queue")),
+    "priorities": (sa.SmallInteger(), attrgetter("priority")),
+    "most_attempts": (sa.SmallInteger(), attrgetter("max_attempts")),
+    "dues": (sa.Text(), lambda call: due_text(call.run_at)),
+    "metas": (sa.Text(), attrgetter("meta")),
+    "uniqueness": (sa.Text(), attrgetter("uniqueness")),
+    "expiries": (sa.Text(), lambda call: due_text(call.expires)),
+    "deadlines": (sa.Text(), lambda call: due_text(call.deadline)),
+    "keys": (sa.Text(), attrgetter("key")),
+    "units": (sa.SmallInteger(), attrgetter("units")),
+    "subject_types": (sa.Text(), lambda call: call.subject and call.subject.type),
+    "subject_ids": (sa.Text(), lambda call: call.subject and call.subject.id),
+}
+
+
+def add_members(
+    workflow: int, added: MemberRows, *, outside: bool | None = None, me: int | None = None, schema: str | None = SCHEMA
+) -> sa.Executable:
+    """Add these to a workflow that is there. Returns one value, an array: the ids of the jobs, in the order of the members.
+
+    `outside`: whether another than a member of the workflow adds them; None: the workflow is new. `me`: the member that does. Fails with
+    SQLSTATE SJQ04 where the workflow has ended.
+    """
+    arguments: list[Any] = [
+        sa.bindparam("workflow", workflow, sa.BigInteger),
+        sa.bindparam("outside", outside, sa.Boolean),
+    ]
+    for name, (of, fill) in _OF_CALLS.items():
+        arguments.append(_array(name, list(map(fill, added.calls)), of))
+    arguments += [
+        _array("inputs", added.inputs, sa.SmallInteger()),
+        _array("waits", added.waits, sa.Integer()),
+        _array("children", added.children, sa.Integer()),
+        _array("parents", added.parents, sa.BigInteger()),
+        _array("policies", added.policies, sa.Text()),
+        _array("positions", added.positions, sa.Integer()),
+        _array("counting", list(added.needed), sa.Integer()),
+        _array("needed", list(added.needed.values()), sa.Integer()),
+        sa.bindparam("me", me, sa.BigInteger),
+        _array("before", added.before, sa.Integer()),
+    ]
+    ids = schema_function("add_members", schema, *arguments, of=sa.ARRAY(sa.BigInteger))
+    return sa.select(ids.label("ids"))
+
+
+def _array(name: str, values: Sequence[Any], of: TypeEngine[Any]) -> Any:
+    """An array parameter, empty where it has no value at all: in the function it is as long as the others. Texts that are equal, as most
+    are, are quoted once.
+    """
+    if values.count(None) == len(values):
+        return array(name, (), of)
+    if isinstance(of, sa.Text):
+        quoted = {one: packed_texts([one])[1:-1] for one in dict.fromkeys(values)}
+        return array(name, _joined(quoted[one] for one in values), of)
+    numbers = packed(values) if name in {"children", "parents"} else packed_alike(values)
+    return array(name, _joined([numbers[1:-1]]), of)
+
+
+def _joined(parts: Iterable[str]) -> Any:
+    """The text of an array."""
+    return f"{{{','.join(parts)}}}"
+
+
+def insert_callbacks(
+    workflow: int, callbacks: Sequence[tuple[str, Call]], *, callback: type[WorkflowCallback] = WorkflowCallback
+) -> sa.Executable:
+    """What is to be enqueued at "success", "failure" or the "end" of the workflow."""
+    columns: Mapping[str, tuple[TypeEngine[Any], list[Any]]] = {
+        "event": (sa.Text(), [event for event, _ in callbacks]),
+        "task": (sa.Text(), [call.task for _, call in callbacks]),
+        "args": (sa.Text(), [call.args for _, call in callbacks]),
+        "queue": (sa.Text(), [call.queue for _, call in callbacks]),
+        "priority": (sa.SmallInteger(), [call.priority for _, call in callbacks]),
+        "max_attempts": (sa.SmallInteger(), [call.max_attempts for _, call in callbacks]),
+        "meta": (sa.Text(), [call.meta for _, call in callbacks]),
+        "delay": (sa.Text(), [str(call.run_at.total_seconds()) for _, call in callbacks]),  # type: ignore[union-attr]
+        "concurrency_key": (sa.Text(), [call.key for _, call in callbacks]),
+        "units": (sa.SmallInteger(), [call.units for _, call in callbacks]),
+        "subject_type": (sa.Text(), [call.subject and call.subject.type for _, call in callbacks]),
+        "subject_id": (sa.Text(), [call.subject and call.subject.id for _, call in callbacks]),
+    }
+    row = rows("callback", **{name: array(f"callback_{name}", given, of) for name, (of, given) in columns.items()})
+    target = table_of(callback)
+    source = sa.select(
+        sa.bindparam("workflow", workflow, sa.BigInteger),
+        sa.func.row_number().over(),
+        *(sa.cast(row.c[name], target.c[name].type if name not in {"args", "meta"} else JSONB) for name in columns),
+    )
+    return insert(target).from_select(["workflow_id", "number", *columns], source, include_defaults=False)

@@ -1,0 +1,109 @@
+"""A job that is to be enqueued, checked and encoded, before it is a row.
+
+>>> from sa_jobqueue import TaskName
+>>> call = TaskName("shop.send_receipt").call(order_id=7)
+>>> call.with_meta(tenant="acme").meta
+'{"tenant":"acme"}'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, TypeAlias
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from ..arguments.objects import Waiting
+from ..arguments.storable import encode_plain, load
+from ..arguments.subjects import Subject
+from ..errors import ConfigurationError, OptionError, PayloadError
+
+
+class Call(NamedTuple):
+    """A job to be enqueued, checked and encoded: `Task.call` makes it, `enqueue_many` takes it."""
+
+    task: str
+    args: str
+    """JSON text."""
+    queue: str
+    priority: int
+    max_attempts: int
+    run_at: datetime | timedelta
+    """A time with a zone, or how long after the database's now."""
+    meta: str
+    """JSON text."""
+    uniqueness: str | None = None
+    """JSON text: see `Unique.rule`."""
+    expires: datetime | timedelta | None = None
+    """As `run_at`: until when it is to be started."""
+    deadline: datetime | timedelta | None = None
+    """As `run_at`: until when it is to have ended."""
+    key: str | None = None
+    """By which it is ordered, limited and served in turn."""
+    units: int | None = None
+    """How much of a rate it takes; None: 1."""
+    subject: Subject | None = None
+    """What it is about."""
+    columns: tuple[tuple[str, Any], ...] | None = None
+    """What the columns are to have that a job table of the application's own has besides, by attribute."""
+    waiting: Waiting | None = None
+    """What completes `args` and `subject` once objects in them have their keys; None: they are complete."""
+    given_meta: str | None = None
+    """The `meta` before any middleware changed it, which is that of a schedule's jobs; None: none has changed it."""
+
+    def completed(self) -> Call:
+        """A copy with the keys of all objects. Raises PayloadError if one is not in the database yet."""
+        if self.waiting is None:
+            return self
+        self.waiting.refuse_changes()
+        args, rule = self.waiting.completed(self.args), self.waiting.rule
+        uniqueness = self.uniqueness if rule is None else rule(args)
+        subject = self.subject or self.waiting.subject()
+        return self._replace(args=args, uniqueness=uniqueness, subject=subject, waiting=None)
+
+    def with_meta(self, /, **entries: Any) -> Call:
+        """A copy with these entries in its `meta`, beside those that are there, or in their place.
+
+        Raises OptionError for what is no plain JSON, and for `tags`, which are an option of the task.
+        """
+        if "tags" in entries:
+            raise OptionError('meta["tags"] is where tags are stored: give them to the task, .options(tags=[...])')
+        if self.meta != "{}":
+            entries = {**load(self.meta), **entries}
+        try:
+            return self._replace(meta=encode_plain(entries, what="meta", item=""))
+        except PayloadError as error:
+            raise OptionError(str(error)) from error
+
+
+# ---- What makes a session for each job: the application's `sessionmaker` and `async_sessionmaker`, checked before they are used.
+
+SessionMaker: TypeAlias = Callable[[], Session]
+"""A `sessionmaker`, for any class of sessions."""
+AsyncSessionMaker: TypeAlias = Callable[[], AsyncSession]
+"""An `async_sessionmaker`."""
+
+
+def check_makers(*, sessionmaker: object = None, async_sessionmaker: object = None) -> None:
+    """Raise ConfigurationError for a maker that does not make a session of its kind for each job. None: there is no maker."""
+    _check("sessionmaker", sessionmaker, Session)
+    _check("async_sessionmaker", async_sessionmaker, AsyncSession)
+
+
+def _check(name: str, maker: Any, wanted: type[Any]) -> None:
+    if maker is None:
+        return
+    if not callable(maker):
+        raise ConfigurationError(f"{name} is what SQLAlchemy's {name}() returns, not {maker!r}")
+    made = getattr(maker, "class_", wanted)
+    if isinstance(made, type) and not issubclass(made, wanted):
+        article = "an" if wanted is AsyncSession else "a"
+        raise ConfigurationError(f"{name} makes {made.__name__} objects; {article} {wanted.__name__} is expected")
+    if isinstance(maker, (scoped_session, async_scoped_session)):
+        raise ConfigurationError(
+            f"{name} makes a Session for each job; {maker!r} would give one to several: pass its session_factory"
+        )
+    if getattr(maker, "kw", {}).get("twophase"):
+        raise ConfigurationError(f"{name} has twophase=True: a job and its writes are one transaction of one database")

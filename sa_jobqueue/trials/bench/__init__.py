@@ -1,0 +1,1 @@
+"""Measuring the queue on your own database."""

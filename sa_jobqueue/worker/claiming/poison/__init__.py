@@ -1,0 +1,1 @@
+"""What becomes of jobs that break a claim."""

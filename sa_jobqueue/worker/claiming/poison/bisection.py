@@ -1,0 +1,222 @@
+"""How the next round writes and claims after a statement of this one has failed. Pure: no connection, no clock."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from time import monotonic
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from ....arguments.context import ClaimedJob
+from ....sql.claims import Fault, fault_of, is_too_much
+from ....util.log import get_logger
+from ...connections.pool import Deadline
+from ...connections.service import Connector, setting
+from ..limited import LimitedQueues
+from .skipped import SkippedJobs
+
+
+class Mode(Enum):
+    """How a round writes outcomes and claims. Each mode costs more round trips than the one before, and fails for fewer reasons.
+
+    After a failure the claimer goes on to the next mode. It goes back to the first one when a claim has succeeded, and when it
+    gives up its connection.
+    """
+
+    TOGETHER = "outcomes and claim in one transaction, nearly always in one statement"
+    APART = "outcomes first, in a transaction of their own; then the claim"
+    WITHOUT_PAYLOAD = "as APART, and the claim returns no arguments and no meta"
+    BISECTING = "as APART, and the claim is halved where it fails, until each job that cannot be claimed is alone"
+
+
+def after_failure(mode: Mode, fault: Fault, *, wrote: bool, too_much: bool) -> Mode | None:
+    """The mode of the next round, after a transaction failed in this `mode`. None: give the connection up.
+
+    `wrote`: the transaction had outcomes in it, so they may be to blame, or the claim. `too_much`: the text of some job's
+    arguments or meta may have been more than the server can make in its time and its memory.
+    """
+    if wrote:
+        if too_much and fault is not Fault.ROW:  # no value of an outcome needs so much
+            return Mode.WITHOUT_PAYLOAD
+        return None if fault is Fault.AWAY else Mode.APART
+    if mode is Mode.BISECTING:  # it has dealt with what jobs can be to blame for
+        return None
+    if too_much and mode is not Mode.WITHOUT_PAYLOAD:
+        return Mode.WITHOUT_PAYLOAD
+    if fault in {Fault.ROW, Fault.REFUSED} or (too_much and fault is Fault.LATE):
+        return Mode.BISECTING
+    return None
+
+
+# ---- Claims that find the jobs that cannot be claimed, and take the others.
+
+logger = get_logger(__name__)
+
+#: Jobs looked at in one transaction.
+_AT_ONCE = 100
+#: Seconds after which a transaction leaves the rest to the next one.
+_SECONDS = 1.0
+#: Jobs named in the log, in one transaction.
+_NAMED = 20
+_IGNORED = "its UPDATE changes no row, so perhaps a trigger returns NULL for it"
+
+
+def may_be_a_jobs(error: BaseException) -> bool:
+    """Whether a write may have failed because of one of its jobs."""
+    return isinstance(error, DBAPIError) and fault_of(error) in {Fault.ROW, Fault.REFUSED}
+
+
+def _is_late(error: DBAPIError) -> bool:
+    return fault_of(error) is Fault.LATE and is_too_much(error)
+
+
+class Found(NamedTuple):
+    """What a claim by bisection found in a queue."""
+
+    any_due: bool
+    jobs: list[ClaimedJob]
+    """Those that it claimed."""
+    began: float
+    """When it began, by `monotonic()`."""
+    newly_skipped: int
+    no_room: bool
+    """Some jobs can neither be claimed nor skipped: those that are due behind them stay out of reach."""
+
+
+@dataclass(frozen=True, slots=True)
+class BisectingClaims:
+    """Claims in transactions of their own, each with a deadline of its own. Jobs that cannot be claimed go to `skipped`."""
+
+    connector: Connector
+    deadline: Deadline
+    skipped: SkippedJobs
+    limited: LimitedQueues
+    worker: str
+
+    def claim_all(
+        self, connection: sa.Connection, wanted: Mapping[str, int], *, seconds: float
+    ) -> Iterator[tuple[str, Found]]:
+        """Claim at most `wanted[queue]` due jobs of each queue, skip those that cannot be claimed, and begin no transaction
+        after `seconds`. Each part is for the caller to take over before the next one is claimed.
+        """
+        until, left = monotonic() + seconds, dict(wanted)
+        while left and monotonic() < until:
+            for queue, most in list(left.items()):
+                found = self._claim_some(connection, queue, most)
+                left[queue] -= len(found.jobs)
+                if not found.any_due or not left[queue] or found.no_room:
+                    del left[queue]
+                yield queue, found
+
+    def _claim_some(self, connection: sa.Connection, queue: str, most: int) -> Found:
+        began = monotonic()
+        with self._begin(connection):
+            if self.limited.has(queue):
+                due = self.limited.lock_due(connection, queue, most)
+            else:
+                due = self.connector.store.lock_due(
+                    connection, {queue: _AT_ONCE}, but=self.skipped.ids(), known=self.limited.known
+                )
+            jobs, refused = self._claim(connection, list(due), most)
+        new = self._skip(due, refused)
+        return Found(bool(due), jobs, began, len(new), no_room=len(new) < len(refused))
+
+    def claim_skipped(
+        self, connection: sa.Connection, skipped: Mapping[int, str]
+    ) -> Iterator[tuple[list[ClaimedJob], float]]:
+        """Claim these skipped jobs, given by id and queue, as far as that is possible by now. Of a queue with limits, those
+        that come next, skipped or not: which these are depends on what else runs. Each part, which is told with the time when it
+        began, is for the caller to take over before the next one is claimed.
+        """
+        began, in_vain = monotonic(), 0
+        # Each limited queue in a transaction of its own: if one locked several, one after the other, two could wait for each other.
+        parts: defaultdict[str | None, dict[int, str]] = defaultdict(dict)
+        for one, queue in skipped.items():
+            parts[queue if self.limited.has(queue) else None][one] = queue
+        for limited, part in parts.items():
+            began_part = monotonic()
+            with self._begin(connection):
+                due = self._lock_skipped(connection, limited, part)
+                jobs, refused = self._claim(connection, list(due), len(due))
+            in_vain += len(refused)
+            self.skipped.forget(part.keys() - due.keys())
+            self._skip(due, refused)
+            self.skipped.claimed(job.id for job in jobs)
+            self.skipped.rest(monotonic() - began, in_vain=in_vain)
+            yield jobs, began_part
+
+    def _lock_skipped(self, connection: sa.Connection, limited: str | None, part: Mapping[int, str]) -> dict[int, str]:
+        """Those that are due, and their queues. `limited`: the limited queue that they are of, None: they are of others."""
+        if limited is not None:
+            return self.limited.lock_due(connection, limited, len(part), tried=part)
+        store, queues = self.connector.store, set(part.values())
+        return {
+            one: part[one] for one in store.lock_these(connection, list(part), queues=queues, known=self.limited.known)
+        }
+
+    def _claim(
+        self, connection: sa.Connection, ids: Sequence[int], most: int
+    ) -> tuple[list[ClaimedJob], dict[int, str]]:
+        """Claim `most` of these locked jobs. Returns those that were claimed, and why others could not be, by id.
+
+        They are tried in their order, because the claim of one may be why another is refused: fewer at a time after a failure,
+        more again after a success.
+        """
+        jobs: list[ClaimedJob] = []
+        refused: dict[int, str] = {}
+        seconds = min(_SECONDS, self.connector.limit / 2)
+        until, any_late = monotonic() + seconds, False
+        done, size = 0, most
+        while done < len(ids) and len(jobs) < most and (monotonic() < until or not done):
+            part = ids[done : done + min(size, most - len(jobs))]
+            try:
+                with connection.begin_nested():
+                    taken = self.connector.store.claim_these(
+                        connection, part, worker=self.worker, lease=self.connector.lease
+                    )
+            except DBAPIError as error:
+                late = _is_late(error)
+                if not late and not may_be_a_jobs(error):
+                    raise
+                if late and not any_late:  # it has used up the time of the others
+                    until, any_late = monotonic() + seconds, True
+                size = 1 if late else max(len(part) // 2, 1)
+                if len(part) > 1:
+                    continue
+                refused[part[0]] = str(error.orig)
+            else:
+                size *= 2
+                jobs += taken
+                refused |= dict.fromkeys(set(part) - {job.id for job in taken}, _IGNORED)
+            done += len(part)
+        return jobs, refused
+
+    def _skip(self, queues: Mapping[int, str], refused: Mapping[int, str]) -> list[int]:
+        """Skip the refused jobs from now on. Returns those of them that were not skipped before."""
+        new = [one for one in refused if self.skipped.add_unclaimable(one, queues[one], why=refused[one])]
+        for one in new[:_NAMED]:
+            logger.error("job %d cannot be claimed; it is skipped for a while: %s", one, refused[one])
+        if len(new) > _NAMED:
+            logger.error("%d more jobs cannot be claimed, and are skipped for a while", len(new) - _NAMED)
+        if new and not self.skipped.has_room(queue := queues[new[0]]):
+            logger.error(
+                "%d jobs are skipped, and no more of queue %r can be: those that are due behind them wait",
+                len(self.skipped), queue,
+            )  # fmt: skip
+        return new
+
+    @contextmanager
+    def _begin(self, connection: sa.Connection) -> Generator[None]:
+        with self.deadline.over(connection), self.connector.begin(connection):
+            # A deferred constraint would refuse only at the commit, and with it everything.
+            connection.execute(sa.text("SET CONSTRAINTS ALL IMMEDIATE"))
+            # Time for one claim that times out, and for the others after it.
+            limit = f"{int(self.connector.limit * 250)}ms"
+            connection.exec_driver_sql(setting({"statement_timeout": limit}, local=True))
+            yield

@@ -1,0 +1,154 @@
+"""Jobs that this worker's claims skip for now: those that cannot be claimed, and those that wait until another one has ended.
+
+Each is claimed again by itself, so that it fails no claim of others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from time import monotonic
+
+from ....rules.failures import clean
+
+#: Jobs skipped at most, and less than twice as many where several queues need their shares. Each claim compares every row that it
+#: reads with all of them: a claim that reads 1,000 takes 4 ms.
+MOST = 1_000
+#: Seconds until a job that could not be claimed is tried again: the first time, and at most. The wait doubles each time, so when
+#: the cause has gone (the tenant's other job has ended, a trigger is mended), the job waits at most once more as long as it has.
+_FIRST, _LONGEST = 0.2, 30.0
+#: Retries take at most a fifth of the time, and at most 100 a second fail: the server logs an error for each.
+_SHARE, _EACH = 4, 0.01
+#: Jobs tried in one transaction at most.
+_AT_ONCE = 100
+#: Jobs that operators are told of, and characters of why.
+_TOLD, _LENGTH = 100, 300
+
+
+@dataclass(slots=True)
+class _Unclaimable:
+    queue: str
+    wait: float
+    at: float
+    """When it is tried again, by `monotonic()`."""
+    why: str
+    """What refused it last."""
+
+
+class SkippedJobs:
+    """The jobs, by id. Only the claimer's thread reads and writes them; any thread may be `told` of them.
+
+    `queues`: how many queues there are. Each has a share that the jobs of the others cannot use up.
+    """
+
+    def __init__(self, queues: int = 1) -> None:
+        self._queues = queues
+        self._unclaimable: dict[int, _Unclaimable] = {}
+        self._waiting: dict[int, str] = {}
+        """Jobs that wait until another one has ended, and their queues."""
+        self._rests_until = 0.0
+        """When the next retry may begin, by `monotonic()`."""
+        self.changed: Callable[[], object] = lambda: None
+        """Is called when a job is added, and when some are no longer skipped. Set before the thread starts."""
+
+    def __len__(self) -> int:
+        return len(self._unclaimable) + len(self._waiting)
+
+    @property
+    def full(self) -> bool:
+        """Whether no more can be skipped, except of queues that have not used up their share."""
+        return len(self) >= MOST
+
+    def has_room(self, queue: str) -> bool:
+        """Whether one more job of this queue can be skipped."""
+        if not self.full:
+            return True
+        of_queue = sum(one.queue == queue for one in self._unclaimable.values())
+        return of_queue + sum(name == queue for name in self._waiting.values()) < MOST // self._queues
+
+    def ids(self) -> list[int]:
+        """The jobs that no claim of several is to take."""
+        return [*self._unclaimable, *self._waiting]
+
+    def told(self) -> dict[str, str | None] | None:
+        """Some of the jobs as text, and what refused each, or None if it waits for another; None: no job is skipped. For any thread."""
+        # Each list is made in one step, whatever the claimer's thread does meanwhile.
+        refused: list[tuple[int, str | None]] = [
+            (job, one.why) for job, one in islice(list(self._unclaimable.items()), _TOLD)
+        ]
+        waiting = [(job, None) for job in islice(list(self._waiting), _TOLD)]
+        return {str(job): why for job, why in [*refused, *waiting][:_TOLD]} or None
+
+    def add_unclaimable(self, id: int, queue: str, *, why: str = "") -> bool:
+        """This job cannot be claimed, and `why`. Returns whether that is new; it is not added when there is no room."""
+        self._waiting.pop(id, None)
+        one = self._unclaimable.get(id)
+        new = one is None
+        why = clean(why[:_LENGTH])
+        if one is None:
+            if not self.has_room(queue):
+                return False
+            one = self._unclaimable[id] = _Unclaimable(queue, _FIRST, 0.0, why)
+            self.changed()
+        else:
+            one.wait, one.why = min(2 * one.wait, _LONGEST), why
+        one.at = monotonic() + one.wait * random.uniform(0.8, 1.2)
+        return new
+
+    def add_waiting(self, id: int, queue: str) -> bool:
+        """This job waits until `due` is asked for one of those that wait. False: there is no room."""
+        if self.has_room(queue) and id not in self._waiting:
+            self._waiting[id] = queue
+            self.changed()
+        return id in self._waiting
+
+    def forget(self, ids: Iterable[int]) -> None:
+        """These are not due any more: another worker has claimed or ended them."""
+        before = len(self)
+        for gone in ids:
+            self._unclaimable.pop(gone, None)
+            self._waiting.pop(gone, None)
+        if len(self) < before:
+            self.changed()
+
+    def claimed(self, ids: Iterable[int]) -> None:
+        """These could be claimed. If one had been unclaimable, its cause may be gone for the others too: they are tried soon."""
+        before = len(self._unclaimable)
+        self.forget(ids)
+        if len(self._unclaimable) == before:
+            return
+        soon = monotonic() + _FIRST
+        for one in self._unclaimable.values():
+            one.wait, one.at = _FIRST, min(one.at, soon)
+
+    def rest(self, seconds: float, *, in_vain: int) -> None:
+        """A retry took `seconds`, and `in_vain` jobs could again not be claimed: pause in proportion."""
+        self._rests_until = monotonic() + max(_SHARE * seconds, _EACH * in_vain)
+
+    def due(self, free: Mapping[str, int], *, one_waiting: bool, at_once: bool = False) -> dict[int, str]:
+        """The jobs to try now, and their queues: at most `free[queue]` of each queue.
+
+        `one_waiting`: one of the jobs that wait may be among them. `at_once`: unclaimable ones are, even before their time.
+        """
+        now, left = monotonic(), dict(free)
+        found: dict[int, str] = {}
+        unclaimable = self._unclaimable if at_once or now >= self._rests_until else {}
+        for key, one in unclaimable.items():
+            if (at_once or one.at <= now) and left.get(one.queue, 0) > 0 and len(found) < _AT_ONCE:
+                left[one.queue] -= 1
+                found[key] = one.queue
+        for key, queue in self._waiting.items() if one_waiting else ():
+            if left.get(queue, 0) > 0:
+                found[key] = queue
+                break
+        return found
+
+    def next_at(self, queues: Iterable[str], *, one_waiting: bool) -> float | None:
+        """When `due` has a job of these queues, by `monotonic()`; None: it has none."""
+        wanted = set(queues)
+        if one_waiting and not wanted.isdisjoint(self._waiting.values()):
+            return 0.0
+        times = [one.at for one in self._unclaimable.values() if one.queue in wanted]
+        return max(min(times), self._rests_until) if times else None
