@@ -97,7 +97,7 @@ COMMANDS: Entries = {
             "list": Entry("schedules:list_"),
             "next": Entry("schedules:next_"),
             "add": Entry("schedules:add", options={"app": True}),
-            **{name: Entry(f"schedule_actions:{name}") for name in ("pause", "resume", "run", "backfill", "remove")},
+            **{name: Entry(f"schedules:{name}") for name in ("pause", "resume", "run", "backfill", "remove")},
         },
     ),
     "workflow": Group(

@@ -21,7 +21,7 @@ class PausedAgain:
     """Slots whose first job fails to get a connection just as it is resumed."""
 
     def __init__(self) -> None:
-        self.paused, self.again = False, threading.Thread()
+        self.paused, self.again, self.name = False, threading.Thread(), "default"
 
     def pause(self) -> None:
         self.paused = True
@@ -53,6 +53,12 @@ def test_a_queue_that_must_wait_again_as_it_is_resumed_waits() -> None:
     assert slots.paused
 
 
+def named_slots() -> Mock:
+    slots = Mock()
+    slots.name = "default"
+    return slots
+
+
 @pytest.fixture
 def loop() -> Iterator[asyncio.AbstractEventLoop]:
     loop = asyncio.new_event_loop()
@@ -62,7 +68,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 
 def test_a_queue_is_resumed_though_the_pool_is_replaced_as_it_is_paused(loop: asyncio.AbstractEventLoop) -> None:
     """The worker replaces it when a connection of its own breaks, which is when handlers get none, either."""
-    slots, resumed, pools = Mock(), threading.Event(), itertools.count()
+    slots, resumed, pools = named_slots(), threading.Event(), itertools.count()
     engine: Any = Mock(connect=MagicMock(), dialect=Mock(is_async=False))
     type(engine).pool = PropertyMock(side_effect=lambda: next(pools))
     reopening = Reopening(loop, {"default": slots}, resumed.set)
@@ -74,7 +80,7 @@ def test_a_queue_is_resumed_though_the_pool_is_replaced_as_it_is_paused(loop: as
 
 def test_a_queue_is_resumed_whatever_a_filter_of_logs_raises(loop: asyncio.AbstractEventLoop) -> None:
     """Else it would wait for a thread that was never started, or that has ended."""
-    slots, resumed = Mock(), threading.Event()
+    slots, resumed = named_slots(), threading.Event()
     connect = MagicMock(side_effect=[OSError("away"), MagicMock()])
     engine: Any = Mock(connect=connect, dialect=Mock(is_async=False), pool=Mock())
 

@@ -230,7 +230,7 @@ async def test_a_context_variable_that_cannot_be_compared_costs_no_slot(handler:
     """Its runner cannot tell what the handler left behind, and ends; another comes for the next job."""
     weights.set(Incomparable())
     executor, writer = make_executor()
-    runners = Runners(asyncio.get_running_loop(), executor, lambda slots: None, Mock())
+    runners = Runners(asyncio.get_running_loop(), executor, lambda slots, queue: None, Mock())
     slots = Slots("default", 1, buffer=0, call=runners.call)
     slots.feed([run(handler, number) for number in range(3)])
     await wait_until_async(lambda: len(writer) == 3 and slots.running == 0, 10)
