@@ -140,7 +140,7 @@ def _full_rates(look: Look, now: datetime) -> list[dict[str, Any]]:
     waiting = _waiting(look, full)
     return [
         {
-            "owner": row.owner, "name": row.name, "key": row.key, "rate": rate_said(row._mapping["count"], row.seconds, row.burst),  # noqa: SLF001
+            "owner": row.owner, "name": row.name, "key": row.key, "rate": rate_said(row.starts, row.seconds, row.burst),
             "until": now + timedelta(seconds=min(row.left, 1e9)),
             "waiting": number,
         }

@@ -6,7 +6,7 @@ It is SQL, not Alembic's operations: through a user's `op` their naming conventi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..files import SqlFiles
 
@@ -16,11 +16,11 @@ __all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "UP"]
 #: The oldest version whose releases can work with this one.
 COMPATIBLE_WITH: int = 1
 
-UP = SqlFiles(
+UP: Iterable[str] = SqlFiles(
     __file__, "tables", "indexes", "functions", "waking", "unique", "notes", "schedules", "waiting", "stats", "limits", "limited",
     "workflows", "advance", "workflow_actions", "audit", "archive",
 )  # fmt: skip
-DOWN = SqlFiles(__file__, "down")
+DOWN: Iterable[str] = SqlFiles(__file__, "down")
 
 #: No index of this version has to be built beside a table in use.
 BUILT_ALONE: Mapping[str, str] = {}

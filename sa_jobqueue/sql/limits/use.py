@@ -281,7 +281,7 @@ def full_rates(
     limit_state: type[LimitState] = LimitState,
 ) -> sa.Executable:
     """A row per queue, task and key whose rate lets nothing start now: `owner`, `name` and `key`, NULL for all jobs of the owner; the rate,
-    `count` in `seconds` with its `burst`; and `left`, the seconds until the next unit may start. `most` rows, among `cap` states.
+    `starts` in `seconds` with its `burst`; and `left`, the seconds until the next unit may start. `most` rows, among `cap` states.
     """
     limits, keys, states = table_of(limit), table_of(limit_key), table_of(limit_state)
     page = states.select().limit(sa.bindparam("cap", cap, sa.Integer)).subquery("state")
@@ -307,7 +307,7 @@ def full_rates(
             of.owner,
             of.name,
             sa.func.nullif(of.key, sa.literal_column("''"), type_=sa.Text()).label("key"),
-            of["count"],
+            of["count"].label("starts"),
             of.seconds,
             of.burst,
             (behind * of.seconds / sa.cast(of["count"], sa.Float(53))).label("left"),

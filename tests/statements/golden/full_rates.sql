@@ -1,7 +1,7 @@
 SELECT rate.owner,
     rate.name,
     nullif(rate.key, '') AS key,
-    rate.count,
+    rate.count AS starts,
     rate.seconds,
     rate.burst,
     (((sa_jobqueue.rate_owed(rate.free_at, rate.owed_at, rate.owed, statement_timestamp(), rate.count, rate.seconds) + 1) - rate.burst) * rate.seconds) / CAST(CAST(rate.count AS FLOAT(53)) AS FLOAT(53)) AS "left"
