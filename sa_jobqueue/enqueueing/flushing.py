@@ -27,6 +27,12 @@ from ..models import UNFINISHED, JobMixin, JsonText, UnfinishedJson, listen_to_s
 from ..sql.parts import complete_arguments, table_of
 
 
+class Watching:
+    """What is told of each job, where a job that no session gets is warned about."""
+
+    told: Callable[[JobMixin], None] | None = None
+
+
 def linked(session: Session, jobs: Sequence[JobMixin]) -> list[JobMixin]:
     """Those of `jobs` that this flush brings into a relationship with an object, on either side."""
     of_all = {id(job): job for job in jobs}

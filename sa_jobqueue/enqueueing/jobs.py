@@ -11,7 +11,7 @@ before any SQL, so it leaves the session as it was.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, overload
 
 import sqlalchemy as sa
@@ -22,18 +22,12 @@ from ..sql.insert import insert_jobs
 from ..tasks.calls import Call
 from ..tasks.registry import TaskName
 from ..tasks.tasks import Task
-from .flushing import wait_for_keys
+from .flushing import Watching, wait_for_keys
 
 F = ParamSpec("F")
 P = ParamSpec("P")
 R = TypeVar("R")
 J = TypeVar("J", bound=JobMixin)
-
-
-class Watching:
-    """What is told of each job, where a job that no session gets is warned about."""
-
-    told: Callable[[JobMixin], None] | None = None
 
 
 class Enqueue(Generic[J]):

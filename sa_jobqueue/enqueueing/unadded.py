@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from ..models import JobMixin
-from . import jobs
+from .flushing import Watching
 
 #: By the id of a job that no session has got yet: what warns when the job, or the program, ends.
 _unadded: dict[int, weakref.finalize[Any, JobMixin]] = {}
@@ -31,7 +31,7 @@ def watch_jobs() -> None:
     if not sa.event.contains(Session, "transient_to_pending", _added):
         sa.event.listen(Session, "transient_to_pending", _added)
         _see_what_has_no_event()
-    jobs.Watching.told = _made
+    Watching.told = _made
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def watched_jobs() -> Generator[None]:
 
     Raises the first of the warnings where a filter makes errors of them.
     """
-    if jobs.Watching.told is not None:
+    if Watching.told is not None:
         yield  # in development mode they are watched anyway
         return
     watch_jobs()
@@ -48,7 +48,7 @@ def watched_jobs() -> Generator[None]:
     try:
         yield
     finally:
-        jobs.Watching.told = None
+        Watching.told = None
         for one in [*_unadded.values()]:
             one()
         errors = _errors.pop()
