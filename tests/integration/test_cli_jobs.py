@@ -20,6 +20,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import KeyLimits
 from sa_jobqueue.cli import output as printing
+from sa_jobqueue.rules import words
 from sa_jobqueue.cli.filters import Filters
 from sa_jobqueue.models import LogPart, Progress, Schedule, WorkerRow
 from sa_jobqueue.statements import pause, set_limit
@@ -236,7 +237,7 @@ def test_show_says_how_long_a_job_waited_and_ran(engine: Engine, url: str) -> No
     assert as_json("show", str(done), url=url)["ran_seconds"] == 5.5
     for other in (waiting, again):
         assert "waited" not in output("show", str(other), url=url)
-    assert [printing.duration(one) for one in (0.0121, 0.31, 12.5, 75)] == ["12 ms", "0.31 s", "12.5 s", "1m 15s"]
+    assert [words.duration(one) for one in (0.0121, 0.31, 12.5, 75)] == ["12 ms", "0.31 s", "12.5 s", "1m 15s"]
 
 
 @pytest.mark.usefixtures("measured")
@@ -571,8 +572,8 @@ def test_everything_works_in_another_schema(empty_database_url: str) -> None:
 def test_ages_have_at_most_two_units() -> None:
     """The largest ones; `short` has one."""
     seconds = [None, 0.4, 59, 60, 200, 7_500, 90_000, 86_400, -5]
-    assert [printing.age(one) for one in seconds] == ["", "0s", "59s", "1m", "3m 20s", "2h 5m", "1d 1h", "1d", "5s"]
-    assert printing.age(7_500, short=True) == "2h"
+    assert [words.age(one) for one in seconds] == ["", "0s", "59s", "1m", "3m 20s", "2h 5m", "1d 1h", "1d", "5s"]
+    assert words.age(7_500, short=True) == "2h"
 
 
 def test_a_list_can_be_read_back(engine: Engine, url: str) -> None:

@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A working directory to import an application from; what was imported there is forgotten."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr("sa_jobqueue.tasks.default_registry._tasks", {})
+    monkeypatch.setattr("sa_jobqueue.tasks.registry.default_registry._tasks", {})
     from sa_jobqueue.tasks.registry import default_registry
 
     monkeypatch.setattr(default_registry, "get", default_registry._tasks.get)

@@ -118,7 +118,7 @@ def wire(engine: Engine) -> Iterator[Wire]:
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Statements that are sent by the clock do not come, however long a test takes: whether claims have overlooked a job is asked
     once a second."""
-    monkeypatch.setattr(overlooked, "_FIRST", 3_600.0)
+    monkeypatch.setattr(overlooked, "_FIRST_PAUSE", 3_600.0)
 
 
 @pytest.fixture
@@ -303,7 +303,7 @@ async def test_what_claims_have_passed_over_is_asked_in_one_round_trip_and_not_e
     looks = []
 
     for pause in (0.0, 3_600.0):
-        monkeypatch.setattr(overlooked, "_FIRST", pause)
+        monkeypatch.setattr(overlooked, "_FIRST_PAUSE", pause)
         step.tell()
         with counting(wire, schema=SCHEMA) as counted:
             step.round()

@@ -138,7 +138,7 @@ def test_a_long_lived_worker_adds_what_it_counted_while_it_works(
     engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every few seconds, and what came later at its end; nothing twice."""
-    monkeypatch.setattr(stats, "_EVERY", 0.2)
+    monkeypatch.setattr(stats, "_STATS_EVERY", 0.2)
 
     @task(registry=registry, name="quick")
     def quick() -> None: ...
@@ -172,7 +172,7 @@ def test_a_worker_with_many_tasks_adds_them_in_parts(
     engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of them, while it works and when it leaves."""
-    monkeypatch.setattr(stats, "_EVERY", 0.2)
+    monkeypatch.setattr(stats, "_STATS_EVERY", 0.2)
     monkeypatch.setattr(stats, "_MOST", 2)
 
     def quick() -> None: ...
@@ -192,7 +192,7 @@ def test_what_is_counted_meanwhile_is_written_the_next_time(
     engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that is never idle writes every few seconds, and not without a pause."""
-    monkeypatch.setattr(stats, "_EVERY", 0.1)
+    monkeypatch.setattr(stats, "_STATS_EVERY", 0.1)
     written: list[float] = []
     add_stats = Store.add_stats
 
@@ -232,8 +232,8 @@ def test_a_row_that_is_locked_for_a_moment_is_not_worth_a_line(
     engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Other workers add to it, too. What was counted comes later; a lock that stays is said."""
-    monkeypatch.setattr(stats, "_EVERY", 0.2)
-    monkeypatch.setattr(stats, "_LOCKED", 0.05)
+    monkeypatch.setattr(stats, "_STATS_EVERY", 0.2)
+    monkeypatch.setattr(stats, "_STATS_LOCKED", 0.05)
     tries: list[int] = []
     add_stats = Store.add_stats
 
@@ -250,7 +250,7 @@ def test_a_row_that_is_locked_for_a_moment_is_not_worth_a_line(
         add(engine, enqueue(quick))
         wait_until(lambda: len(tries) > 2)
         assert (worker.counts, caplog.text.count("table stat")) == ({"completed": 1}, 0)
-        monkeypatch.setattr(stats, "_SAID_EVERY", 0.0)
+        monkeypatch.setattr(stats, "_STATS_SAID_EVERY", 0.0)
         holder.rollback()
         wait_until(lambda: "quick" in stat(engine))
         holder.execute(text("LOCK sa_jobqueue.stat IN EXCLUSIVE MODE"))
