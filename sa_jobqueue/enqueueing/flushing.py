@@ -9,6 +9,7 @@ from functools import cache, lru_cache
 from typing import Any, cast
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.orm import (
     InstanceState,
     Mapper,
@@ -403,4 +404,4 @@ def _after_rollback(session: Session, previous: SessionTransaction) -> None:
 
 
 listen_to_sessions({"before_flush": _before_flush, "after_flush": _after_flush, "after_soft_rollback": _after_rollback})
-sa.event.listen(JobMixin, "before_insert", _before_insert, propagate=True)
+event.listen(JobMixin, "before_insert", _before_insert, propagate=True)

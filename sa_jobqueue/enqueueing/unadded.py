@@ -14,6 +14,7 @@ from functools import wraps
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from ..models import JobMixin
@@ -28,8 +29,8 @@ _errors: list[list[RuntimeWarning]] = []
 
 def watch_jobs() -> None:
     """Watch all jobs that this process makes from now on."""
-    if not sa.event.contains(Session, "transient_to_pending", _added):
-        sa.event.listen(Session, "transient_to_pending", _added)
+    if not event.contains(Session, "transient_to_pending", _added):
+        event.listen(Session, "transient_to_pending", _added)
         _see_what_has_no_event()
     Watching.told = _made
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from pydantic_core import from_json
+from sqlalchemy import event
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, InstrumentedAttribute
@@ -125,7 +126,7 @@ class Base(DeclarativeBase):
     }
 
 
-sa.event.listen(Base, "attribute_instrument", decode_on_read, propagate=True)
+event.listen(Base, "attribute_instrument", decode_on_read, propagate=True)
 
 
 def vacuum_by_traffic(model: type[Base], *, also: str = "") -> None:
@@ -135,7 +136,7 @@ def vacuum_by_traffic(model: type[Base], *, also: str = "") -> None:
     settings = f"{also}autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000"
     # `postgresql_with` on a Table is new in SQLAlchemy 2.1; this is the same on 2.0.
     statement = sa.DDL(f"ALTER TABLE %(fullname)s SET ({settings})")  # type: ignore[no-untyped-call]
-    sa.event.listen(model.__table__, "after_create", statement)
+    event.listen(model.__table__, "after_create", statement)
 
 
 # ---- The status as a type, and as literals in SQL.

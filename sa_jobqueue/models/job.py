@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 from pydantic import BaseModel, ConfigDict
+from sqlalchemy import event
 from sqlalchemy.orm import ColumnProperty, MapperProperty, validates
 
 from ..errors import OptionError, StatusError
@@ -70,8 +71,8 @@ class JobMixin(JobReadings, JobColumns):
         if own is not None:
             own.check()
             place_in(own.table, own.schema)
-            sa.event.listen(cls.status, "init_scalar", lambda *_: JobStatus.QUEUED, retval=True, propagate=True)
-            sa.event.listen(cls.errors, "init_scalar", lambda *_: [], retval=True, propagate=True)
+            event.listen(cls.status, "init_scalar", lambda *_: JobStatus.QUEUED, retval=True, propagate=True)
+            event.listen(cls.errors, "init_scalar", lambda *_: [], retval=True, propagate=True)
 
     def __init__(self, **columns: Any) -> None:
         super().__init__(**columns)
@@ -79,7 +80,7 @@ class JobMixin(JobReadings, JobColumns):
         vars(self).pop("status", None)
 
 
-sa.event.listen(JobMixin, "instrument_class", refuse_unbegun, propagate=True)  # before the first class is mapped
+event.listen(JobMixin, "instrument_class", refuse_unbegun, propagate=True)  # before the first class is mapped
 
 
 class Job(JobMixin, Base):
@@ -115,11 +116,11 @@ def own_column(job: type[JobMixin], name: str) -> sa.Column[Any]:
 
 
 for _statement in AFTER_CREATE:
-    sa.event.listen(Job.__table__, "after_create", sa.DDL(_statement))  # type: ignore[no-untyped-call]
+    event.listen(Job.__table__, "after_create", sa.DDL(_statement))  # type: ignore[no-untyped-call]
 
-sa.event.listen(JobMixin, "after_insert", know_what_came_of_it, propagate=True)
-sa.event.listen(JobMixin, "after_update", load_times, propagate=True)
-sa.event.listen(JobMixin, "attribute_instrument", decode_on_read, propagate=True)
+event.listen(JobMixin, "after_insert", know_what_came_of_it, propagate=True)
+event.listen(JobMixin, "after_update", load_times, propagate=True)
+event.listen(JobMixin, "attribute_instrument", decode_on_read, propagate=True)
 
 # ---- `JobRead`: a job as an API may show it.
 

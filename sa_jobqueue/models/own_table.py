@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.orm import MappedAsDataclass, Mapper
 from sqlalchemy.schema import SchemaItem
 from sqlalchemy.sql.elements import conv
@@ -49,7 +50,7 @@ class OwnTable:
         names = self.job.__mapper__.columns
         _classes[self.schema] = self.job
         if self.schema != SCHEMA:
-            sa.event.listen(self.table, "before_create", _refusing_create(self.job.__name__))
+            event.listen(self.table, "before_create", _refusing_create(self.job.__name__))
         # For `sa_jobqueue.migrations`, which knows no models.
         self.table.info["sa_jobqueue"] = frozenset({*(names[name].name for name in self.columns), *self.items})
 

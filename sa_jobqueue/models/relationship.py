@@ -35,7 +35,7 @@ from ..errors import SubjectError
 from . import Job, JobMixin
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm.relationships import _RelationshipDeclared
+    from sqlalchemy.orm.relationships import _RelationshipDeclared  # pyright: ignore[reportPrivateUsage]
 
 
 #: When the jobs of an object are loaded, as `relationship(lazy=...)` takes it.

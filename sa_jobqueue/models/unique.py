@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.orm import Mapper, Session
 
 #: The columns that only few jobs set.
@@ -24,9 +25,9 @@ def listen_to_sessions(listeners: Mapping[str, Callable[..., None]]) -> None:
 
     def listen() -> None:
         for name, listener in listeners.items():
-            sa.event.listen(Session, name, listener)
+            event.listen(Session, name, listener)
 
-    sa.event.listen(Mapper, "after_configured", listen, once=True)
+    event.listen(Mapper, "after_configured", listen, once=True)
 
 
 def insert_in_order(job: type[Any]) -> None:

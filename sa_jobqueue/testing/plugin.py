@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Generic, TypeVar, overload
 
 import pytest
-import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -152,9 +152,7 @@ def jobqueue(request: pytest.FixtureRequest) -> Generator[JobQueue[Any]]:
             f"the fixture {name!r} gives no session ({error}): name the one that does, {_SETTING} = ... in pytest's configuration"
         ) from None
     if isinstance(own, AsyncSession):
-        sa.event.listen(
-            own.sync_session, "after_begin", lambda *_: own.info.update({_LOOP: asyncio.get_running_loop()})
-        )
+        event.listen(own.sync_session, "after_begin", lambda *_: own.info.update({_LOOP: asyncio.get_running_loop()}))
     with watched_jobs():
         yield JobQueue(session)
 

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, ParamSpec, Self, cast, overload
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import set_committed_value
 
@@ -230,11 +231,11 @@ class Batch(_Built, WorkflowRow):
     """Jobs that wait for nothing, with callbacks: `session.add(batch)` enqueues all of them, in the caller's transaction."""
 
 
-@sa.event.listens_for(_Built, "after_insert", propagate=True)
+@event.listens_for(_Built, "after_insert", propagate=True)
 def _insert_members(mapper: Mapper[Any], connection: sa.Connection, workflow: Any) -> None:
     workflow._insert(connection)  # noqa: SLF001
 
 
-@sa.event.listens_for(_Built, "load", propagate=True)
+@event.listens_for(_Built, "load", propagate=True)
 def _loaded(workflow: Any, context: object) -> None:
     workflow._close()  # noqa: SLF001

@@ -20,9 +20,9 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import KeyLimits
 from sa_jobqueue.cli import output as printing
-from sa_jobqueue.rules import words
 from sa_jobqueue.cli.filters import Filters
 from sa_jobqueue.models import LogPart, Progress, Schedule, WorkerRow
+from sa_jobqueue.rules import words
 from sa_jobqueue.statements import pause, set_limit
 from sa_jobqueue.tasks.registry import TaskName
 from tests.support.cli import as_json, invoke, notes, output, refused

@@ -13,7 +13,7 @@ FILES = sorted(FOLDER.glob("check_*.py"))
 ROOT = Path(__file__).resolve().parents[2]
 WRONG = """
 from sa_jobqueue.enqueueing.jobs import enqueue
-from sa_jobqueue.tasks import task
+from sa_jobqueue import task
 
 @task
 def send(order_id: int) -> None: ...

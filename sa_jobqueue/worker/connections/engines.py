@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
@@ -100,7 +101,7 @@ class Engines:
     def _prepare(self, engine: sa.Engine) -> None:
         leave_out_closed(engine)
         if not self._pooled:  # the setting would be another client's
-            sa.event.listen(engine, "connect", _end_idle)
+            event.listen(engine, "connect", _end_idle)
 
     def check(self) -> None:
         """Is the server there, has it our schema, can it take our connections?

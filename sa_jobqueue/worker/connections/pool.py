@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.exc import DisconnectionError
 
 from ...errors import ConfigurationError
@@ -48,11 +49,11 @@ def leave_out_closed(engine: sa.Engine) -> None:
     if not hasattr(select_module, "poll"):
         return
 
-    @sa.event.listens_for(engine, "checkin")
+    @event.listens_for(engine, "checkin")
     def note(connection: Any, record: Any) -> None:
         record.info["sa_jobqueue.used"] = monotonic()
 
-    @sa.event.listens_for(engine, "checkout")
+    @event.listens_for(engine, "checkout")
     def check(connection: Any, record: Any, proxy: Any) -> None:
         if monotonic() - record.info.get("sa_jobqueue.used", 0.0) < _JUST_NOW:
             return

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
+from sqlalchemy import event
 
 from ...sql.tables import OWN_LISTENERS
 from ...util import forks
@@ -63,8 +64,8 @@ def begin(connection: sa.Connection, raw: Any) -> Found:
     if _KNOWN not in info:
         info[_KNOWN] = True
         # Of the dialect, whose event it is: events are found by ids, and an engine can have that of one which is gone.
-        if not sa.event.contains(connection.dialect, "do_execute", _look_at):
-            sa.event.listen(connection.dialect, "do_execute", _look_at)
+        if not event.contains(connection.dialect, "do_execute", _look_at):
+            event.listen(connection.dialect, "do_execute", _look_at)
         forks.guard(raw)
     info.pop(_SPOILED, None)  # by the application itself, as it was checked out
     return info, _reported(raw)

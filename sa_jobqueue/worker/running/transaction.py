@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError, IllegalStateChangeError, UnboundExecutionError
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -348,7 +349,7 @@ class HandlerTransaction:
         try:
             self._close_session()
         except IllegalStateChangeError:
-            sa.event.listen(self.session, "after_begin", _close_late)
+            event.listen(self.session, "after_begin", _close_late)
             with suppress(IllegalStateChangeError):  # it may have come just now
                 self._close_session()
 
