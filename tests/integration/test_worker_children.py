@@ -21,6 +21,7 @@ from sa_jobqueue.errors import ResultError
 from sa_jobqueue.rules.lifecycle import FINISHED
 from sa_jobqueue.statements import job_logs
 from sa_jobqueue.worker.children import child as child_module
+from sa_jobqueue.worker.children.messages import to_line
 from sa_jobqueue.worker.children.runner import Children
 from tests.support import heavy, pooler
 from tests.support.databases import Databases
@@ -335,12 +336,13 @@ def test_a_job_whose_message_kills_each_child_fails(
     assert "its child process ended with exit code 9" in job.errors[0]["message"]
 
 
-DIES_OF_A_JOB = """\
+READY = to_line({"ready": True})
+DIES_OF_A_JOB = f"""\
 import os, socket
-{path}, {life}
-end = socket.socket(fileno={end})
+{{path}}, {{life}}
+end = socket.socket(fileno={{end}})
 end.recv(1_000_000)
-end.sendall(b'{{"ready": true}}\\n')
+end.sendall({READY!r})
 end.recv(1_000_000)
 os._exit(9)
 """

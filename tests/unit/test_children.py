@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import socket
 from contextlib import suppress
+from enum import StrEnum
 from typing import Any
 from unittest.mock import Mock
 
@@ -22,12 +22,12 @@ from sa_jobqueue.worker.children.loading import ChildSetup, Maker, main_module
 from sa_jobqueue.worker.children.messages import (
     Channel,
     Message,
-    ending_of,
-    job_of,
-    message_of_ending,
+    from_line,
     message_of_job,
+    message_of_progress,
     message_of_record,
     record_of,
+    to_line,
 )
 from sa_jobqueue.worker.children.runner import ChildRunner
 from sa_jobqueue.worker.running.attempt_end import LOST, InDoubt, MaybeWritten, ToWrite, Written
@@ -38,8 +38,7 @@ from tests.support.outcomes import all_rules, run_outcomes
 
 def sent(message: Message) -> Message:
     """The message as it comes out at the other end."""
-    received: Message = json.loads(json.dumps(message))
-    return received
+    return from_line(to_line(message).removesuffix(b"\n"))
 
 
 # ---- the socket
@@ -51,12 +50,12 @@ def test_messages_come_whole_and_in_order_however_they_are_cut() -> None:
     with ours, theirs:
         channel = Channel(ours)
         messages = [{"a": "line\nline"}, {"b": "\ud800é\x00"}, {}, {"c": "x" * 1_000}]
-        stream = b"".join(json.dumps(message).encode() + b"\n" for message in messages)
+        stream = b"".join(to_line(message) for message in messages)
         found: list[Message] = []
-        for byte in stream[:-30]:
+        for byte in stream[:-40]:
             theirs.sendall(bytes([byte]))
             found += channel.receive()
-        theirs.sendall(stream[-30:] + stream)
+        theirs.sendall(stream[-40:] + stream)
         found += channel.receive()
         assert found == messages * 2
 
@@ -68,18 +67,31 @@ def test_a_large_message_goes_through_and_the_end_is_told() -> None:
     large = {"large": "x" * 3_000_000}
     theirs.setblocking(False)
     found: list[Message] = []
-    text = json.dumps(large).encode() + b"\n"
+    text = to_line(large)
     while not found:
         with suppress(BlockingIOError):  # the buffers are full
             text = text[theirs.send(text) :]
         found += channel.receive()
     assert found == [large]
-    theirs.sendall(b'{"half": ')
+    theirs.sendall(to_line({"half": 1})[:-2])
     other.close()
     assert channel.receive() == []
     with pytest.raises(EOFError):
         channel.receive()
     channel.close()
+
+
+@pytest.mark.parametrize("line", [b"", b"garbage", b"a line of a handler", to_line({"cut": 1})[:-9]])
+def test_a_line_that_is_no_message_is_an_error(line: bytes) -> None:
+    """A handler's code may write to any descriptor. The next message is not taken for the rest of it."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channel = Channel(ours)
+        theirs.sendall(line + b"\n")
+        with pytest.raises(ValueError, match="not a message"):
+            channel.receive()
+        theirs.sendall(to_line({"next": 2}))
+        assert channel.receive() == [{"next": 2}]
 
 
 # ---- messages
@@ -90,7 +102,7 @@ def test_an_ending_comes_back_as_it_was(outcome: Outcome, rules: Any, written: b
     """Every change that can come of a run."""
     change: Change = decide(Claim(1, 7, 2, 3, 1), outcome, rules, random=0.5)
     ending = Written(change) if written else ToWrite(change)
-    back = ending_of(sent(message_of_ending(ending)))
+    back = sent({"ended": ending})["ended"]
     assert type(back) is type(ending)
     assert not isinstance(back, type(LOST))
     assert back.change == change
@@ -102,8 +114,8 @@ def test_an_ending_in_doubt_comes_back_as_one() -> None:
     completed, failed = (
         decide(Claim(1, 7, 2, 3, 1), outcome, Rules(), random=0.5) for outcome in (Completed(), Retry(60))
     )
-    doubted = ending_of(sent(message_of_ending(InDoubt(failed, completed))))
-    asked = ending_of(sent(message_of_ending(MaybeWritten(completed))))
+    doubted = sent({"ended": InDoubt(failed, completed)})["ended"]
+    asked = sent({"ended": MaybeWritten(completed)})["ended"]
     assert isinstance(doubted, InDoubt)
     assert (doubted.change, doubted.committed) == (failed, completed)
     assert isinstance(asked, MaybeWritten)
@@ -112,16 +124,33 @@ def test_an_ending_in_doubt_comes_back_as_one() -> None:
 
 def test_a_lost_claim_comes_back_as_one() -> None:
     """There is nothing to write."""
-    assert ending_of(sent(message_of_ending(LOST))) is LOST
+    assert sent({"ended": LOST})["ended"] is LOST
 
 
 def test_a_job_comes_back_as_it_was() -> None:
     """With the place of its task: the module and name of the handler."""
     job = ClaimedJob(1, 2, "default", "t", 4, 1.5, 1, 10, 0, '{"a": "é"}', None, 0.25, None)
     message = sent(message_of_job(job, heavy.add, 1.25))
-    assert job_of(message) == job
+    assert message["job"] == job
     assert message["task"] == ["tests.support.heavy.add", "tests.support.heavy", "add"]
     assert message["elapsed"] == 1.25
+
+
+class Stage(StrEnum):
+    """A text of the application's own class."""
+
+    LOADING = "loading"
+
+
+class Real(float):
+    """A number of such a class."""
+
+
+def test_texts_and_numbers_of_the_applications_classes_come_as_plain_ones() -> None:
+    """In a child, a class of the worker's script is in another module than in the worker."""
+    job = ClaimedJob(1, 2, "default", "t", 4, 1.5, 1, 10, 0, "{}", None, 0.25, None)
+    fraction, text = sent(message_of_progress(job, Real(0.5), Stage.LOADING))["progress"]
+    assert (fraction, text, type(fraction), type(text)) == (0.5, "loading", float, str)
 
 
 class Odd:
@@ -156,7 +185,7 @@ def test_the_setup_comes_back_as_it_was_and_hides_the_password() -> None:
         url="postgresql://me:secret@localhost/shop", maker=Maker.REGISTRY, translate=((None, "a"), ("b", None)), pooled=True,
         idle=1.5, max_rescues=5, log_jobs=False, job=("sa_jobqueue.models.job", "Job"), app=("shop",),
     )  # fmt: skip
-    back = ChildSetup.read(sent(setup.now([heavy.add])))
+    back = sent({"setup": setup.now([heavy.add])})["setup"]
     assert (back.url, back.maker, dict(back.translate)) == (setup.url, Maker.REGISTRY, {None: "a", "b": None})
     assert (back.main, [tuple(place) for place in back.tasks]) == (
         None,
@@ -206,7 +235,7 @@ class Gone:
         return self.words
 
 
-ENDED: Message = {"ended": "lost"}
+ENDED: Message = {"ended": LOST}
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ class Stub:
         self.ended = self.killed = self.asked_to_leave = False
         self.look: Callable[[], object] = lambda: None
 
-    def begin(self, setup: dict[str, Any]) -> None:
+    def begin(self, setup: ChildSetup) -> None:
         """It is ready at once."""
 
     def is_ready(self) -> bool:

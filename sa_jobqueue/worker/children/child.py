@@ -17,10 +17,10 @@ import sys
 import threading
 from contextlib import ExitStack, suppress
 from time import monotonic, sleep
-from typing import Any
 from weakref import WeakSet
 
 from ...util.log import get_logger
+from .loading import ChildSetup
 from .messages import Channel, Message, record_of
 
 logger = get_logger(__name__)
@@ -110,7 +110,7 @@ class Child:
         """Its process id, which is also that of its group."""
         return self._process.pid
 
-    def begin(self, setup: dict[str, Any]) -> None:
+    def begin(self, setup: ChildSetup) -> None:
         """Let it import the application. Raises ChildUnavailable, and then the process has ended."""
         until = monotonic() + _START
         try:

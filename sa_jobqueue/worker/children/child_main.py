@@ -34,8 +34,6 @@ from .loading import ChildSetup, Loaded
 from .messages import (
     Channel,
     Message,
-    job_of,
-    message_of_ending,
     message_of_line,
     message_of_progress,
     message_of_record,
@@ -54,7 +52,7 @@ def main(end: int, life: int) -> None:
     enter_child()
     channel = Channel(socket.socket(fileno=end))
     orders = _Orders(channel)
-    setup = ChildSetup.read(orders.next())
+    setup = orders.next()
     try:
         _log_to(channel, setup)
         loaded = Loaded(setup)
@@ -102,13 +100,13 @@ class _Orders:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._first: SimpleQueue[Message] = SimpleQueue()
+        self._first: SimpleQueue[ChildSetup] = SimpleQueue()
         self.jobs: SimpleQueue[_Order | None] = SimpleQueue()
         """None: leave."""
         self._last: _Order | None = None
         threading.Thread(target=self._read, name="sa-jobqueue messages", daemon=True).start()
 
-    def next(self) -> Message:
+    def next(self) -> ChildSetup:
         """The setup, which comes first."""
         return self._first.get()
 
@@ -129,7 +127,7 @@ class _Orders:
             self.jobs.put(self._last)
         elif "stop" in message and self._last is not None:
             # The last job sent: the worker says it of no other.
-            self._last.stop = Stop(message["stop"])
+            self._last.stop = message["stop"]
             if self._last.run is not None:
                 self._last.run.ask_to_stop(self._last.stop)
         elif "leave" in message:
@@ -161,7 +159,7 @@ class _Jobs:
             self._channel.send({"not found": f"{type(error).__name__}: {error}"})
             return True
         now = monotonic()
-        self._run(order, Run(job_of(order.message), task, now, now - order.message["elapsed"], set()))
+        self._run(order, Run(order.message["job"], task, now, now - order.message["elapsed"], set()))
         if os.getpid() != self._pid:
             # A process that the handler has forked has come back, too: the job, and the next one, are not its own.
             os._exit(1)
@@ -202,7 +200,7 @@ class _Jobs:
 
     def _report(self, run: Run, ending: RunEnding) -> None:
         run.ended = monotonic()
-        self._ended |= message_of_ending(ending)
+        self._ended["ended"] = ending
 
     def _pause(self, queue: str, engine: sa.Engine, why: str) -> None:
         self._ended["unopened"] = why

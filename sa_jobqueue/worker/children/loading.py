@@ -7,8 +7,8 @@ import importlib
 import inspect
 import logging
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NoReturn, cast
 
@@ -62,9 +62,9 @@ class ChildSetup:
         """Where a child finds this class."""
         return job.__module__, job.__qualname__
 
-    def now(self, tasks: Iterable[AnyTask] = ()) -> dict[str, Any]:
-        """The message for a child that is started now."""
-        filled = replace(
+    def now(self, tasks: Iterable[AnyTask] = ()) -> ChildSetup:
+        """The setup of a child that is started now."""
+        return replace(
             self,
             argv=tuple(sys.argv),
             main=None if self.app else main_module(sys.modules.get("__main__")),
@@ -72,14 +72,6 @@ class ChildSetup:
             levels=tuple(_levels()),
             tasks=tuple(tuple(place_of_task(task)) for task in tasks),
         )
-        return asdict(filled)
-
-    @classmethod
-    def read(cls, said: Mapping[str, Any]) -> ChildSetup:
-        """The setup of such a message."""
-        values: dict[str, Any] = dict(said)
-        values["maker"] = Maker(values["maker"])
-        return cls(**values)
 
 
 def main_module(main: Any) -> tuple[str, str] | None:

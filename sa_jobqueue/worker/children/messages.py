@@ -1,25 +1,55 @@
-"""What a worker and its children say to each other, as JSON: a job, how its run ended, a record of the log."""
+"""What a worker and its children tell each other: a job, how its run ended, a record of the log. Each message is a pickle, as a line of base64."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import pickle
 import socket
 import threading
-from collections.abc import Mapping
+from binascii import a2b_base64, b2a_base64
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ...arguments.context import ClaimedJob
-from ...rules.lifecycle import Change, Event, JobStatus
-from ...rules.outcomes import ErrorEntry
 from ...tasks.tasks import AnyTask
-from ..running.attempt_end import LOST, InDoubt, MaybeWritten, RunEnding, ToWrite, Written
-from ..running.notes import Line, line_from
+from ..running.notes import line_from
 
 Message: TypeAlias = dict[str, Any]
 
 #: Bytes read at a time.
 _CHUNK = 65_536
+_OURS = __name__.partition(".")[0]
+#: What makes a plain value of a text or a number, whatever methods its class has.
+_PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, float: float.__float__, int: int.__int__}
+
+
+class _Pickler(pickle.Pickler):
+    """Sends texts and numbers of the application's own classes as plain values: the other end may not have these classes."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value).__module__.partition(".")[0] != _OURS:
+            for kind, plain in _PLAIN.items():
+                if isinstance(value, kind):
+                    return kind, (plain(value),)
+        return NotImplemented
+
+
+def to_line(message: Message) -> bytes:
+    """The message as a line, so that a reader knows without waiting whether a message has come to its end: its sender may hang or die."""
+    pickled = io.BytesIO()
+    _Pickler(pickled).dump(message)
+    return b2a_base64(pickled.getvalue())
+
+
+def from_line(line: bytes) -> Message:
+    """The message of such a line. Raises ValueError for any other line: a handler may have written to the socket."""
+    try:
+        message: Message = pickle.loads(a2b_base64(line, strict_mode=True))  # noqa: S301 -- of the worker or its child
+    except Exception as error:
+        raise ValueError(f"not a message: {line[:80]!r}") from error
+    return message
 
 
 class Channel:
@@ -37,9 +67,9 @@ class Channel:
 
     def send(self, message: Message) -> None:
         """Send a message. Raises OSError if the other end is gone, or takes nothing in for as long as the socket's timeout."""
-        text = json.dumps(message).encode() + b"\n"
+        line = to_line(message)
         with self._lock:
-            self._socket.sendall(text)
+            self._socket.sendall(line)
 
     def receive(self) -> list[Message]:
         """The messages that have come by now; none if the first is not there to its end. Waits only if nothing has come at all.
@@ -58,19 +88,11 @@ class Channel:
             return []
         whole = b"".join((*self._parts, head))
         self._parts = [rest] if rest else []
-        return [json.loads(line) for line in whole.split(b"\n")]
+        return [from_line(line) for line in whole.split(b"\n")]
 
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
-
-
-# ---- What a worker and its children say to each other, as JSON: a job, how its run ended, a record of the log.
-
-#: What every record of the log has.
-_STANDARD = frozenset(vars(logging.makeLogRecord({})))
-_SCALARS = (str, int, float, bool, type(None))
-_FORMATTER = logging.Formatter()
 
 
 # ---- jobs
@@ -83,69 +105,7 @@ def place_of_task(task: AnyTask) -> list[str]:
 
 def message_of_job(job: ClaimedJob, task: AnyTask, elapsed: float) -> Message:
     """A job to run. `elapsed`: seconds since its claim, from which its limits are counted."""
-    return {"job": list(job), "task": place_of_task(task), "elapsed": elapsed}
-
-
-def job_of(message: Message) -> ClaimedJob:
-    """The job of such a message."""
-    return ClaimedJob(*message["job"])
-
-
-# ---- endings
-
-
-def message_of_ending(ending: RunEnding) -> Message:
-    """How a run ended. The exception stays in the child: what is to be written of it is in the change, as text."""
-    if ending is LOST:
-        return {"ended": "lost"}
-    message = {"ended": _ENDED[type(ending)], "change": _said_of(ending.change)}
-    if isinstance(ending, InDoubt):
-        message["committed"] = _said_of(ending.committed)
-    return message
-
-
-def ending_of(message: Message) -> RunEnding:
-    """The ending of such a message."""
-    match message["ended"]:
-        case "lost":
-            return LOST
-        case "written":
-            return Written(_change_of(message["change"]))
-        case "maybe written":
-            return MaybeWritten(_change_of(message["change"]))
-        case "in doubt":
-            return InDoubt(_change_of(message["change"]), _change_of(message["committed"]))
-        case _:
-            return ToWrite(_change_of(message["change"]))
-
-
-#: The words for endings that have a change.
-_ENDED: Mapping[type[object], str] = {
-    Written: "written",
-    ToWrite: "to write",
-    InDoubt: "in doubt",
-    MaybeWritten: "maybe written",
-}
-
-
-def _said_of(change: Change) -> dict[str, Any]:
-    return change._asdict() | {"error": _texts(change.error)}
-
-
-def _change_of(said: Any) -> Change:
-    return Change(
-        **said
-        | {
-            "event": Event(said["event"]),
-            "status": JobStatus(said["status"]),
-            "if_cancelled": JobStatus(said["if_cancelled"]),
-            "error": None if said["error"] is None else ErrorEntry(*said["error"]),
-        }
-    )
-
-
-def _texts(error: ErrorEntry | None) -> list[str] | None:
-    return None if error is None else [error.type, error.message, error.traceback]
+    return {"job": job, "task": place_of_task(task), "elapsed": elapsed}
 
 
 # ---- what a handler says
@@ -170,13 +130,12 @@ def _claim_of(job: ClaimedJob) -> list[int]:
     return [job.id, job.claim_token]
 
 
-def line_of(message: Message) -> Line:
-    """The line of such a message."""
-    at, level, text = message["line"]
-    return at, level, text
-
-
 # ---- records of the log
+
+#: What every record of the log has.
+_STANDARD = frozenset(vars(logging.makeLogRecord({})))
+_SCALARS = (str, int, float, bool, type(None))
+_FORMATTER = logging.Formatter()
 
 
 def message_of_record(record: logging.LogRecord) -> Message:
@@ -204,7 +163,6 @@ def record_of(message: Message) -> logging.LogRecord:
 
 def _plain(value: object) -> Any:
     try:
-        json.dumps(value)
+        return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError):
         return str(value)
-    return value

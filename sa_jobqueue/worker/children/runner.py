@@ -26,7 +26,7 @@ from ..running.timeouts import timed_out, timeout_of
 from ..running.verdict import of_stop, unstarted
 from .child import Child, ChildUnavailable, say
 from .loading import ChildSetup
-from .messages import Message, ending_of, is_said_of, line_of, message_of_job
+from .messages import Message, is_said_of, message_of_job
 
 logger = get_logger(__name__)
 
@@ -254,7 +254,7 @@ class ChildRunner:
             return
         if (why := message.get("unopened")) is not None:
             self._pause(run.job.queue, self._engine, why)
-        ending: RunEnding = ending_of(message)
+        ending: RunEnding = message["ended"]
         self._executor.adopt(run, ending)
 
     def _follow(self, run: Run, child: Child, new: bool) -> Message | _DecidedHere:
@@ -302,7 +302,7 @@ class ChildRunner:
         if "progress" in message:
             self._notes.report(run.job, *message["progress"])
         elif "line" in message:
-            self._notes.add_line(run.job, run.task.keep_logs, line_of(message))
+            self._notes.add_line(run.job, run.task.keep_logs, message["line"])
         else:
             say(message)
 
@@ -330,7 +330,7 @@ class _Watch:
         run, now = self._run, monotonic()
         if run.stop is not None and self._kill_at is None:
             self._kill_at = now + self._grace
-            self._child.send({"stop": run.stop.value})
+            self._child.send({"stop": run.stop})
         if self._timeout_at is not None and self._timeout_at <= now:
             error = timed_out(run)
             return _DecidedHere(Failed(error, describe(error)), "; its child process was killed")
