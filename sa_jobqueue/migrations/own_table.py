@@ -25,6 +25,7 @@ from sqlalchemy.types import SchemaType
 
 from ..errors import ConfigurationError
 from ..util.schema import CURRENT, SCHEMA
+from ..util.sqlalchemy_internals import copy_of
 from .runner import upgrade_database
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def _flat(operations: Sequence[Any]) -> Iterator[Any]:
 
 def _alone(column: sa.Column[Any]) -> sa.Column[Any]:
     """The column without its keys and indexes, which are operations of their own."""
-    made = [one._copy() for one in (column.computed, column.identity) if one is not None]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    made = [copy_of(default) for default in (column.computed, column.identity) if default is not None]
     default = None if made else getattr(column.server_default, "arg", None)
     return sa.Column(
         column.name, column.type, *made, nullable=column.nullable, server_default=default, comment=column.comment

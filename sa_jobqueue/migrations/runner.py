@@ -13,6 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 from ..errors import ConfigurationError, JobQueueError, SchemaError
 from ..util.log import get_logger
 from ..util.schema import CURRENT, SCHEMA, quote
+from ..util.sqlalchemy_internals import is_in_its_own_transaction
 from ..util.urls import database_url
 from .steps import Step, downgrades, preparation, upgrades
 
@@ -217,7 +218,7 @@ def _no_transaction(context: MigrationContext) -> Generator[None]:
         if getattr(connection.connection.dbapi_connection, "autocommit", False):
             yield
             return
-        if context._transaction is None:  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        if not is_in_its_own_transaction(context):
             raise ConfigurationError(_IN_A_TRANSACTION)
     with context.autocommit_block():
         yield

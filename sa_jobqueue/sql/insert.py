@@ -21,6 +21,7 @@ from ..errors import OptionError
 from ..models import TASK_GROUP, Job, JobMixin, due_text, own_column, schema_function
 from ..tasks.calls import Call
 from ..tasks.options import MAX_NAME, Options, key_in
+from ..util.sqlalchemy_internals import SharedInsert
 from .insert_select import refusing
 from .parts import array, in_seconds, rows, table_of
 
@@ -62,40 +63,19 @@ def _insert_few(calls: Sequence[Call], job: type[JobMixin]) -> sa.Executable:
     return sa.select(numbered.c.id).join(call, call.c.number == numbered.c.number).order_by(call.c.place)
 
 
-class _InsertJobs(sa.Insert):
-    """The INSERT that all calls share, with the values of these.
-
-    When it is executed, the shared statement is, with the values as its parameters. For everything else (its text, a
-    CTE, a changed copy) the values become part of the statement, as in any other INSERT.
-    """
-
-    inherit_cache = True
-
+class _InsertJobs(SharedInsert):
     def __init__(self, job: type[JobMixin], values: dict[str, Any]) -> None:
-        vars(self).update(_attributes(job))
+        super().__init__(_attributes(job), values)
         self._job = job
-        self._given = values
 
     @cached_property
     def select(self) -> Any:  # type: ignore[override]
         return _source(self._given)
 
-    def _execute_on_connection(self, connection: Any, distilled_params: Any, execution_options: Any) -> Any:
-        if len(distilled_params) > 1 or any(distilled_params):  # of the caller's own
-            return super()._execute_on_connection(connection, distilled_params, execution_options)
-        return _shared(self._job)._execute_on_connection(connection, [self._given], execution_options)  # noqa: SLF001
+    def shared(self) -> sa.Insert:
+        return _shared(self._job)
 
-    def _annotate(self, values: Any) -> Any:
-        # A Session says so of each ORM INSERT. One that returns a plain column needs nothing else for it.
-        return self if values == {"dml_strategy": "orm"} else self._in_full()._annotate(values)  # noqa: SLF001
-
-    def _generate(self) -> Any:
-        return self._in_full()._generate()  # noqa: SLF001
-
-    def _clone(self, **options: Any) -> Any:
-        return self._in_full()._clone(**options)  # noqa: SLF001
-
-    def _in_full(self) -> sa.Insert:
+    def in_full(self) -> sa.Insert:
         return _insert(self._job, self.select)
 
 

@@ -23,6 +23,7 @@ from sqlalchemy.sql import ClauseElement
 from ..errors import ConfigurationError
 from ..models import Companions, Job, JobMixin, companions_of
 from ..util.schema import schema_on
+from ..util.sqlalchemy_internals import may_have_listeners
 from .archived import is_archive_locked
 
 _sql_logger = logging.getLogger("sqlalchemy.engine.Engine")
@@ -132,14 +133,8 @@ def is_heard(connection: sa.Connection, *events: str) -> bool:
         or of_dialect.handle_error
         or connection.engine.echo
         or _sql_logger.isEnabledFor(logging.INFO)
-        or (_may_be_heard(connection) and _has_listeners(connection, *events))
+        or (may_have_listeners(connection) and _has_listeners(connection, *events))
     )
-
-
-def _may_be_heard(connection: sa.Connection) -> bool:
-    """False if there never was a listener, which Core notes. Looking at the listeners of a new connection takes 4 µs."""
-    engine = connection.engine
-    return bool(getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True))
 
 
 def _has_listeners(connection: sa.Connection, *events: str) -> bool:

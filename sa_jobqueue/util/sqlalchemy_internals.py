@@ -1,0 +1,63 @@
+"""The private API of SQLAlchemy and Alembic that this package uses. `tests/unit/test_sqlalchemy_internals.py` has a test for each name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import sqlalchemy as sa
+
+if TYPE_CHECKING:
+    from alembic.runtime.migration import MigrationContext
+
+T = TypeVar("T", sa.Computed, sa.Identity)
+
+
+class SharedInsert(sa.Insert):
+    """The INSERT that many calls share, with the values of one of them.
+
+    When it is executed, `shared()` is, with the values as its parameters: its cache key need not be made. For everything else (its
+    text, a CTE, a changed copy) `in_full()` stands for it, in which the values are part of the statement.
+    """
+
+    inherit_cache = True
+
+    def __init__(self, attributes: dict[str, Any], values: dict[str, Any]) -> None:
+        vars(self).update(attributes)
+        self._given = values
+
+    def shared(self) -> sa.Insert:
+        raise NotImplementedError
+
+    def in_full(self) -> sa.Insert:
+        raise NotImplementedError
+
+    def _execute_on_connection(self, connection: Any, distilled_params: Any, execution_options: Any) -> Any:
+        if len(distilled_params) > 1 or any(distilled_params):  # of the caller's own
+            return super()._execute_on_connection(connection, distilled_params, execution_options)
+        return self.shared()._execute_on_connection(connection, [self._given], execution_options)  # noqa: SLF001
+
+    def _annotate(self, values: Any) -> Any:
+        # A Session does so with each ORM INSERT. An INSERT that returns a plain column needs nothing else for it.
+        return self if values == {"dml_strategy": "orm"} else self.in_full()._annotate(values)  # noqa: SLF001
+
+    def _generate(self) -> Any:
+        return self.in_full()._generate()  # noqa: SLF001
+
+    def _clone(self, **options: Any) -> Any:
+        return self.in_full()._clone(**options)  # noqa: SLF001
+
+
+def may_have_listeners(connection: sa.Connection) -> bool:
+    """False if neither the connection nor its engine ever had a listener. Reading the listeners of a new connection takes 4 µs."""
+    engine = connection.engine
+    return bool(getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True))
+
+
+def copy_of(default: T) -> T:
+    """A copy for a column of another table."""
+    return default._copy()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def is_in_its_own_transaction(context: MigrationContext) -> bool:
+    """Whether Alembic began the transaction, so that it may commit it: it does not tell otherwise."""
+    return context._transaction is not None  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

@@ -1,0 +1,76 @@
+"""Each private name of SQLAlchemy's and Alembic's that the package uses is there, and does what it is used for."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import event
+
+import sa_jobqueue
+from sa_jobqueue.util.sqlalchemy_internals import copy_of, is_in_its_own_transaction, may_have_listeners
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("_execute_on_connection", ["self", "connection", "distilled_params", "execution_options"]),
+        ("_annotate", ["self", "values"]),
+        ("_generate", ["self"]),
+        ("_clone", ["self"]),
+    ],
+)
+def test_a_method_of_insert_that_is_overridden_is_there(name: str, parameters: list[str]) -> None:
+    """With these parameters first: else SQLAlchemy would call ours in another way, or not at all."""
+    found = inspect.signature(getattr(sa.Insert, name)).parameters
+    assert list(found)[: len(parameters)] == parameters
+
+
+def test_has_events_tells_whether_there_was_a_listener() -> None:
+    """`Connection._has_events` and `Engine._has_events`."""
+    engine = sa.create_engine("sqlite://")
+    with engine.connect() as connection:
+        assert (connection._has_events, engine._has_events) == (False, False)
+        assert not may_have_listeners(connection)
+        event.listen(connection, "commit", lambda _: None)
+        assert may_have_listeners(connection)
+    event.listen(engine, "commit", lambda _: None)
+    with engine.connect() as connection:
+        assert may_have_listeners(connection)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("default", [sa.Computed("1 + 1"), sa.Identity(start=7)])
+def test_a_default_is_copied(default: sa.Computed | sa.Identity) -> None:
+    """`Computed._copy` and `Identity._copy`."""
+    copied = copy_of(default)
+    assert copied is not default
+    assert type(copied) is type(default)
+
+
+def test_alembics_own_transaction_is_known() -> None:
+    """`MigrationContext._transaction`."""
+    engine = sa.create_engine("sqlite://")
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"transactional_ddl": True})
+        assert not is_in_its_own_transaction(context)
+        with context.begin_transaction():
+            assert is_in_its_own_transaction(context)
+    engine.dispose()
+
+
+def test_no_other_module_uses_private_names_of_sqlalchemy() -> None:
+    """Ruff marks each (SLF001): what is left are classes of our own, rows' `_mapping`, and Python's."""
+    root = Path(sa_jobqueue.__file__).parent
+    lines = [
+        line.strip()
+        for path in root.rglob("*.py")
+        if path.name != "sqlalchemy_internals.py"
+        for line in path.read_text().splitlines()
+        if "noqa: SLF001" in line
+    ]
+    ours = ("._mapping", "sys._getframe", "asyncio.coroutines._is_coroutine", "workflow._", "._refer(", "._make_call(")
+    assert [line for line in lines if not any(name in line for name in ours)] == []
