@@ -76,7 +76,7 @@ class EmbeddedUnavailable(JobQueueError):
 class SchemaError(JobQueueError):
     """The job queue's schema in the database is missing, too old or too new.
 
-    `found` is the version there (None: no schema at all), `needed` the one this release works with. `others`: if it is missing, the
+    `found` is the version there (None: no schema at all), `needed` the version this release works with. `others`: if it is missing, the
     schemas of the database that hold jobs.
     """
 
@@ -155,7 +155,7 @@ class StatusError(JobQueueError):
 
 
 class SubjectError(JobQueueError, ValueError):
-    """What a job is said to be about is no row that could be found again."""
+    """A job's subject is no row that could be found again."""
 
 
 class SessionUnavailable(JobQueueError):

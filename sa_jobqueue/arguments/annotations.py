@@ -1,4 +1,4 @@
-"""What an annotation says of an object argument, and where in it a mapped class stands.
+"""Annotations of object arguments: how the object is loaded, and where in the annotation its mapped class stands.
 
 >>> from typing import Annotated
 >>> from sqlalchemy.orm import selectinload
@@ -29,7 +29,7 @@ _CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, Sequence, Map
 
 
 class _OfObjects:
-    """What stands beside a mapped class in an `Annotated`."""
+    """An instruction next to a mapped class in an `Annotated`."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         """Let a pydantic model of the application's have such a field: it takes the objects as they are."""
@@ -79,7 +79,7 @@ class Fresh(_OfObjects):
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What an annotation says of the mapped class in it."""
+    """A mapped class in an annotation, with the instructions next to it."""
 
     load: Load
     fresh: bool = False
@@ -142,7 +142,7 @@ def replaced(
 
 
 def _said_beside(beside: Sequence[Any], said: Said) -> Said:
-    """What stands beside a class in an `Annotated` says of it."""
+    """Read the instructions next to a class in an `Annotated`."""
     load, fresh = said.load, said.fresh
     for one in beside:
         if one is Load or one is Fresh:

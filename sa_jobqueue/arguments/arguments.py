@@ -1,4 +1,4 @@
-"""The arguments of one handler, encoded when a job is made and decoded when it runs."""
+"""A handler's arguments, encoded when a job is made and decoded when it runs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _OBJECTS = (
 
 
 class Arguments:
-    """The arguments of one handler. Annotations are resolved at the first use, when all modules have been imported.
+    """A handler's arguments. Annotations are resolved at the first use, when all modules have been imported.
 
     `given`: how many of the first parameters are no arguments, because results of other jobs fill them.
     """
@@ -71,14 +71,14 @@ class Arguments:
         return self.resolve().context
 
     def resolve(self) -> Plan:
-        """Resolve the annotations now. Raises TaskError if one cannot be resolved."""
+        """Resolve the annotations now. Raises TaskError for an annotation that cannot be resolved."""
         plan = self._plan
         if plan is None:
             plan = self._plan = plan_of(self.handler, self._what, given=self._given)
         return plan
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int = MAX_PAYLOAD) -> str:
-        """The arguments of one call as JSON text. Raises PayloadError if they do not fit or cannot be stored.
+        """A call's arguments as JSON text. Raises PayloadError if they do not fit or cannot be stored.
 
         An `ObjectText` if there may be objects in them, whose keys are perhaps not known before the next flush.
         """
@@ -295,7 +295,7 @@ def bound(plan: Plan, columns: Sequence[Selected], *, what: str) -> list[str]:
 
 
 def bound_by_name(columns: Sequence[Selected], *, what: str) -> list[str]:
-    """The same for a task that is known by name only: all columns are keywords."""
+    """Bind the columns for a task that is known by name only: all are keywords."""
     names = [column.label or column.name for column in columns]
     if unnamed := [place for place, name in enumerate(names, 1) if not name]:
         raise PayloadError(f"{what}: column {unnamed[0]} has no name: say which argument it is, .label(...)")

@@ -270,7 +270,7 @@ def _uuid(of: Any) -> Kind:
 _KINDS: tuple[tuple[Any, Callable[[Any], Kind]], ...] = (
     (sa.Boolean, lambda _: _BOOL),
     (sa.Integer, lambda _: _INT),
-    ((sa.Numeric, sa.Float), _number),  # the one is a base of the other in SQLAlchemy 2.0 only
+    ((sa.Numeric, sa.Float), _number),  # Float is a Numeric in SQLAlchemy 2.0 only
     (sa.Enum, _enum),
     (sa.String, lambda _: _STR),
     (sa.Uuid, _uuid),
@@ -289,7 +289,7 @@ _SETS = ("set", "frozenset")
 
 
 def has_sets(schema: Any) -> bool:
-    """Whether a value that fits this schema of pydantic's core may be a set, or hold one."""
+    """Whether a value of this pydantic-core schema may be or contain a set."""
     if isinstance(schema, Mapping):
         parts = cast(Mapping[str, Any], schema)
         return parts.get("type") in _SETS or any(has_sets(one) for one in parts.values())
@@ -302,7 +302,7 @@ def in_order(data: bytes, value: object) -> bytes:
 
 
 def plain_in_order(plain: Any, value: Any) -> Any:
-    """The same for JSON that is plain Python objects."""
+    """Like `in_order`, for JSON that is plain Python objects."""
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         parts = cast(Iterable[Any], value)
         if not isinstance(plain, list) or len(plain) != len(value):

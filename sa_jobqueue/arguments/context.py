@@ -34,7 +34,7 @@ _ROUNDING = 1e-9
 S = TypeVar("S", Session, AsyncSession)
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Seconds since 1970: any time between these two can be a `datetime`, in whatever zone it is shown.
+#: Seconds since 1970: any time between these two can be a `datetime`, in any time zone.
 _FIRST, _LAST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2, 9999))
 
 
@@ -68,7 +68,7 @@ class ClaimedJob(NamedTuple):
 
 
 class JobFacts:
-    """What a handler's context and the attempt that middleware is given both say of the claimed job."""
+    """The attributes of the claimed job that a handler's context and middleware's attempt share."""
 
     __slots__ = ("_job",)
 
@@ -123,7 +123,7 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
 
 
 class _OnlyKept(logging.LogRecord):
-    """A record that no handler sees: the line that is kept needs no more. A whole one takes four times as long (November 2026)."""
+    """A record that no handler sees: the line that is kept needs no more. A whole record takes four times as long (November 2026)."""
 
     def __init__(self, level: int, msg: Any, args: Any) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.created, self.levelno, self.levelname = time.time(), level, logging.getLevelName(level)
@@ -165,7 +165,7 @@ class Notes(Protocol):
         """Take how far the job is: `fraction` from 0 to 1, and perhaps a text."""
 
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
-        """What takes the log records of this claim, of which the last `limit` are kept."""
+        """The sink for this claim's log records; it keeps the last `limit`."""
         ...
 
 
@@ -220,7 +220,7 @@ class _Context(JobFacts, Generic[S]):
     def progress(self, fraction: float, message: str | None = None) -> None:
         """Say how far the job is: `fraction` from 0 to 1, and perhaps a text. What is longer than 500 characters is cut.
 
-        It returns at once, in an async handler too: nothing is awaited. The worker writes the last of what a job has said, up to
+        It returns at once, in an async handler too: nothing is awaited. The worker writes the last value that the job has set, up to
         4 times a second and in a transaction of its own. So others see it while the job runs, as `Job.progress`, and it stays if
         the attempt fails.
 

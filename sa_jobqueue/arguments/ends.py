@@ -51,12 +51,12 @@ def strict_adapter(fields: Mapping[str, Any], **config: Any) -> TypeAdapter[Any]
 
 
 def reason_of(error: Exception) -> str:
-    """What pydantic says of a type that it cannot check, without what to do about it in a model."""
+    """The message of pydantic about a type that it cannot check, without its advice for models."""
     return str(error).splitlines()[0].partition(". Set ")[0]
 
 
 class Typed(Generic[T]):
-    """One value of an annotated type, to JSON and back, strictly. Raises TypeError for a type that pydantic cannot check."""
+    """Converts a value of an annotated type to JSON and back, strictly. Raises TypeError for a type that pydantic cannot check."""
 
     def __init__(self, hint: Any) -> None:
         try:
@@ -74,12 +74,12 @@ class Typed(Generic[T]):
         return self._serialize(valid, by_alias=True, warnings=False)[len(_BEFORE) : -len(_AFTER)]
 
     def from_json(self, text: str) -> T:
-        """The value of which this JSON text was made. Raises ValidationError if it does not fit."""
+        """Restore the value from JSON text. Raises ValidationError if it does not fit."""
         found = self._validate_json(_BEFORE + text.encode() + _AFTER, strict=True)
         return cast(T, found["value"])
 
     def from_plain(self, value: object) -> T:
-        """The value of which plain JSON, as Python has loaded it, was made. Raises ValidationError if it does not fit."""
+        """Restore the value from JSON that Python has loaded. Raises ValidationError if it does not fit."""
         found = self._validate_json(_BEFORE + to_json(_with_numbers(value)) + _AFTER, strict=True)
         return cast(T, found["value"])
 

@@ -36,7 +36,7 @@ class Failed:
     type: str
     """Of the error that ended it."""
     message: str
-    """What it said."""
+    """Its message."""
 
     def __str__(self) -> str:
         return f"job {self.job_id} is {self.status or 'gone'} ({error_text(self.type, self.message)})"
@@ -52,7 +52,7 @@ class Part(NamedTuple):
 
 
 class Inputs:
-    """The first parameters of one handler: `count` of them, each the result of a job; 0: the first one, a list of such results."""
+    """A handler's first `count` parameters, each the result of a job; 0: its first parameter, a list of results."""
 
     def __init__(self, handler: Callable[..., Any], *, task: str, count: int) -> None:
         self._handler, self._what, self.count = handler, f"task {task!r}", count
@@ -63,7 +63,7 @@ class Inputs:
 
     @cached_property
     def stream(self) -> bool | None:
-        """Whether the handler takes an iterator: False; or an async one: True; None: it takes a list."""
+        """False: the handler takes an iterator. True: an async iterator. None: a list."""
         return None if self.count else STREAMS.get(typing.get_origin(self._hints[0]) or self._hints[0])
 
     @cached_property
@@ -92,11 +92,11 @@ class Inputs:
         _ = self._types, self.stream
 
     def each(self, parts: Iterable[Part]) -> list[Any]:
-        """A value for each parameter. Raises PayloadError if one does not fit."""
+        """A value for each parameter. Raises PayloadError for a value that does not fit."""
         return [self._value(part, *of) for part, of in zip(parts, self._types, strict=True)]
 
     def of_list(self, parts: Iterable[Part]) -> list[Any]:
-        """The values of the list. Raises PayloadError if one does not fit."""
+        """The values of the list. Raises PayloadError for a value that does not fit."""
         ((of, takes_failed),) = self._types
         return [self._value(part, of, takes_failed) for part in parts]
 

@@ -28,7 +28,7 @@ _PAGE = 5_000
 
 
 def load(session: Session, wanted: Sequence[Reference]) -> None:
-    """Load the object of each reference: one statement for those of one argument.
+    """Load the object of each reference, with a statement for each argument.
 
     Raises Discard or ObjectMissing, as the annotation says, where there is none, Discard where it has another version, and
     PayloadError for a reference without a key.

@@ -1,4 +1,4 @@
-"""Which object a job is about: its first argument that is one, or what an option says."""
+"""Which object a job is about: its first argument that is a mapped object, or the option `about`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Waiting:
     """The object that the job is about, one of the references; None: its subject is known, or there is none."""
 
     def completed(self, args: Any, *, versioned: bool = True) -> str:
-        """`args`, as JSON text or as what was read of it, with all keys. Raises PayloadError if one is not known yet."""
+        """`args`, as JSON text or parsed, with all keys filled in. Raises PayloadError for a key that is not known yet."""
         text = as_text(args)
         for one in self.references:
             try:
@@ -82,7 +82,7 @@ class Waiting:
         return self.rule(text) != self.rule(other)
 
     def error(self, said: str) -> PayloadError:
-        """What to raise because of one argument."""
+        """The error to raise for an argument."""
         return PayloadError(f"task {self.task!r}: {said}")
 
 
@@ -91,9 +91,7 @@ def as_text(args: Any) -> str:
     return str.__str__(args) if isinstance(args, str) else to_json(args).decode()
 
 
-# ---- Which object a job is about: its first argument that is one, or what an option says.
-
-#: What is said of it: the object itself while it has no key; False: nothing.
+#: The subject; the object itself while it has no key; False: none.
 About: TypeAlias = Subject | Reference | Literal[False]
 
 

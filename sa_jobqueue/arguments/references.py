@@ -117,7 +117,7 @@ class ObjectArgument:
 
 
 class SubjectOption(ObjectArgument):
-    """The class of an object that jobs are said to be about, by an option: it is no argument."""
+    """The class of an object that is a job's subject by an option, and no argument."""
 
     def __init__(self, cls: type[Any]) -> None:
         super().__init__(cls, Said(Load()), "subject")
@@ -157,7 +157,7 @@ class Reference:
     key: tuple[Any, ...] | None
     """None: it is not known before a flush, or there is none."""
     version: Any = None
-    """As plain JSON; None: of whatever version."""
+    """As plain JSON; None: any version."""
     object: Any = field(default=None, compare=False)
     token: str = ""
     """What the JSON has in the place of an unknown key."""
@@ -189,7 +189,7 @@ class Reference:
         return Reference(self.of, key, version)
 
     def is_to(self, one: object) -> bool:
-        """Whether `one` is the object, or its key as plain JSON."""
+        """Whether `one` is an object of the class, or its key as plain JSON."""
         state: object = sa.inspect(one, raiseerr=False)
         if not isinstance(state, InstanceState):
             return self.key is not None and bool(self.of.keys.write(self.key) == one)

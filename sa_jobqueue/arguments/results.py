@@ -31,9 +31,9 @@ _SAYS_NOTHING = (*_SIGNALS, typing.NoReturn, typing.Never, object)
 
 
 class Results:
-    """The results of one handler. The annotation is resolved at the first use, when all modules have been imported.
+    """A handler's results. The annotation is resolved at the first use, when all modules have been imported.
 
-    A handler without a return annotation, or with `Any`, may return whatever pydantic can make JSON of.
+    A handler without a return annotation, or with `Any`, may return anything that pydantic can turn into JSON.
     """
 
     __slots__ = ("_handler", "_hint", "_resolved", "_task", "_typed")

@@ -1,4 +1,4 @@
-"""A handler's signature, resolved once: what it says of the arguments, with a validator and a serializer for them."""
+"""A handler's signature, resolved once, with a validator and a serializer for its arguments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .references import ObjectArgument
 #: Types whose values are sure to come back from JSON as they were.
 _EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
 
-#: How a handler takes the results of others one by one; whether that is for an `async def`.
+#: Iterators by which a handler may take results; the value: whether it is for an `async def`.
 STREAMS: Mapping[Any, bool] = {Iterator: False, Iterable: False, AsyncIterator: True, AsyncIterable: True}
 
 _Parameter = inspect.Parameter
@@ -84,12 +84,12 @@ class Plan:
     required: frozenset[str]
     """The parameters without a default."""
     sets: bool
-    """Whether an argument may be a set, or hold one."""
+    """Whether an argument may be or contain a set."""
     given: tuple[Any, ...] = ()
     """The types of the parameters that results of other jobs fill."""
 
     def hint_of(self, name: str) -> Any:
-        """The annotation of an argument of this name; of one in `**kwargs`, what all of them have."""
+        """The annotation of the argument `name`, or of `**kwargs`."""
         if name in self.hints or self.rest is None:
             return self.hints[name]
         hint = self.hints[self.rest.name]
@@ -206,7 +206,7 @@ def return_hint(handler: Callable[..., Any], what: str) -> Any:
 
 
 def _resolved(handler: Callable[..., Any], name: str, annotation: Any) -> Any:
-    """One annotation, of the parameter `name` or of what is returned."""
+    """The annotation of the parameter `name`, or of the result."""
     known = getattr(inspect.unwrap(handler), "__globals__", {})
     # The contexts are known even if the module imports them for the type checker only.
     spare = {"JobContext": JobContext, "AsyncJobContext": AsyncJobContext, "sa_jobqueue": sys.modules["sa_jobqueue"]}
@@ -215,7 +215,7 @@ def _resolved(handler: Callable[..., Any], name: str, annotation: Any) -> Any:
 
 
 def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], what: str) -> dict[str, Any]:
-    """The parameters' annotations, resolved one by one: the return type does not matter here."""
+    """The parameters' annotations, resolved without the return type."""
     hints: dict[str, Any] = {}
     for parameter in parameters:
         if parameter.annotation is _Parameter.empty:
@@ -241,7 +241,7 @@ def _adapter(
 
 
 def _culprit(fields: dict[str, Any]) -> str | None:
-    """The parameter that pydantic cannot validate, and what it says of it."""
+    """The parameter that pydantic cannot validate, with pydantic's message."""
     for name, hint in fields.items():
         try:
             TypeAdapter(hint.__args__[0] if typing.get_origin(hint) is NotRequired else hint)

@@ -234,8 +234,6 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
 
 
-# ---- Plain JSON: arguments of a task known by name, meta, results.
-
 #: A number written with a positive exponent, or a text that looks like one.
 EXPONENT = re.compile(r"\de\+?\d")
 

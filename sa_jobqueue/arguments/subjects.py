@@ -30,7 +30,7 @@ def named(cls: type[Any], key: tuple[Any, ...]) -> str:
 
 
 def named_object(state: InstanceState[Any]) -> str:
-    """The same of an object; "the Order" if it has no key yet."""
+    """A label for an object; "the Order" if it has no key yet."""
     return f"the {state.class_.__name__}" if state.key is None else named(state.class_, tuple(state.key[1]))
 
 
@@ -46,7 +46,7 @@ def named_anything(value: object) -> str:
 
 
 def deleted(state: InstanceState[Any]) -> str | None:
-    """What to say of an object that was deleted, or is about to be."""
+    """The error for an object that was deleted or is about to be."""
     if state.deleted or state.was_deleted:
         return f"{named_object(state)} was deleted"
     if state.session is not None and state.obj() in state.session.deleted:
@@ -60,7 +60,7 @@ _BYTES = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
 
 class Keys:
-    """The primary keys of one mapped class. Raises TypeError for a class whose keys have no type that JSON could be read as."""
+    """The primary keys of a mapped class. Raises TypeError for a class whose keys have no type that JSON could be read as."""
 
     def __init__(self, cls: type[Any]) -> None:
         mapper: Mapper[Any] = sa.inspect(cls)
@@ -111,8 +111,6 @@ def _type_of(column: sa.ColumnElement[Any], cls: type[Any]) -> type[Any]:
     return found
 
 
-# ---- What a job is about: a row of the application's, by its class and its key as text.
-
 T = TypeVar("T")
 _Class: TypeAlias = type[T]
 
@@ -126,7 +124,7 @@ class Subject(NamedTuple):
     """What a job is about: `Job.subject`. Two are equal if they name the same row.
 
     `type`: the name of the mapped class, or its `__subject_type__`; of a class in an inheritance that of the base. `id`: its primary key
-    as text: `7`, or `[7, 2]` for one with two parts.
+    as text: `7`, or `[7, 2]` for a key with two parts.
 
     `session.get(*job.subject.identity(Base))` loads the row, in both kinds of session.
     """
@@ -180,7 +178,7 @@ class Subject(NamedTuple):
 
 
 def subject_of_key(mapper: Mapper[Any], key: tuple[Any, ...]) -> Subject:
-    """The subject that an object with this key is. Raises SubjectError for a key that cannot be one."""
+    """The subject that an object with this key is. Raises SubjectError for a key that a subject cannot have."""
     try:
         text = _text(_keys(mapper).write(key))
     except (TypeError, ValueError) as error:

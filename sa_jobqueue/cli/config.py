@@ -120,8 +120,6 @@ def _parse_number(text: str | int, what: str) -> int:
     return number
 
 
-# ---- The settings of a command: options, then the environment (SA_JOBQUEUE_...), then [tool.sa_jobqueue] in pyproject.toml.
-
 #: Where many applications have their database's URL; it counts where ours is set nowhere.
 DATABASE_URL = "DATABASE_URL"
 

@@ -83,8 +83,6 @@ def help_text(docstring: str) -> str:
     return "\n\n".join(f"\b\n{one}" if one.startswith("sa-jobqueue ") else one_line(one) for one in paragraphs)
 
 
-# ---- Commands that are loaded when they are called, because importing all of them would take each command 0.4 s.
-
 Entries = Mapping[str, "Entry | Group"]
 
 

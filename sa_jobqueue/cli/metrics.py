@@ -70,9 +70,6 @@ def send_metrics(end: int, worker: Worker) -> Sender:
     return sender
 
 
-# ---- The command `metrics`: what the database says, for Prometheus; and the alerts and the Grafana board that come with it.
-
-
 def metrics(
     config: Config,
     *,

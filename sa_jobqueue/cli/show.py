@@ -95,8 +95,6 @@ def _print(found: JobExplanation) -> None:
             say(f"  → {cleaned(advice)}")
 
 
-# ---- Looking at one job: `show`.
-
 #: How far a job is; a row of an earlier claim says nothing.
 _PROGRESS = sa.select(Progress).join(Job, sa.and_(Job.id == Progress.job_id, Job.claim_token == Progress.claim_token))
 

@@ -150,8 +150,6 @@ def _span(time: timedelta) -> str:
     return age(time.total_seconds())
 
 
-# ---- Jobs counted by queue, and what jobs came to: `stats`.
-
 _over_time = partial(typer.Option, rich_help_panel="What jobs came to")
 
 

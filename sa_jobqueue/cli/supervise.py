@@ -144,9 +144,6 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
             process.kill()
 
 
-# ---- The command `work` with a supervisor: the command lines of its worker processes, and the one that is tried out before them.
-
-
 @dataclass(frozen=True, slots=True)
 class _Report:
     """What a process says that was tried out."""

@@ -125,8 +125,6 @@ def _waits(branch: _Branch, branches: Mapping[int, _Branch], *, paused: bool) ->
         yield "to be looked at"
 
 
-# ---- Workflows: `workflow list`, `show`, `cancel`, `retry`, `pause` and `resume`.
-
 _PAGE = 1_000
 _PAUSED = WorkflowRow.finished_at.is_(None) & WorkflowRow.paused_at.is_not(None)
 _ORDER = [status.value for status in JobStatus]

@@ -315,8 +315,6 @@ class _Static(StaticFiles):
         return answer
 
 
-# ---- Putting a dashboard together.
-
 #: All that a form can ask for, by name.
 DEEDS = {
     **JOB_DEEDS,

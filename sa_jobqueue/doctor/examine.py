@@ -91,8 +91,6 @@ CHECKS: tuple[Check, ...] = (
     Check("slots", "replication slots, and the WAL that they keep", check_slots),
 )
 
-# ---- Making the checks, one after the other, in a transaction that can write nothing and waits for nothing long.
-
 #: A check that takes longer is given up: what is wrong with a busy server must not become worse by it.
 _PATIENCE = timedelta(seconds=5)
 _LOCK_PATIENCE = timedelta(milliseconds=250)

@@ -38,7 +38,7 @@ _SOCKET_PATH_LIMIT = 103
 
 
 def default_directory() -> Path:
-    """Return the folder of the embedded server: `SA_JOBQUEUE_EMBEDDED_DIR`, else one in the user's data folder; as root, a
+    """Return the folder of the embedded server: `SA_JOBQUEUE_EMBEDDED_DIR`, else a folder in the user's data folder; as root, a
     system folder.
 
     Root's server runs as another user, who could not reach a folder inside root's home.
@@ -88,7 +88,7 @@ class ServerSpec:
 
     @property
     def socket_directory(self) -> Path:
-        """The folder of the Unix socket: beside the data, or a short path where that would be too long for a socket."""
+        """The folder of the Unix socket: next to the data, or a short path if that is too long for a socket."""
         beside = self.home / "run"
         if len(os.fsencode(beside / ".s.PGSQL.5432.lock")) <= _SOCKET_PATH_LIMIT:
             return beside
@@ -109,9 +109,6 @@ def _expanded(folder: Path) -> Path:
             f"the embedded PostgreSQL cannot live in {str(folder)!r}: there is no such home folder: "
             "set SA_JOBQUEUE_EMBEDDED_DIR to a folder of yours"
         ) from None
-
-
-# ---- The server's process, and the files that hold its number.
 
 
 def postmaster_of(spec: ServerSpec) -> int | None:
@@ -168,7 +165,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-# ---- Waiting: for a condition, and for the lock that one command holds while it starts or stops a server.
+# ---- Waiting: for a condition, and for the lock that a command holds while it starts or stops a server.
 
 if sys.platform != "win32":
     import fcntl

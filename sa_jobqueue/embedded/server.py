@@ -50,7 +50,7 @@ def conninfo_of(spec: ServerSpec) -> str:
         port=5432,
         user="postgres",
         dbname="postgres",
-        gssencmode="disable",  # a socket has none, whatever PGGSSENCMODE requires
+        gssencmode="disable",  # a socket has none, even if PGGSSENCMODE requires it
         connect_timeout=10,
     )
 
@@ -92,14 +92,11 @@ def settles_running(spec: ServerSpec) -> bool:
     )
 
 
-# ---- What a caller does with an embedded server.
-
-
 def embedded_url(database: str = "sa_jobqueue", *, directory: Path | None = None, version: int = 18) -> str:
     """Return the URL of a database on the embedded server. The server is started and the database created if needed.
 
     Raises `EmbeddedUnavailable` where the extra `embedded` is not installed, the server does not start, or PGHOSTADDR or
-    PGSERVICE would lead to another one.
+    PGSERVICE would lead to another server.
     """
     return EmbeddedServer(directory or default_directory(), version=version).create_database(database)
 
@@ -122,11 +119,11 @@ class ServerStatus:
 
 @dataclass(frozen=True)
 class EmbeddedServer(ServerSpec):
-    """The embedded PostgreSQL of one folder.
+    """The embedded PostgreSQL of a folder.
 
     `directory`: the folder; it is made where missing, and each major version has a subfolder there.
     `version`: 18 or 16; any, where `programs` are given.
-    `settings`: configuration parameters beside `DEFAULT_SETTINGS`, read at the next start.
+    `settings`: configuration parameters, added to `DEFAULT_SETTINGS`, read at the next start.
     `programs`: a folder with `initdb` and `pg_ctl` to use instead of the wheel's.
     """
 

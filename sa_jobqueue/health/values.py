@@ -128,9 +128,6 @@ def _needed(rows: int, each: float | None, block: int, header: int, fill: float)
     return (round(rows / in_a_page) + 1) * block
 
 
-# ---- What is known of a database's condition, one class for each kind of row.
-
-
 @dataclass(frozen=True, slots=True)
 class Server:
     """The server, and the counters of this database."""

@@ -109,8 +109,6 @@ def _live(snapshot: Snapshot, unheard: float = 0.0) -> Answer:
     return Answer(False, f"its threads have not moved for {snapshot.state.late + unheard:.0f} s")
 
 
-# ---- A small HTTP server for `/metrics`, `/livez` and `/readyz`, on threads of its own.
-
 #: Where prometheus_client keeps the metrics of the application's own handlers when they run in several processes.
 _MULTIPROCESS = "PROMETHEUS_MULTIPROC_DIR"
 

@@ -56,8 +56,6 @@ class Families:
         return found
 
 
-# ---- What the database says, part by part: each is some statements, whose values are added to the families.
-
 #: Queues above this number are added up under `OTHER`, so that names made by a program do not fill the memory of Prometheus.
 _MOST_QUEUES = 200
 OTHER = "other"

@@ -78,9 +78,6 @@ def _with_zeros(tallies: Iterable[TaskTally], known: Iterable[tuple[str, str]]) 
     return [counted[key] for key in sorted(counted)]
 
 
-# ---- The sums over all worker processes of one supervisor, those that are gone among them.
-
-
 @dataclass(frozen=True, slots=True)
 class Counters:
     """What was counted, by one process or by several."""

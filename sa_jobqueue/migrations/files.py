@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class SqlFiles:
-    """The statements of the files `names` beside the module `module_file`; an empty line ends one. They are read on use."""
+    """The statements in the files `names`, next to the module `module_file`. An empty line ends a statement. Files are read on use."""
 
     def __init__(self, module_file: str, *names: str) -> None:
         self._paths = [Path(module_file).with_name(f"{name}.sql") for name in names]

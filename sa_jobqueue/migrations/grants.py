@@ -1,4 +1,4 @@
-"""What a database role needs to enqueue, to work, to look or to act: the GRANTs, as text.
+"""The GRANTs that a database role needs to enqueue, work, read or act, as text.
 
 >>> for statement in grant_statements("web", [Can.ENQUEUE]):
 ...     print(statement)
@@ -34,13 +34,13 @@ class Can(StrEnum):
     """Run a worker: claim, finish, renew, rescue, prune, archive, enqueue the ticks of schedules, write down the limits that its code
     declares; not enqueue other jobs, nor change what a job is to do."""
     READ = "read"
-    """Look at jobs, the archive, schedules and workers."""
+    """Read jobs, the archive, schedules and workers."""
     SCHEDULE = "schedule"
     """Make, change, pause and remove schedules, also those that code declares; so the role decides which jobs they enqueue."""
     WAIT = "wait"
     """Wait for the end of jobs, and read their results and errors."""
     ADMIN = "admin"
-    """Look, and cancel, retry, discard, release, edit, copy and delete jobs; set limits; pause queues, tasks and schedules, and enqueue the jobs
+    """Read, and cancel, retry, discard, release, edit, copy and delete jobs; set limits; pause queues, tasks and schedules, and enqueue the jobs
     of schedules; cancel, retry and pause workflows; ask workers to drain."""
 
 

@@ -45,15 +45,15 @@ def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | Non
     """Bring the schema up to version `to` (default: this release's), from inside an Alembic revision.
 
     It joins the revision's transaction and works offline (`--sql`) too. A version that builds an index of a table in use
-    commits that transaction first and begins another one afterwards, because PostgreSQL builds such an index only outside a
-    transaction. A schema that has this version or a newer one stays as it is.
+    commits that transaction first and begins another afterwards, because PostgreSQL builds such an index only outside a
+    transaction. A schema with this or a newer version stays as it is.
     While another migration of the same schema runs, it waits: `lock_timeout` where the session sets one, else a minute.
 
     Args:
         op: `alembic.op`, or an `Operations` of your own.
         to: The version; write it out in a revision, so that the revision keeps its meaning.
         schema: The schema's name. Default: what the connection's `schema_translate_map` makes of `sa_jobqueue`. Offline
-            there is no connection, so another name has to be given here.
+            there is no connection, so another name must be given here.
 
     Raises:
         ConfigurationError: There is no such version, or the database is not PostgreSQL (CockroachDB and YugabyteDB are refused, too).
@@ -101,7 +101,7 @@ def downgrade_database(
 
 
 def sql(to: int | None = None, *, schema: str = SCHEMA) -> str:
-    """Return the script for `psql` that brings the schema up to version `to`; with 0 the one that removes it.
+    """Return the script for `psql` that brings the schema up to version `to`; with 0 the script that removes it.
 
     It may be run on any version up to this release's, also twice.
     """
@@ -115,7 +115,7 @@ def sql(to: int | None = None, *, schema: str = SCHEMA) -> str:
 def current_version(connection: sa.Connection, schema: str | None = None) -> int | None:
     """Return the schema's version in the database, or None where it is missing.
 
-    Raises `JobQueueError` if the role may not look.
+    Raises `JobQueueError` if the role may not read it.
     """
     name = _translated(connection, schema)
     table = f"{quote(name)}.schema_version"

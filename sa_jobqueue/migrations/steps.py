@@ -54,7 +54,7 @@ def _body(statements: Iterable[str]) -> str:
     return "".join(textwrap.indent(textwrap.dedent(part).strip(), "    ") + ";\n" for part in statements)
 
 
-# An existing schema is not made again: even IF NOT EXISTS asks for the right to make one.
+# An existing schema is not made again: even IF NOT EXISTS needs the right to create schemas.
 _SCHEMA = _if("to_regnamespace({name}) IS NULL", ["CREATE SCHEMA {schema}"])
 
 _VERSION_TABLE = _if(
@@ -83,7 +83,7 @@ class Step:
 
     statement: str
     needed: str | None = None
-    """For a statement that no transaction may hold: the query whether it has to be executed."""
+    """For a statement that must run outside a transaction: the query that tells whether it is needed."""
 
     @property
     def alone(self) -> bool:

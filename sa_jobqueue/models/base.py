@@ -113,9 +113,6 @@ def decode_on_read(_class: type, _key: str, attribute: InstrumentedAttribute[Any
         attribute.__class__ = _DecodedOnRead
 
 
-# ---- The registry of the queue's own tables, and the schema they live in.
-
-
 class Base(DeclarativeBase):
     """The registry of the queue's own tables, apart from the application's."""
 

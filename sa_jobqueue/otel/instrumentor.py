@@ -27,7 +27,7 @@ _Observe = Callable[[TaskTally, dict[str, str]], Iterator[Observation]]
 
 
 class Metrics:
-    """The instruments of one meter. They observe nothing while `active` is false, because none can be taken back."""
+    """A meter's instruments. They observe nothing while `active` is false, because an instrument cannot be removed."""
 
     def __init__(self, meter: Meter) -> None:
         self.active = True
@@ -85,8 +85,6 @@ def _cumulative(counts: Sequence[int], labels: dict[str, str]) -> Iterator[Obser
         yield Observation(total, labels | {semconv.BUCKET: bound})
 
 
-# ---- The instrumentor: what `opentelemetry-instrument` looks for, and what applications call.
-
 _SCOPE = "sa_jobqueue"
 _OPTIONS = frozenset({"tracer_provider", "meter_provider", "trace", "enqueue_spans"})
 
@@ -94,7 +92,7 @@ _OPTIONS = frozenset({"tracer_provider", "meter_provider", "trace", "enqueue_spa
 class SaJobqueueInstrumentor(BaseInstrumentor):  # type: ignore[misc]
     """Traces and counts the jobs of this process. `instrument()` begins, `uninstrument()` ends; there is one instrumentor.
 
-    Options of `instrument`: `tracer_provider` and `meter_provider`; the global ones if they are not given. `trace`: whether an
+    Options of `instrument`: `tracer_provider` and `meter_provider`; the global providers by default. `trace`: whether an
     attempt is in the trace of its enqueueing. "auto", the first attempt of a job is, if it begins within a minute; "child", each
     is; "link", none is. Each attempt is linked to its enqueueing. `enqueue_spans`: False for no span of each enqueueing.
 

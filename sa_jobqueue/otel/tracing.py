@@ -1,4 +1,4 @@
-"""Spans: one where a job is enqueued, and one around each attempt. The context travels in the job's `meta`."""
+"""A span where a job is enqueued, and a span around each attempt. The context travels in the job's `meta`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trace_fields() -> Mapping[str, Any]:
 class Tracing(Middleware):
     """Makes the spans. `continues`: whether an attempt is in the trace of its enqueueing, or only linked to it.
 
-    `enqueue_spans`: whether an enqueueing is a span of its own. Without one, an attempt is tied to what was the current span then.
+    `enqueue_spans`: whether an enqueueing is a span of its own. Without it, an attempt is linked to the span that was current then.
     """
 
     def __init__(self, tracer: Tracer, *, continues: Continue, enqueue_spans: bool) -> None:
@@ -78,7 +78,7 @@ class Tracing(Middleware):
             span.end()
 
     def around(self, attempt: Attempt) -> AbstractContextManager[object]:
-        """One span of the attempt."""
+        """A span of the attempt."""
         return _Processing(self, attempt)
 
     def start(self, attempt: Attempt) -> Context:
@@ -115,7 +115,7 @@ class Tracing(Middleware):
 
 
 class _Processing:
-    """The span of an attempt is the current one while its handler runs. It ends when the outcome is decided."""
+    """The attempt's span is current while its handler runs. It ends when the outcome is decided."""
 
     __slots__ = ("_attempt", "_token", "_tracing")
 

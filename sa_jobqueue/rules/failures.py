@@ -65,7 +65,7 @@ def clean(text: str) -> str:
 
 
 def name_of(kind: type[BaseException]) -> str:
-    """The name of the class, with its module unless it is a builtin one."""
+    """The class's name, with its module unless it is a builtin."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -94,7 +94,7 @@ def traceback_of(exception: BaseException, frames: TracebackType | None) -> str:
 
 
 def is_quick_to_format(exception: BaseException) -> bool:
-    """Whether Python formats the whole exception within milliseconds, as a logger does that is given one."""
+    """Whether Python formats the whole exception within milliseconds, as a logger does with an exception."""
     seen: set[int] = set()
     waiting = [exception]
     frames = length = 0

@@ -91,5 +91,5 @@ def hint_of_method(word: str, task: str) -> str:
 
 
 def unknown_option(word: str, task: str, takes: Iterable[str]) -> str:
-    """What an error says of an option that is none of those that a function takes."""
+    """The error message for an option that a function does not take."""
     return f"unknown option {word}: {hint(word, task) or 'the options are ' + ', '.join(takes)}"

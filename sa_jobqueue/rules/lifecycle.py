@@ -127,7 +127,7 @@ class Claimed(Protocol):
     `claim_token` is the fence: a random number that no other claim has. `attempt` already counts this claim. `rescues` counts
     the claims whose worker died, or left before the handler had ended.
 
-    `extra`: what only few jobs have, a JSON object as text; None for all others. Its keys: "unique", of a job with a unique
+    `extra`: rare attributes of a job, a JSON object as text; None for most jobs. Its keys: "unique", of a job with a unique
     key: the key if the job gives it back when it is started, else true; "expires" (only for the first attempt) and "deadline":
     seconds from the claim; "tick": the seconds since 1970 of its schedule's tick, and the number of ticks for which it stands; "workflow": the
     workflow that it is a member of; "inputs": how many of its first parameters are results of others, 0 for a list of them all.
@@ -165,7 +165,7 @@ class Claim(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """A task's rules for its jobs. Durations in seconds; None means for ever."""
+    """A task's rules for its jobs. Durations in seconds; None means forever."""
 
     policy: RetryPolicy = field(default_factory=RetryPolicy)
     retain: float | None = 7 * 86_400.0
@@ -186,7 +186,7 @@ class Change(NamedTuple):
     its place in the queue; `retain` 0 on a completion deletes the row at once, None keeps it. `attempt` and `rescues` are added to the counters.
     `expired`: only if the lease has run out, looked at again in the write itself. `unique`: the job has a key to give back
     when it ends. `blocks`: the time for which no other job of its key is to be started, or of its queue if it has none; a cancel
-    does not change that. `workflow`: the one that the job is a member of, to which its end is told.
+    does not change that. `workflow`: the id of the workflow that the job belongs to; its end is an event there.
     """
 
     id: int
@@ -251,7 +251,7 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, ela
 
 
 def completed(claim: Claimed, outcome: Completed, rules: Rules) -> Change:
-    """What `decide` says of `outcome`, as of nearly all outcomes: by the shortest way, without chance and time."""
+    """Fast path of `decide` for a completion: needs neither randomness nor a clock."""
     if claim.extra is None:
         return Change(
             claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,

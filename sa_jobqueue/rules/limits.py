@@ -114,12 +114,12 @@ class Limits:
 
 
 def limit_columns(prefix: str = "", *, running: int | None, rate: Rate | None) -> dict[str, Any]:
-    """What the columns whose names begin with `prefix` have for these limits."""
+    """The columns of a limit, each with `prefix` before its name."""
     return {f"{prefix}running": running, **rate_columns(rate, prefix)}
 
 
 def rate_columns(rate: Rate | None, prefix: str = "") -> dict[str, Any]:
-    """The same of a rate alone."""
+    """The columns of a rate, each with `prefix` before its name."""
     count, seconds, burst = (None, None, None) if rate is None else (rate.count, rate.per, rate.burst)
     return {f"{prefix}rate_count": count, f"{prefix}rate_seconds": seconds, f"{prefix}rate_burst": burst}
 
@@ -141,7 +141,7 @@ def read_rate(text: str, *, burst: int | None = None) -> Rate:
 
 
 def rate_said(count: int | None, seconds: float | None, burst: int | None = 1) -> str:
-    """A rate as `read_rate` takes it, with its burst where that is more than one; empty without a rate.
+    """A rate as `read_rate` takes it, with its burst where that is more than 1; empty without a rate.
 
     >>> rate_said(500, 60.0, 50)
     '500/1m, burst 50'

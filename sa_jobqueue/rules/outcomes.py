@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from .retry import Duration, seconds_of
 
-#: Seconds for which one 429 keeps a key or a queue waiting at most: a wrong Retry-After must not stop a queue for a year.
+#: Seconds for which a 429 keeps a key or a queue waiting at most: a wrong Retry-After must not stop a queue for a year.
 _LONGEST_WAIT = 86_400.0
 
 

@@ -3,7 +3,7 @@
 >>> str(WaitReason("queue", "sync", "42", "running", limit=3, used=3, job_ids=[11, 12, 13]))
 'waits for limit sync/42: 3 of 3 running (jobs 11, 12, 13)'
 
-`KINDS` lists what can be the reason, the deciding one first. A new one is a name in `What`, an entry there, and the place that finds
+`KINDS` lists the reasons, the deciding reason first. A new reason is a name in `What`, an entry there, and the place that finds
 it: a row of `why_waiting`, or `sa_jobqueue.health.explain`.
 """
 
@@ -19,7 +19,7 @@ from .words import jobs_of
 
 #: Jobs ahead of another that are counted at most.
 MOST_AHEAD = 1_000
-#: Before what the database said to a worker whose claims fail, in `WorkerRow.pressure`.
+#: In `WorkerRow.pressure`, before the database's message to a worker whose claims fail.
 CLAIMS_FAIL = "claims fail: "
 
 #: What keeps a job from being run, or has become of it. `KINDS` has a sentence for each.
@@ -57,7 +57,7 @@ class WaitReason(NamedTuple):
     seconds: float | None = None
     """The period of a rate."""
     reason: str | None = None
-    """What was said of it: of a pause, or by the last error."""
+    """The pause's reason, or the last error's message."""
     since: datetime | None = None
     """When it began."""
     workflow_id: int | None = None
@@ -78,7 +78,7 @@ class WaitReason(NamedTuple):
         return KINDS[self.what].needs_help
 
     def advice(self, job_id: int) -> str:
-        """What can be done about it for this job, in a line; "": nothing has to be."""
+        """What to do about it for this job, in a line; "": nothing."""
         return KINDS[self.what].advice(self, job_id)
 
     @property
@@ -92,7 +92,7 @@ def _nothing(_: WaitReason, __: int) -> str:
 
 
 class Kind(NamedTuple):
-    """What there is to say of one kind of reason."""
+    """How a kind of reason is worded."""
 
     sentence: Callable[[WaitReason, Moment], str]
     needs_help: bool = False
@@ -308,7 +308,7 @@ def _mend(_: WaitReason, __: int) -> str:
     return "mend what refuses it: a trigger, a constraint, or a lock"
 
 
-#: What can be the reason, the deciding one first.
+#: The reasons, the deciding reason first.
 KINDS: Mapping[What, Kind] = {
     "missing": Kind(_missing, True),
     "archived": Kind(_archived),

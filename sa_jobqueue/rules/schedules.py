@@ -54,11 +54,11 @@ class Every:
         return f"every {int(self.seconds) if self.seconds.is_integer() else self.seconds!r} s"
 
     def after(self, moment: datetime) -> datetime:
-        """The tick after the one at `moment`."""
+        """The first tick after `moment`."""
         return moment + timedelta(seconds=self.seconds)
 
     def count(self, first: datetime, until: datetime, *, most: int) -> int:
-        """How many ticks there are from the one at `first` to `until`, both included; `most` if there are more."""
+        """The number of ticks from `first` to `until`, both included; at most `most`."""
         return min(self._steps(first, until) + 1, most) if first <= until else 0
 
     def last(self, first: datetime, until: datetime) -> datetime:
@@ -108,7 +108,7 @@ class Cron:
         )
 
     def count(self, first: datetime, until: datetime, *, most: int) -> int:
-        """How many ticks there are from the one at `first` to `until`, both included; `most` if there are more."""
+        """The number of ticks from `first` to `until`, both included; at most `most`."""
         if first > until:
             return 0
         number = 1
@@ -284,13 +284,13 @@ def _next(rule: Rule, moment: datetime) -> datetime | None:
         return None
 
 
-# ---- Which ticks of a schedule become jobs by now, and when the next one is.
+# ---- Which ticks of a schedule become jobs by now, and when the next tick is.
 
 Missed: TypeAlias = Literal["once", "skip", "all"]
 
 #: Ticks are counted up to this number. A job that stands for more says this number.
 MOST_COUNTED = 1_000
-#: A tick was not missed if a worker looks within this time, and the next one has not come.
+#: Seconds within which a worker must read the schedule for a tick not to count as missed, if the next tick has not come.
 ON_TIME = timedelta(seconds=60)
 
 
@@ -316,7 +316,7 @@ def due_ticks(
     catch_up: timedelta | None = None,
     most: int = 100,
 ) -> Due:
-    """What is to be done by `now` about the ticks from the one at `next_at` on.
+    """What to do by `now` about the ticks from `next_at` on.
 
     `missed`: "once", one job for all of them, at the last; "skip", a job only if the last one is on time, for that one; "all", a
     job for each, at most `most` in one answer. `catch_up`: ticks that are longer ago are left out; None: none is too old.
@@ -345,7 +345,7 @@ def due_ticks(
 def is_stopped(paused_at: datetime | None, paused_by: str | None) -> bool:
     """Whether a schedule is paused so that the ticks of the pause are left out: it begins to count again when the pause ends.
 
-    One that is paused because no code declares it goes on where it was: those ticks are missed ones.
+    A schedule that was paused because no code declared it goes on where it was: its ticks meanwhile count as missed.
     """
     return paused_at is not None and paused_by != "undeclared"
 

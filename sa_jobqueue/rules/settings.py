@@ -1,4 +1,4 @@
-"""The settings of a worker, as one validated value that is made at the entrance. Nothing below reads the environment."""
+"""The settings of a worker, as a validated value, made at the entrance. Nothing below reads the environment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WorkerSettings:
     prune_every: float = 30.0
     """The pause between deletions of the jobs whose retention is over."""
     archive_months: int | None = None
-    """For how many months after its end a month of the archive is kept; then it is dropped. None: for ever. Where workers differ, the
+    """For how many months after its end a month of the archive is kept; then it is dropped. None: forever. Where workers differ, the
     shortest counts."""
     max_rescues: int = 5
     """A job fails after its worker has died, or left while the job ran, this many times."""

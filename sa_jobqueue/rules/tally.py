@@ -1,4 +1,4 @@
-"""What the jobs of one process came to, by queue and task, as a value. Workers count it; the table `stat` and metrics are made of it.
+"""How the jobs of a process ended, counted by queue and task. The table `stat` and the metrics are made of it.
 
 >>> before = TaskTally("mail", "send", completed=3, run_seconds=0.5)
 >>> TaskTally("mail", "send", completed=5, failed=1, run_seconds=0.75).minus(before).failed
@@ -46,8 +46,6 @@ def quantile(counts: Sequence[int], q: float) -> float | None:
     return BOUNDS[-1]
 
 
-# ---- What the jobs of one process came to, by queue and task, as a value. Workers count it; the table `stat` and metrics are made of it.
-
 #: What is counted for jobs whose tasks are not registered in this process: their names come out of rows, and have no bound.
 UNKNOWN_TASK = "(unknown)"
 #: What is counted for queues that this process does not serve, where there are thousands.
@@ -56,7 +54,7 @@ OTHER_QUEUES = "(other)"
 
 @dataclass(frozen=True, slots=True)
 class TaskTally:
-    """What the jobs of one task in one queue came to, since the tally began.
+    """How the jobs of a task in a queue have ended since the tally began.
 
     The numbers of outcomes: `released` were given back to the queue, `rescued` were taken from a worker that died, or their
     child process did; `lost` are outcomes that came after their claim was over. `runs` and `waits` are numbers of jobs by how long

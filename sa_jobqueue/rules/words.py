@@ -8,7 +8,7 @@ from .tally import BOUNDS
 
 
 def age(seconds: float | None, *, short: bool = False) -> str:
-    """A duration in its two largest units: 45s, 3m 20s, 2h 5m, 3d 4h; `short`: in the largest one."""
+    """A duration in its two largest units: 45s, 3m 20s, 2h 5m, 3d 4h; with `short` in the largest unit alone."""
     if seconds is None:
         return ""
     left = round(abs(seconds))
@@ -27,7 +27,7 @@ def duration(seconds: float) -> str:
 
 
 def estimated(seconds: float) -> str:
-    """A duration that was guessed within a bucket: more than two digits would say what is not known. The last bucket has no end: > 1h."""
+    """A duration estimated from a histogram bucket, with two digits: more are not known. The last bucket has no end: > 1h."""
     if seconds >= BOUNDS[-1]:
         return f"> {duration(BOUNDS[-1])}"
     return duration(float(f"{seconds:.2g}"))

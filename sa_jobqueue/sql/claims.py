@@ -109,8 +109,6 @@ def _tick(columns: Any) -> sa.ColumnElement[Any]:
     return sa.case((columns.tick_at.is_not(None), sa.func.jsonb_build_array(epoch(columns.tick_at), columns.ticks)))
 
 
-# ---- Claiming: one statement picks due jobs, locks them, takes them and hands them over.
-
 #: The priorities, the order in which they are served.
 PRIORITIES = tuple(range(MAX_PRIORITY, -1, -1))
 

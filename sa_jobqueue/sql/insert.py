@@ -64,6 +64,8 @@ def _insert_few(calls: Sequence[Call], job: type[JobMixin]) -> sa.Executable:
 
 
 class _InsertJobs(SharedInsert):
+    inherit_cache = True
+
     def __init__(self, job: type[JobMixin], values: dict[str, Any]) -> None:
         super().__init__(_attributes(job), values)
         self._job = job

@@ -180,8 +180,6 @@ def _names(value: object, what: str, allowed: tuple[str, ...] | None) -> tuple[s
     return names
 
 
-# ---- The options of a job: queue, priority, number of attempts, time, labels. They are checked before any SQL.
-
 #: Characters in the name of a task or of a queue.
 MAX_NAME = 200
 

@@ -109,8 +109,6 @@ class Drained(Sequence[Ran]):
         return f"<{said}>"
 
 
-# ---- Running jobs where the test is, on the connection of its session: claims, handlers and outcomes as a worker's, one job at a time.
-
 #: Seconds of a claim's lease. Nothing renews it, and a clock that is moved lets it run out.
 _LEASE = 60.0
 #: Bytes of arguments that a claim returns: all that can be read back.

@@ -124,8 +124,6 @@ class JobQueue(Generic[S_co]):
         return (self.registry.get(task) or task) if isinstance(task, str) else task
 
 
-# ---- The pytest plugin: it is there wherever the package is installed.
-
 _SETTING = "sa_jobqueue_session"
 #: Where an AsyncSession keeps the event loop in which it last began, for the report after the test.
 _LOOP = "sa_jobqueue_loop"

@@ -86,8 +86,6 @@ def _loaded_beside(one: Any) -> list[str]:
     return [name for name in found if name in vars(one)]
 
 
-# ---- The transaction of a handler's session in a test: a part of the test's own, behind a savepoint.
-
 #: Seconds between two looks whether a task or thread that a handler left behind has its savepoint.
 _LOOK = 0.001
 

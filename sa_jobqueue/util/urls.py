@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 #: Driver names that mean psycopg 3. SQLAlchemy 2.0 would take a bare `postgresql` for psycopg2, and knows no `postgres`.
 _PSYCOPG = frozenset({"postgres", "postgresql", "postgresql+psycopg", "postgresql+psycopg_async"})
-#: Drivers of which an application may have written its one URL. Other options than these are words of that driver.
+#: Drivers whose URL an application may share with us. Options other than these belong to that driver.
 _OTHERS = frozenset({"postgresql+asyncpg", "postgresql+psycopg2", "postgresql+pg8000"})
 _COMMON = frozenset({"host", "port"})
 
@@ -97,7 +97,7 @@ def connect_arguments(text: str) -> dict[str, Any]:
 
 
 def _has_several_hosts(options: Mapping[str, str]) -> bool:
-    """Or one with its port in the query."""
+    """Also a host whose port is in the query."""
     return "port" in options or not {",", ":"}.isdisjoint(options.get("host", ""))
 
 
@@ -135,7 +135,7 @@ def masked(value: Any) -> Any:
 
 
 def _mask_line(line: str) -> str:
-    """With `***` up to the last @ of the word, or, in a database's URL, to the next one behind a space.
+    """With `***` up to the last @ of the word, or, in a database's URL, to the next @ behind a space.
 
     No part is read more than a few times, because a log record may be a megabyte of URLs.
     """

@@ -43,7 +43,7 @@ _AT_EXIT = 1.0
 
 
 class Waiter:
-    """One call that waits. The listener's thread calls `wake()` once, when all its jobs have ended or there is an `error`."""
+    """A call that waits. The listener's thread calls `wake()` once, when all its jobs have ended or there is an `error`."""
 
     def __init__(self, ids: Iterable[int], wake: Callable[[], object]) -> None:
         self.left = set(ids)
@@ -68,7 +68,7 @@ class Waiter:
 
 
 class Listener:
-    """Tells the waiters of one engine. Any thread may call `add`, `drop` and `check`.
+    """Tells an engine's waiters. Any thread may call `add`, `drop` and `check`.
 
     Only its thread keeps an engine from being collected.
     """
@@ -148,7 +148,7 @@ class Listener:
             loop.close()
 
     def _run(self, engine: sa.Engine, receiver: Receiver) -> None:
-        """Serve until no one has waited for a while."""
+        """Serve until nobody has waited for a while."""
         failures = 0
         try:
             while True:
@@ -182,7 +182,7 @@ class Listener:
         return self._fail(error, lambda _: True)
 
     def _fail(self, error: BaseException, which: Callable[[Waiter], bool], *, ending: bool = False) -> bool:
-        """Give the error to the waiters for which this says so. Returns whether others are left. `ending`: the thread ends."""
+        """Give the error to the waiters that `which` selects. Returns whether others are left. `ending`: the thread ends."""
         with self._lock:
             waiters = {waiter for waiters in self._waiters.values() for waiter in waiters}
             failed = {one for one in waiters if which(one)}
@@ -199,7 +199,7 @@ class Listener:
             return set(self._waiters)
 
     def ends_here(self) -> bool:
-        """Whether to end, because no one waits or the process ends."""
+        """Whether to end, because nobody waits or the process ends."""
         with self._lock:
             if self._waiters and not self._is_ending:
                 return False
@@ -222,7 +222,7 @@ class Listener:
         self._fail(unread, lambda one: job_id in one.left)
 
     def tell(self, found: dict[int, JobEnd | None]) -> None:
-        """What a look has found: of each job its end, or None if it has not ended."""
+        """Tell the waiters what was found: the end of each job, or None if it has not ended."""
         with self._lock:
             for job_id in found:
                 for waiter in self._waiters.get(job_id, ()):

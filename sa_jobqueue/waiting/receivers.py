@@ -5,7 +5,7 @@
 | psycopg, sync and async | its socket becomes readable, or a notification comes with an answer |
 | psycopg2 | the same |
 | asyncpg | it calls back |
-| others; a pooler | not at all: the listener looks again by itself |
+| others; a pooler | not at all: the listener polls |
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Receiver(Protocol):
     """Receives the ids of jobs that have ended. Any thread may call `wake` and `cut_off`."""
 
     def wake(self) -> None:
-        """End the sleep, or the next one."""
+        """End this sleep, or the next."""
 
     def listen(self, connection: sa.Connection, channel: str) -> bool:
         """LISTEN on this channel. False if this driver or a pooler cannot."""
@@ -99,7 +99,7 @@ class _Notifications:
         self._raw = None
 
     def socket(self) -> int | None:
-        """What becomes readable when one comes; None if the driver is another, or does not listen."""
+        """What becomes readable when a notification comes; None with another driver, or without LISTEN."""
         if self._raw is None:
             return None
         try:
@@ -196,7 +196,7 @@ class LoopReceiver:
         self._listens_on: Any = None
         """asyncpg's connection."""
         self._is_lost = False
-        """Whether asyncpg has said that this one was closed."""
+        """Whether asyncpg has reported that this connection was closed."""
 
     def wake(self) -> None:
         with suppress(RuntimeError):  # the loop has ended just now

@@ -1,6 +1,6 @@
-"""What a listener does with one connection: it looks at jobs, has their ends told, and sleeps until it hears of one.
+"""What a listener does with a connection: it reads jobs, asks to be told of their ends, and sleeps until a notification.
 
-It looks at a job when a call begins to wait for it, says in the table `awaited` that its end is to be told, and looks once more. From
+It reads a job when a call begins to wait for it, enters it in the table `awaited`, and reads it once more. From
 then on it sleeps until a NOTIFY says that a job has ended. What ends a job may have looked at `awaited` just before, and commit just
 afterwards. So a job is also looked at without a notification, soon and then ever more rarely.
 """
@@ -30,24 +30,24 @@ T = TypeVar("T")
 _FIRST_LOOK, _GROWTH, _LAST_LOOK = 0.02, 3.0, 5.0
 #: The same where nothing is told.
 _GROWTH_OF_POLLING, _LAST_LOOK_OF_POLLING = 1.5, 1.0
-#: Seconds between two looks without a notification, at least, however many jobs are awaited.
+#: Least seconds between two polls without a notification, however many jobs are awaited.
 _BETWEEN_LOOKS = 0.01
-#: Seconds for which a job is said to be awaited. It is said again after half of them.
+#: Seconds for which an entry in `awaited` is valid. It is renewed after half of them.
 _HOLD = 60.0
 #: Seconds for which the connection stays open after the last wait, in case there is another.
 _LINGER = 5.0
-#: Seconds after which it looks whether the engine was disposed of meanwhile.
+#: Seconds between two checks whether the engine was disposed of.
 _LINGER_STEP = 0.25
 #: Seconds in which the server has to answer.
 _SILENCE = 10.0
-#: The SQLSTATEs of a statement for which the role lacks the right, and of one that would write in a read-only transaction.
+#: The SQLSTATEs for a lack of rights, and for a write in a read-only transaction.
 _MAY_NOT = frozenset({"42501", "25006"})
 #: The class of the SQLSTATEs that say that a statement, or the role, is wrong, whatever the rows are.
 _WRONG = "42"
 
 
 class Waiters(Protocol):
-    """Those for which a subscription looks at jobs."""
+    """The waiters for whom a subscription reads jobs."""
 
     @property
     def is_ending(self) -> bool:
@@ -63,18 +63,18 @@ class Waiters(Protocol):
         ...
 
     def ends_here(self) -> bool:
-        """Whether to end, because no one waits or the process ends."""
+        """Whether to end, because nobody waits or the process ends."""
         ...
 
     def tell(self, found: dict[int, JobEnd | None]) -> None:
-        """What a look has found: of each job its end, or None if it has not ended."""
+        """Tell the waiters what was found: the end of each job, or None if it has not ended."""
 
     def cannot_tell(self, job_id: int, error: Exception) -> None:
         """A job has ended, and its row cannot be read."""
 
 
 class _Look:
-    """When to look at a job again, without a notification."""
+    """When to poll a job again without a notification."""
 
     __slots__ = ("at", "pause")
 
@@ -106,7 +106,7 @@ class Subscription:
         self._archive_asked = -_HOLD
 
     def serve(self) -> None:
-        """Connect, and return when no one has waited for a while."""
+        """Connect, and return when nobody has waited for a while."""
         pool, dialect = self._engine.pool.recreate(), self._engine.dialect
         try:
             connection = sa.Connection(self._engine, pool.connect())
@@ -167,7 +167,7 @@ class Subscription:
         return min(look, self._said_until - _HOLD / 2) if self._said else look
 
     def _step(self, wanted: set[int], ended: set[int]) -> None:
-        """Say what is awaited, and look at what may have ended."""
+        """Enter what is awaited, and read the jobs that may have ended."""
         for job_id in self._looks.keys() - wanted:
             del self._looks[job_id]
         if over := self._said - wanted:
@@ -196,7 +196,7 @@ class Subscription:
         self._waiters.tell(found)
 
     def _read(self, ids: list[int]) -> dict[int, JobEnd | None]:
-        """What became of these jobs. One whose row cannot be read is an error for those who wait for it, and for no others."""
+        """The ends of these jobs. A row that cannot be read is an error only for those who wait for it."""
         try:
             found = self._ask(self._store.ends, ids)
             gone = [job_id for job_id, end in found.items() if end is not None and end.is_gone]
@@ -220,7 +220,7 @@ class Subscription:
         return self._archive
 
     def _say(self, ids: set[int]) -> None:
-        """Have the ends of these told, of those that have not ended; then look at them once more."""
+        """Enter the jobs that have not ended in `awaited`, then read them once more."""
         ids = ids & self._looks.keys()
         if not ids or not self._listens:
             return
@@ -244,7 +244,7 @@ class Subscription:
     def _write(
         self, what: Callable[Concatenate[sa.Connection, P], None], *arguments: P.args, **options: P.kwargs
     ) -> bool:
-        """Change the table `awaited`. False: this connection may not; from now on it looks by itself."""
+        """Change the table `awaited`. False: this connection may not, and polls from now on."""
         if not self._listens:
             return False
         try:

@@ -67,9 +67,6 @@ class UnknownTasks:
         )  # fmt: skip
 
 
-# ---- What becomes of claimed jobs: they go to their slots, or back to the queue.
-
-
 class Dispatch:
     """Hands claimed jobs on. The claimer's thread alone calls it."""
 

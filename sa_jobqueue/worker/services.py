@@ -83,7 +83,7 @@ class WorkerSpec:
 
 
 class Services:
-    """The parts for one `serve()`; made on the event loop that runs async handlers.
+    """The parts for a `serve()`; made on the event loop that runs async handlers.
 
     `tally`: where to count. `leaving()`: whether all tasks of the loop are being cancelled. `idle()` is called when nothing is
     due any more; `drain()`, on the maintenance thread, when an operator asks for it; `hopeless()`, on the watchdog's thread, while the
@@ -227,7 +227,7 @@ class Services:
     # ---- beginning and ending
 
     def check_children(self) -> None:
-        """Start a child process if the tasks ask for one. Raises ConfigurationError if that cannot run them."""
+        """Start a child process if the tasks ask for it. Raises ConfigurationError if that cannot run them."""
         self.children.check(self._spec.registry, self._spec.queues)
 
     def start(self) -> None:

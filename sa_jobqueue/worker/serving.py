@@ -1,4 +1,4 @@
-"""The course of one `serve()`: begin, watch over it, and leave in two steps."""
+"""The course of a `serve()`: begin, watch over it, and leave in two steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _PAST = {
 
 
 class Serving:
-    """One `serve()`. Made and run by the task that serves; `stop` and `end_if_blocked` are for any thread.
+    """A `serve()`. Made and run by the task that serves; `stop` and `end_if_blocked` are for any thread.
 
     `own_process`: whether the process is the worker's own, and may be ended with it. Of the fields that threads share,
     `_stopping` is set once, by any thread; `_ending` is written by the loop, by the watchdog's thread only while it

@@ -1,4 +1,4 @@
-"""Counting what jobs came to: by queue and task, in plain integers, a batch at a time.
+"""Counting how jobs ended: by queue and task, in plain integers, a batch at a time.
 
 To call a metrics library for each job would take several times as long (prometheus_client 5 µs, OpenTelemetry 8 µs; November 2026).
 So everything that shows numbers reads them from here.
@@ -33,7 +33,7 @@ class _Named(Protocol):
 
 
 class EndedRun(Protocol):
-    """What a tally looks at of a run whose claim has ended."""
+    """What a tally reads of a run whose claim has ended."""
 
     job: ClaimedJob
     started: float | None
@@ -44,7 +44,7 @@ class EndedRun(Protocol):
 
 
 class _Counts:
-    """What is counted of one task in one queue. `outcomes`: by event."""
+    """The counts of a task in a queue. `outcomes`: by event."""
 
     __slots__ = ("lost", "outcomes", "run_seconds", "runs", "wait_seconds", "waits")
 
@@ -70,9 +70,9 @@ class InTable:
     """What is in the table."""
     batch: list[TaskTally] = field(default_factory=list)
     made_of: list[TaskTally] = field(default_factory=list)
-    """What the tally said when the batch was made."""
+    """The tally's counts when the batch was made."""
     number: int = 1
-    """Of this batch, or of the next one."""
+    """Of this batch, or of the next."""
 
 
 class Tally:
@@ -81,7 +81,7 @@ class Tally:
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], _Counts] = {}
         self._changed: set[tuple[str, str]] = set()
-        """Of which something was counted since `take_changed` took them. Under the lock."""
+        """Counts that changed since `take_changed` took them. Under the lock."""
         self._lock = threading.Lock()
         self.zero = time.time() - monotonic()
         """When `monotonic()` was 0, in seconds since 1970, by the database's clock once that is known. Maintenance writes it."""
@@ -393,7 +393,7 @@ class WorkerState:
 
     @property
     def running(self) -> int:
-        """Handlers that run, stuck ones too."""
+        """Handlers that run, including stuck handlers."""
         return sum(queue.running for queue in self.queues.values())
 
     @property

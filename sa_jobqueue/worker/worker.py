@@ -139,7 +139,7 @@ class Worker:
         add_to_totals(self, self._tally)
         self._serving: Serving | None = None
         self._begun = False
-        """Whether it serves: two that bore one id would give back each other's jobs. Written by the loop."""
+        """Whether it serves: two workers with the same id would give back each other's jobs. Written by the loop."""
         self._signals = 0
 
     def limit(self, *, max_jobs: int | None = None, max_memory: int | None = None) -> None:
@@ -281,7 +281,7 @@ def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:
 
 
 def _run(loop: asyncio.AbstractEventLoop, serve: Coroutine[Any, Any, Ending]) -> Ending:
-    """Run to the end of `serve`, whatever a handler's own tasks and callbacks do to the loop.
+    """Run to the end of `serve`, even if a handler's tasks or callbacks stop the loop.
 
     A loop is left when one of them raises SystemExit or KeyboardInterrupt, or calls `loop.stop()`. Signals are heard
     elsewhere.

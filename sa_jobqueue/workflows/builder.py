@@ -27,7 +27,7 @@ from .nodes import AddsNodes, AddsOnly
 
 
 class Addition(AddsNodes):
-    """More nodes of one workflow, until `insert()` is executed. `me`: the job that adds them, a member of it."""
+    """More nodes of a workflow, until `insert()` is executed. `me`: the job that adds them, a member of it."""
 
     def __init__(self, workflow_id: int, *, me: int | None = None, schema: str = SCHEMA) -> None:
         if type(workflow_id) is not int:
@@ -77,8 +77,6 @@ class Addition(AddsNodes):
         )
 
 
-# ---- `Workflow` and `Batch`: rows that bring their jobs along.
-
 F = ParamSpec("F")
 P = ParamSpec("P")
 
@@ -103,7 +101,7 @@ class _Built(AddsOnly):
 
         `deadline`: seconds or a timedelta from the INSERT, or a datetime with a time zone: what has not ended by then is cancelled.
         `fail_fast`: cancel all jobs when one has failed. `retain`: how long it stays after its end, with all its jobs, in seconds or as a
-        timedelta; None: for ever. One that failed stays for 30 days at least. `meta`: plain JSON to find it by.
+        timedelta; None: forever. A failed workflow stays for at least 30 days. `meta`: plain JSON to find it by.
 
         Raises OptionError for any other value.
         """
@@ -146,12 +144,12 @@ class _Built(AddsOnly):
     @overload
     def on_end(self, task: str | TaskName, /, **kwargs: Any) -> None: ...
     def on_end(self, task: Any, /, *args: Any, **kwargs: Any) -> None:
-        """Enqueue this job once all have ended, in whatever way; and again after a retry of the workflow."""
+        """Enqueue this job once all jobs have ended, in any way, and again after a retry of the workflow."""
         self._call_back("end", task, args, kwargs)
 
     @classmethod
     def in_schema_of(cls, job: type[JobMixin], /) -> type[Self]:
-        """This class for the jobs of a table of your own, see `JobMixin`: its rows are beside them."""
+        """This class for the jobs of a table of your own, see `JobMixin`: its tables are in their schema."""
         made: type[Self] = in_schema(cast(Any, cls), schema_of(job))
         return made
 
@@ -173,7 +171,7 @@ class _Built(AddsOnly):
         self._callbacks.append((happened, call))
 
     def _close(self) -> None:
-        """One that was selected takes no more jobs by itself."""
+        """A workflow that was loaded takes no more jobs by itself."""
         self._graph = Graph()
         self._graph.ids = ()
         self._callbacks = []
@@ -202,7 +200,7 @@ class Workflow(AddsNodes, _Built, WorkflowRow):
     """
 
     def nest(self, inner: Workflow, /, *after: Node[Any]) -> Node[None]:
-        """Take all nodes of another workflow into this one; its first ones wait for `after`. Returns a gate behind all of them.
+        """Take all nodes of another workflow into this one; its first nodes wait for `after`. Returns a gate behind all its nodes.
 
         `inner` is no workflow of its own then: its name, its deadline and what it would call back are not kept, so it may have neither
         of the last two. Its nodes cannot be used any more: wait for the gate.

@@ -68,7 +68,7 @@ class Node(Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class Join(Generic[T_co]):
-    """Nodes, and when those that wait for them are released: `Workflow.any`, `at_least`, `settled` and others make one."""
+    """Nodes, and when their children are released: made by `Workflow.any`, `at_least`, `settled` and others."""
 
     nodes: tuple[Node[Any], ...]
     policy: Policy | None = None
@@ -229,7 +229,7 @@ class Graph:
         return False
 
     def nest(self, inner: Graph, after: Sequence[Node[Any]]) -> Node[None]:
-        """All nodes of another graph become nodes of this one: its first ones wait for `after`. Returns a gate, behind all of them."""
+        """All nodes of another graph become nodes of this one: its first nodes wait for `after`. Returns a gate behind all its nodes."""
         self.check_open()
         if inner.ids is not None or inner.nested or inner is self or not inner.rows.calls:
             raise WorkflowError("a workflow to be nested has nodes, and is neither in a session nor nested already")

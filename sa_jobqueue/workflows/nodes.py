@@ -230,7 +230,7 @@ class AddsNodes(AddsOnly):
     @overload
     def gather_partial(self, parents: Sequence[Node[Any]], task: str | TaskName, /, **kwargs: Any) -> Node[Any]: ...
     def gather_partial(self, parents: Any, task: Any, /, *args: Any, **kwargs: Any) -> Node[Any]:
-        """What `gather` adds, released once all have ended, in whatever way: with a `Failed` in place of each result that is not there."""
+        """Like `gather`, but released once every parent has ended; a parent that did not complete contributes a `Failed`."""
         return self._graph.add(task, args, kwargs, parents=[self.settled(parents)], inputs=0)
 
     @overload
@@ -264,7 +264,7 @@ class AddsNodes(AddsOnly):
         return self._graph.gate(parents)
 
     def depend(self, child: Node[Any], *parents: Node[Any]) -> None:
-        """Let `child` wait for more parents, of which it takes nothing. Raises WorkflowError where that would be a cycle."""
+        """Let `child` wait for more parents, without taking their results. Raises WorkflowError where that would be a cycle."""
         for parent in parents:
             self._graph.depend(child, parent)
 
@@ -288,12 +288,12 @@ class AddsNodes(AddsOnly):
 
     @staticmethod
     def settled(nodes: Iterable[Node[A]]) -> Join[A | Failed]:
-        """All of these, in whatever way they end: there is a `Failed` in place of each result that is not there."""
+        """All of these, however they end: a parent that did not complete contributes a `Failed`."""
         return joined(nodes, policy="run")
 
     @staticmethod
     def completed(nodes: Iterable[Node[A]]) -> Join[A]:
-        """All of these, in whatever way they end; those that did not complete are left out."""
+        """All of these, however they end; parents that did not complete are left out."""
         return joined(nodes, policy="skip")
 
 

@@ -123,8 +123,6 @@ def _examine(look: Look) -> Examined:
     return Examined(at, sorted(findings, key=lambda one: -LEVELS.index(one.level)))
 
 
-# ---- The database below the queue: what the doctor finds, how large tables and indexes are, and who holds old snapshots.
-
 #: Sizes change slowly; to ask for them touches each file of the tables.
 _sizes: Kept[tuple[list[TableSize], list[IndexSize]]] = Kept(15.0)
 #: Indexes and holders that are shown, the largest and the oldest.

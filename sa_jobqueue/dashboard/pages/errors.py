@@ -69,8 +69,6 @@ ERROR_DEEDS = {
     )
 }  # fmt: skip
 
-# ---- What goes wrong: failed jobs by task, error and first line, the most frequent first; and the jobs of one such group.
-
 #: Jobs of a group that are shown.
 _PAGE = 50
 #: The drawing of a group's hours.

@@ -13,7 +13,7 @@ from ..files import SqlFiles
 __all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "UP"]
 
 
-#: The oldest version whose releases can work with this one.
+#: The oldest version whose releases can work with this version.
 COMPATIBLE_WITH: int = 1
 
 UP: Iterable[str] = SqlFiles(
@@ -22,5 +22,5 @@ UP: Iterable[str] = SqlFiles(
 )  # fmt: skip
 DOWN: Iterable[str] = SqlFiles(__file__, "down")
 
-#: No index of this version has to be built beside a table in use.
+#: No index of this version must be built while its table is in use.
 BUILT_ALONE: Mapping[str, str] = {}

@@ -195,8 +195,6 @@ def _session(url: str) -> Generator[Session]:
     engine.dispose()
 
 
-# ---- The three measurements: draining a full queue, a steady rate, and enqueueing.
-
 #: Jobs in one statement, where many are made at once.
 _PAGE = 10_000
 #: After the last job of a steady rate was sent, seconds for the workers to finish.

@@ -130,8 +130,6 @@ def work_command(*, queue: str, slots: int, schema: str, lease: float) -> list[s
     ]  # fmt: skip
 
 
-# ---- The demo from its beginning to its end: prepare, enqueue, work, kill one worker, wait for the rescue, judge.
-
 SCHEMA = "sa_jobqueue_demo"
 BROKEN = Path(__file__).with_name("broken.py.txt")
 """A file that does not parse, so that a failure is seen wherever the demo runs."""

@@ -90,9 +90,6 @@ def _levels() -> Iterable[tuple[str, int]]:
             yield name, logger.level
 
 
-# ---- In a child: the application, as its worker has it. Tasks are found by the place where their handlers are declared.
-
-
 class Loaded:
     """The application: its tasks, and what makes their sessions. Making one imports it, and raises what that raises."""
 

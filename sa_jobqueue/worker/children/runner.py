@@ -163,8 +163,6 @@ def _keeps_much(child: Child, memory_limit: int) -> bool:
     return kept > (memory_limit - child.memory_unused) * _KEPT
 
 
-# ---- Running one job in a child process: a thread of the worker's hands it over, waits, and kills the child where that is due.
-
 #: Seconds between two looks at the memory of a child whose task has a limit.
 _LOOK = 0.05
 #: Seconds, on average, that a job waits which went back because there was no child for it.

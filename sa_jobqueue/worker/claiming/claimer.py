@@ -53,7 +53,7 @@ _BATCH = 1_000
 _GATHER = 0.005
 #: Seconds between two attempts to reach a database that is away. Workers are back soon after it is.
 _LONGEST_PAUSE = 2.0
-#: Seconds for which operators are told that a round was refused. Between two rounds that are, one that tries nothing may succeed.
+#: Seconds for which operators are told that a round was refused: a round that tries nothing may succeed meanwhile.
 _LATELY = 60.0
 #: Shares of the jobs that are skipped, where any number of queues is served.
 _SHARES = 100
@@ -156,7 +156,7 @@ class Claimer:
 
     @property
     def refused(self) -> str | None:
-        """What the database said when it refused a round of the last minute; None: it refused none."""
+        """The database's message for a round that it refused in the last minute; None if it refused none."""
         refused = self._connection.refused
         return None if refused is None or monotonic() - refused[0] > _LATELY else refused[1]
 
@@ -276,7 +276,7 @@ class Claimer:
             except DBAPIError as error:
                 if not is_limits_changed(error):
                     raise
-                # Of a claim by bisection, of skipped jobs, or a look for overlooked ones: it was rolled back, and wrote no outcomes.
+                # From a claim by bisection, of skipped jobs, or a search for overlooked jobs: it was rolled back and wrote no outcomes.
                 self._limited.stale, self._connection.in_doubt = True, False
                 return True
 
@@ -324,7 +324,7 @@ class Claimer:
     def _write_claim_and_settle(
         self, connection: sa.Connection, changes: list[Change], wanted: dict[str, int], *, quiet: bool, limited: bool
     ) -> None:
-        """One claim, from queues with limits or from others; these outcomes are written with it."""
+        """Claim from queues with limits, or from others, and write these outcomes with the claim."""
         if (done := self._write_and_claim(connection, changes, wanted, limited=limited)) is not None:
             answers, jobs, states = done
             self._mode = Mode.TOGETHER
@@ -417,7 +417,7 @@ class Claimer:
         *,
         quiet: bool,
     ) -> None:
-        """After a claim: hand the jobs over, and decide when each queue is polled again. `states`: of one under limits."""
+        """After a claim: hand the jobs over, and decide when each queue is polled again. `states`: of a claim under limits."""
         jobs = self._suspects.part(connection, jobs)
         if jobs:
             self._fetcher.hand_over(connection, jobs, claimed_at=self._began)
@@ -440,7 +440,7 @@ class Claimer:
     # ---- failures
 
     def _write_apart(self, connection: sa.Connection, changes: list[Change]) -> None:
-        """Write these in transactions without a claim: as few as can be, and a bad outcome alone."""
+        """Write these in as few transactions as possible, without a claim, and a bad outcome alone."""
         if changes:
             self._writer.write_apart(lambda: self._begin_apart(connection), connection, changes)
 

@@ -63,8 +63,6 @@ class BrokenCommits:
             logger.debug("the server process of a broken connection could not be ended: %s", error.orig)
 
 
-# ---- The claimer's connection: made when it is needed, and made again after a failure.
-
 #: Characters that operators are told of an error.
 _LENGTH = 300
 
@@ -78,9 +76,9 @@ class ClaimerConnection:
         self.failures = 0
         """Rounds in a row that have failed."""
         self.refused: tuple[float, str] | None = None
-        """When a round failed because the database refused something, by `monotonic()`, and what it said. Any thread may read it."""
+        """When the database last refused a round, by `monotonic()`, and its message. Any thread may read it."""
         self._backend: int | None = None
-        """The number of its server process, or of the last one's; None behind a pooler."""
+        """The pid of the server process of this or the last connection; None behind a pooler."""
         self.in_doubt = False
         """Whether a commit may have claimed jobs that this process does not know of: set before a claim, and reset when its jobs
         are handed over, when the server has said that it failed, and when a new connection has given them back."""

@@ -51,7 +51,7 @@ class Throttle:
 
 # ---- When a queue is polled again: at once while it gives jobs, at growing intervals while it is empty.
 
-#: Seconds of the first wait after a queue was found empty. Each wait doubles the one before.
+#: Seconds of the first wait after a queue was found empty. Each wait is twice as long as the last.
 _FIRST_WAIT = 0.02
 #: Seconds for which a queue is held whose jobs can neither be claimed nor skipped: the first time, and at most.
 _FIRST_HOLD, _LONGEST_HOLD = 0.2, 30.0
@@ -91,11 +91,11 @@ class PollTimer:
         self._at, self._wait = 0.0, _FIRST_WAIT
 
     def reset(self) -> None:
-        """The queue gave some jobs: the next wait is a first one."""
+        """The queue gave some jobs: the next wait is as short as the first."""
         self._wait = _FIRST_WAIT
 
     def back_off(self, most: float) -> None:
-        """The queue is empty: poll after a wait twice as long as the last one, at most `most` seconds."""
+        """The queue is empty: poll after a wait twice as long as the last, at most `most` seconds."""
         wait, self._wait = self._wait, min(self._wait * 2, most)
         self.not_before(monotonic() + wait * random.uniform(0.8, 1.2))
 
@@ -123,8 +123,6 @@ class PollTimer:
         """The reason to hold the queue may be gone."""
         self.held_until = 0.0
 
-
-# ---- How many jobs are wanted from which queue, and when.
 
 #: While the database refuses this many outcomes, no more jobs are claimed.
 _MOST_REFUSED = 100

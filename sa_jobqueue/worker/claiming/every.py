@@ -34,7 +34,7 @@ _NO_QUEUES = {PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED}
 
 
 class _LookupTimer(PollTimer):
-    """When to look for queues again."""
+    """When to search for queues again."""
 
     def back_off(self, most: float) -> None:
         super().back_off(min(most, _INTERVAL))
@@ -78,7 +78,7 @@ class SharedDemand(Demand):
             self._heard.append(queue)
 
     def renew(self, connection: sa.Connection) -> bool:
-        """Take up the queues that were announced, and look for others if it is time for that."""
+        """Take up the queues that were announced, and search for others when that is due."""
         changed = bool(self._heard)
         while self._heard:
             self.timers.setdefault(self._heard.popleft(), PollTimer()).notify()

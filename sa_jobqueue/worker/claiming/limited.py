@@ -21,10 +21,10 @@ from .poison.skipped import SkippedJobs
 
 @dataclass(slots=True)
 class Circle:
-    """What these claims have said so far."""
+    """The answers of these claims so far."""
 
     begin: str
-    """Where the first of them began, and where the last one stopped."""
+    """Where the first of them began, and where the last stopped."""
     stopped: str
     again: bool = False
     rate_at: float = math.inf
@@ -36,7 +36,7 @@ class Circle:
         return cls(ring.after or "", ring.after or "")
 
     def go_on(self, state: RingState, now: float) -> RingState | None:
-        """Take the answer of the next claim. Returns what all of them say together; None: there are other keys to look at."""
+        """Take the answer of the next claim. Returns the answers combined; None if there are more keys to visit."""
         before, self.stopped = self.stopped, state.ring.after or ""
         self.again = self.again or state.again
         if state.rate_in is not None:
@@ -46,13 +46,11 @@ class Circle:
         return replace(state, again=self.again, rate_in=None if self.rate_at == math.inf else self.rate_at - now)
 
     def _is_round(self, before: str) -> bool:
-        """Whether the last claim has come by the place where the first one began. Strings have the order of the keys here."""
+        """Whether the last claim has passed the place where the first began. Strings have the order of the keys here."""
         if before < self.stopped:
             return before < self.begin <= self.stopped
         return before < self.begin or self.begin <= self.stopped
 
-
-# ---- The queues of this worker that have limits or keys: what it knows of them, and when to claim from each again.
 
 _QUEUE = attrgetter("queue")
 #: Seconds before a claim is tried again whose keys other workers were claiming from.

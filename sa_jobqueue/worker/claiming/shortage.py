@@ -64,7 +64,7 @@ class ExpiredJobs:
 
 # ---- Where a claim begins: behind the last job that was claimed, not at the front of the index.
 
-#: A claim begins at the front again after 20 times as long as the last one that did took: that costs at most 5 % of the time, ...
+#: A claim begins at the front again after 20 times as long as the last such claim took, which costs at most 5 % of the time, ...
 _SHARE = 20
 #: ... and after this many seconds, at least and at most: a job that became visible behind a point (its transaction committed late, or
 #: it was given back) starts within a second.
@@ -116,8 +116,6 @@ class ResumePoints:
 def _last(jobs: Sequence[ClaimedJob]) -> dict[Slot, Point]:
     return {(job.queue, job.priority): (job.run_at, job.id) for job in jobs}
 
-
-# ---- Queues that gave fewer jobs than were wanted: when each is polled again, and whether the worker is idle.
 
 _QUEUE = attrgetter("queue")
 
@@ -171,7 +169,7 @@ class Shortage:
         return bool(short) and self._poll_later(connection, short, dry=quiet and not jobs and self._are_dry(short))
 
     def leave_if_dry(self, connection: sa.Connection, short: Collection[str]) -> None:
-        """Nothing ran and nothing was claimed, and these queues have no job in reach: if no other has one either, the worker is idle."""
+        """Nothing ran and nothing was claimed, and these queues have no job in reach: if no other queue has any, the worker is idle."""
         if self._idle is not None and self._are_dry(short):
             self._leaves(connection, stays=self._expired.awaited(connection))
 
@@ -195,7 +193,7 @@ class Shortage:
             self._demand.announced = False
             self._overlooked.jobs_come()
         leaves = dry and self._idle is not None
-        # Before the look, which sees what is rescued meanwhile.
+        # Before the search, which sees what is rescued meanwhile.
         stays = leaves and self._expired.awaited(connection)
         asked = self._all_dry() if leaves else short
         looked = self._overlooked.look(connection, asked, at_once=leaves)

@@ -1,6 +1,6 @@
 """Moving workflows on, in the claimer's round: the ends that it has written release the members that waited for them.
 
-A worker looks at those workflows in which something has happened here, so it need not search. What others have left is found by
+A worker reads the workflows in which something has happened here, so it need not search. What others have left is found by
 maintenance.
 """
 
@@ -24,9 +24,9 @@ logger = get_logger(__name__)
 
 #: Events read in one step at most.
 _MOST = 1_000
-#: Workflows looked at in one step at most.
+#: Workflows in one step at most.
 _PAGE = 500
-#: While handlers run, the pause between two steps is this many times as long as the last one took: a step for few events costs nearly as
+#: While handlers run, the pause between two steps is this many times as long as the last took: a step for few events costs nearly as
 #: much as one for many.
 _SPACING = 4.0
 #: Seconds until a workflow is looked at again that another transaction has locked: the first time, and at most.
@@ -48,13 +48,13 @@ class MovingWorkflows:
     ) -> None:
         self._connector, self._touched, self._demand, self._busy = connector, touched, demand, busy
         self._due: dict[int, float] = {}
-        """The workflows to look at, by `monotonic()` when."""
+        """The workflows to move on, with the `monotonic()` time of each."""
         self._waits: dict[int, float] = {}
         """Of those that were locked, for how long they were left the last time."""
         self._points: dict[int, int] = {}
         """Of those with many events, the last that was read."""
         self._alone: set[int] = set()
-        """Those among which one could not be moved on. Each is moved alone until it could, so that it does not hold up the others."""
+        """Workflows of a step that failed. Each is moved alone until that succeeds, so that it does not hold up the others."""
         self._next = self._sweep_at = 0.0
 
     def next_at(self) -> float | None:
@@ -65,7 +65,7 @@ class MovingWorkflows:
         return max(first, self._next) if self._busy() else first
 
     def finds_more(self, connection: sa.Connection) -> bool:
-        """Whether there is a workflow to be moved on, also one that another worker has left."""
+        """Whether there is a workflow to be moved on, also if another worker has left it."""
         if not self._due and not self._touched:
             with self._connector.begin_one(connection):
                 self._touched.add(self._connector.store.stray_workflows(connection))

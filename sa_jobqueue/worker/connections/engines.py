@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 SERVICE_CONNECTIONS = 3
 
 #: An hour: a handler may compute for long between two statements, but a frozen host or a forgotten child process must not hold its
-#: locks for ever. Only if neither role nor database nor URL sets it.
+#: locks forever. Only if neither role nor database nor URL sets it.
 _END_IDLE = (
     "SELECT set_config('idle_in_transaction_session_timeout', '1h', false) "
     "WHERE current_setting('idle_in_transaction_session_timeout') = '0'"
@@ -73,7 +73,7 @@ class Engines:
         self.main = database if isinstance(database, sa.Engine) else self._make(database_url(database))
         """For the worker itself, and for the sessions of `def` handlers."""
         self.asynchronous = async_engine
-        """For the sessions of `async def` handlers, if there is one."""
+        """The engine for the sessions of `async def` handlers, if any."""
         if async_engine is None and not isinstance(database, sa.Engine):
             self.asynchronous = self._make_async(self.main.url)
         self.listener: sa.Engine | None = None

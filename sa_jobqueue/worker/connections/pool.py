@@ -1,4 +1,4 @@
-"""Connections of an engine's pool, and how a broken one is closed."""
+"""Connections of an engine's pool, and how a broken connection is closed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _JUST_NOW = 0.5
 
 
 def is_behind_pooler(connection: sa.Connection) -> bool:
-    """Whether a pooler answers at the engine's URL: then the server process is not the one that the driver was told of."""
+    """Whether a pooler answers at the engine's URL: then the server process is not the process that the driver was told of."""
     raw: Any = connection.connection.dbapi_connection
     answering: int = connection.scalars(sa.select(sa.func.pg_backend_pid())).one()
     return bool(raw.info.backend_pid != answering)
@@ -64,7 +64,7 @@ def leave_out_closed(engine: sa.Engine) -> None:
 
 
 def hang_up(connection: sa.Connection) -> None:
-    """Close a service connection that may be broken, whatever state it is in."""
+    """Close a service connection that may be broken, in any state."""
     raw: Any = connection.connection.dbapi_connection if not connection.closed and not connection.invalidated else None
     closes = [connection.invalidate, connection.close]
     for close in closes if raw is None else [raw.close, *closes]:

@@ -55,7 +55,7 @@ _EXACT = {
 #: Settings that not every version has: `transaction_timeout` came with PostgreSQL 17.
 _NOT_EVERYWHERE = frozenset({"transaction_timeout"})
 
-#: What the worker's own connections are called, in `pg_stat_activity` for one.
+#: The name of the worker's own connections, for example in `pg_stat_activity`.
 APPLICATION = "sa-jobqueue worker"
 
 
@@ -120,7 +120,7 @@ class Connector:
             _autocommit(connection, True)
 
     def begin_one(self, connection: sa.Connection) -> AbstractContextManager[Any]:
-        """The same for one statement that is its own transaction: it takes one round trip instead of three."""
+        """Like `begin`, for a single statement that is its own transaction: it takes one round trip instead of three."""
         return self.begin(connection) if self.pooled else connection.begin()
 
     def _set(self, connection: sa.Connection, *, local: bool) -> None:

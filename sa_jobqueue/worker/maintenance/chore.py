@@ -56,7 +56,7 @@ _WELL_BELOW = 0.8
 
 
 class _Measure(NamedTuple):
-    """What a threshold is of, and how a value of it is said."""
+    """What a threshold measures, and how its values are worded."""
 
     of: Callable[[Pressure], float | None]
     say: Callable[[float], str]

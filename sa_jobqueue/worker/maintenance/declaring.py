@@ -17,7 +17,7 @@ from ..connections.service import Connector
 
 #: Seconds until the next try after an error.
 AGAIN = 1.0
-#: Seconds between two times that a worker says what its code declares.
+#: Seconds between two times that a worker writes what its code declares.
 DECLARE_EVERY = 60.0
 #: What no living worker has declared for this long is not declared any more.
 GONE = timedelta(minutes=5)
@@ -44,7 +44,7 @@ class Declarations:
         self._connector, self._write = connector, write
         self._what, self._grant, self._said, self._logger = what, grant, named, logger
         self._named: set[str] = set()
-        """Those of which the log has said that their definition here is not in use."""
+        """Names for which the log has already told that the definition here is not in use."""
         self.at = 0.0 if any else math.inf
         """When to do it next, by `monotonic()`."""
 

@@ -52,7 +52,7 @@ class DeclareLimits(Chore):
         self._drops = False
         """Whether there is something to delete."""
         self._drop_again = 0.0
-        """When to look for that again, at the earliest."""
+        """When to search for that again, at the earliest."""
 
     def begin(self) -> bool:
         """Write them down before the first claim. False: not yet, so try again soon; the log says why. On any thread, before this
@@ -122,7 +122,7 @@ class ForgetStates(Chore):
         self._after = FIRST_STATE
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Look at some pages."""
+        """Go over some pages."""
         while True:
             with self._connector.begin_one(connection):
                 last, _ = self._connector.store.forget_states(connection, after=self._after, limit=_PAGE)

@@ -1,6 +1,6 @@
 """The chores of a worker: renewing leases, hearing of cancels, ending what takes too long, rescuing what a dead worker held,
 enqueueing the jobs of schedules, writing what jobs say, deleting what was kept long enough, saying that we are alive, adding up
-what jobs came to. They have a thread and a connection of their own.
+how jobs ended. They have a thread and a connection of their own.
 
 There is no leader: every worker does them, and skips rows that another has locked.
 """
@@ -35,9 +35,9 @@ logger = get_logger(__name__)
 _TICK = 0.25
 #: Seconds that a chore may take, however short the lease is: a host may be busy.
 _SHORTEST_LIMIT = 2.0
-#: Seconds that may be spent on what the last jobs have said, when the worker ends.
+#: Seconds that may be spent on the last jobs' progress and log lines when the worker ends.
 _LAST_NOTES = 1.0
-#: Seconds that may be spent on what the last jobs came to, where others have locked the rows.
+#: Seconds that may be spent on the last jobs' statistics where others have locked the rows.
 _LAST_STATS = 1.0
 
 
@@ -65,9 +65,9 @@ class Maintenance:
         self._end = threading.Event()
         self._wake = AutoResetEvent()
         self.moves_at = monotonic()
-        """When the next chore is looked at, at the latest; while there is one, when it began. Written by this thread, read by any."""
+        """When the next chore is due, at the latest; while a chore runs, when it began. Written by this thread, read by any."""
         self.thread = ServiceThread("maintenance", self._loop)
-        # Whatever the chore: found dead in time, so that another connection renews what this one should have.
+        # For any chore: a dead connection is found in time, so that another renews the leases.
         self.deadline = Deadline(max(connector.lease / 4, _SHORTEST_LIMIT))
 
     @property
@@ -81,7 +81,7 @@ class Maintenance:
         self.thread.start()
 
     def wake(self) -> None:
-        """Look at once whether a chore is due. For any thread."""
+        """Check at once whether a chore is due. For any thread."""
         self._wake.set()
 
     def finish(self, timeout: float) -> None:
@@ -133,7 +133,7 @@ class Maintenance:
                 self._do(chore, connection)
 
     def _do(self, chore: Chore, connection: sa.Connection) -> None:
-        # First of all: the other chores are not to wait for one that fails each time.
+        # First of all: the other chores must not wait for a chore that fails each time.
         self.moves_at = monotonic()
         chore.at = self.moves_at + chore.every * random.uniform(0.9, 1.0)
         try:

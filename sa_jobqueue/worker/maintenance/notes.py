@@ -29,13 +29,13 @@ _PAGE = 1_000
 
 
 class WriteNotes(Chore):
-    """Writes what all jobs of this worker have said. It is due only when there is something to write."""
+    """Writes the progress and log lines of this worker's jobs. Due only when there is something to write."""
 
     def __init__(self, connector: Connector, notes: Notes) -> None:
         super().__init__(_EVERY)
         self._connector, self._notes = connector, notes
         self._said = 0.0
-        """When it was last said that something could not be written."""
+        """When the log last told that something could not be written."""
 
     def due_at(self) -> float:
         """When there is something to write, but `every` seconds after the last time at the earliest."""

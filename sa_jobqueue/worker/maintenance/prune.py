@@ -121,8 +121,6 @@ class KeepArchive(Chore):
             return False
 
 
-# ---- Deleting jobs that were kept long enough, or moving them to the archive.
-
 #: Jobs deleted in one statement at most.
 _PAGE = 1_000
 

@@ -45,7 +45,7 @@ class Slot:
     """Fast deaths in a row, and starts that failed."""
     starts: int = 0
     cannot_work: bool = False
-    """What its last process said of itself."""
+    """The last report of its process."""
     restarts: bool = False
     """Its process drains, to be started again."""
     kill_at: float | None = None
@@ -76,8 +76,6 @@ def described(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-# ---- The supervisor: several worker processes of one command, kept alive.
-
 logger = get_logger(__name__)
 
 #: The exit code of a worker that cannot work: a wrong setting, no database, an application that does not import.
@@ -106,7 +104,7 @@ _Event = _Ended | _Restart | signal.Signals
 
 
 class Reports(Protocol):
-    """Hears what worker processes say of themselves, each over a pipe of its own."""
+    """Receives the reports of worker processes, each over its own pipe."""
 
     def open(self, number: int) -> int:
         """The writing end of a new pipe, for the process `number` that is about to start. The supervisor closes it.

@@ -1,4 +1,4 @@
-"""One call of a handler: its arguments, its context, and its session if it opens one."""
+"""A call of a handler: its arguments, its context, and its session if it opens any."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def call_with_objects(
 async def call_async_with_objects(
     run: Run, open_session: Callable[[], AsyncSession], handler: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    """The same of an `async def` handler."""
+    """The call of an `async def` handler."""
     run.undecoded = True
     if wanted := list(references((args, kwargs))):
         await _session(args, open_session).run_sync(load, wanted)
@@ -54,7 +54,7 @@ async def call_async_with_objects(
 
 
 def _session(args: tuple[Any, ...], open_session: Callable[[], Any]) -> Any:
-    """That of the handler's context, if it takes one."""
+    """The session of the handler's context, if it takes a context."""
     context = args[0] if args and isinstance(args[0], (JobContext, AsyncJobContext)) else None
     return open_session() if context is None else context.session
 
@@ -69,7 +69,7 @@ Read = Callable[[int, int, int], list[Input]]
 
 
 class Taken(NamedTuple):
-    """What one member takes. `parts`: None where they are still to be read."""
+    """The results that a member takes. `parts`: None where they are still to be read."""
 
     args: str
     number: int
@@ -100,7 +100,7 @@ def parts_of(inputs: Sequence[Input]) -> Generator[Part]:
 
 
 class Reader:
-    """Reads what one member takes, page by page."""
+    """Reads the results that a member takes, page by page."""
 
     def __init__(self, job: ClaimedJob, inputs: Inputs, read: Read) -> None:
         self._id, self._inputs, self._read = job.id, inputs, read
@@ -118,12 +118,12 @@ class Reader:
         return list(self.stream())
 
     def stream(self) -> Generator[Any]:
-        """One after the other; a page of them is in memory."""
+        """Iterate over the results; a page of them is in memory."""
         while (page := self._page()) is not None:
             yield from page
 
     async def astream(self) -> AsyncGenerator[Any]:
-        """The same for an `async def` handler."""
+        """Iterate over the results in an `async def` handler."""
         while (page := await asyncio.to_thread(self._page)) is not None:
             for one in page:
                 yield one
@@ -149,7 +149,7 @@ async def _as_async(values: list[Any]) -> AsyncGenerator[Any]:
         yield one
 
 
-# ---- The installed middleware around the one call of a handler.
+# ---- The installed middleware around a handler's call.
 
 #: How the messages of `contextlib` begin for a generator that does not yield once.
 _NOT_ONCE = "generator didn't "
@@ -195,7 +195,7 @@ async def _await(
 
 
 class _Layer:
-    """One middleware's context manager. What it does wrong is said with its name."""
+    """A middleware's context manager. Errors in it are reported with its name."""
 
     __slots__ = ("_attempt", "_exit", "_middleware")
 
@@ -237,8 +237,6 @@ class _Layer:
             ) from error
 
 
-# ---- One call of a handler: its arguments, its context, and its session if it opens one.
-
 logger = get_logger(__name__)
 
 T = TypeVar("T")
@@ -248,7 +246,7 @@ _opening = Lock()
 
 
 class Call:
-    """The call of one run's handler. The thread or task that runs the handler makes and ends it."""
+    """The call of a run's handler. The thread or task that runs the handler makes and ends it."""
 
     __slots__ = ("_ended", "_notes", "_sessions", "_settled", "async_session", "run", "transaction")
 

@@ -46,8 +46,6 @@ async def take_back(runner: asyncio.Task[Any], run: Run) -> None:
         await asyncio.sleep(0)
 
 
-# ---- Running one job: call the handler, decide what came of it, end its session, and report the ending.
-
 logger = get_logger(__name__)
 
 _FAILURES = {Event.RETRY, Event.FAIL}
@@ -194,7 +192,7 @@ class Executor:
         return MaybeWritten(committing) if decided is LOST else InDoubt(decided.change, committing)
 
     def _judge_error(self, call: Call, error: BaseException) -> ToWrite | Lost:
-        """The same, whatever its commit may have written."""
+        """What is to be written, regardless of what the commit may have written already."""
         run, transaction = call.run, call.transaction
         try:
             unopened = None if transaction is None else transaction.unopened
@@ -208,7 +206,7 @@ class Executor:
     # ---- the handler's session
 
     def _conclude(self, call: Call, decided: ToWrite | Lost, value: Any) -> RunEnding | None:
-        """End the handler's session: commit it together with the change, where there is one to commit.
+        """End the handler's session: commit it together with the change, if anything is to be committed.
 
         None: another thread gave the run up meanwhile, and reports it. In a greenlet for an async handler.
         """
@@ -223,7 +221,7 @@ class Executor:
         return ending
 
     def _close(self, call: Call, decided: ToWrite | MaybeWritten | Lost) -> ToWrite | MaybeWritten | Lost | None:
-        """The same, without a commit."""
+        """End the handler's session without a commit."""
         if call.transaction is None:
             call.close()
         else:

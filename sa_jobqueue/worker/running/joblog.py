@@ -1,4 +1,4 @@
-"""What the log says of jobs that run: each failure and, if that is asked for, each end."""
+"""Log lines about jobs that run: each failure and, if asked for, each end."""
 
 from __future__ import annotations
 

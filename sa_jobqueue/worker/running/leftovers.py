@@ -1,4 +1,4 @@
-"""Whether a handler has left something behind on its connection that would be there for the next one: a setting, a role, a lock.
+"""Whether a handler has left something on its connection that the next handler would find: a setting, a role, a lock.
 
 Such a connection is closed instead of given back. Resetting it would cost a round trip, and undo what the application itself set
 when the connection was opened. A handler that leaves nothing behind pays for a search of each new statement text, and for reading

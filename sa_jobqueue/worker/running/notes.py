@@ -30,7 +30,7 @@ Line: TypeAlias = tuple[float, str, str]
 
 
 class KeptLog:
-    """The last lines of one claim: those that are to be written, and in which parts the others were.
+    """The last lines of a claim: those to be written, and the parts in which the others were.
 
     Any thread adds; the maintenance thread takes. All is written and read under the lock.
     """
@@ -130,7 +130,7 @@ def line_from(record: logging.LogRecord) -> Line:
 
 
 def _text_of(record: logging.LogRecord) -> str:
-    """What the line says. A text that the application cannot make is said so."""
+    """The line's text; a message that cannot be formatted is reported as such."""
     try:
         text = record.getMessage()
     except Exception as error:
@@ -149,8 +149,6 @@ def _template_of(record: logging.LogRecord) -> str:
 def _cut(text: str) -> str:
     return text if len(text) <= MAX_LINE else text[: MAX_LINE - 1] + "…"
 
-
-# ---- What running jobs say, on its way to the database: how far they are, and the log lines of tasks that keep them.
 
 #: Characters of lines of ended jobs that wait while the database is away, and their reports. (Jobs that do nothing but report end
 #: faster than their reports are written: with 10,000 kept, 478 of 60,000 were lost.)
@@ -217,7 +215,7 @@ def _plain(text: str) -> str:
 
 
 class Notes:
-    """Collects what handlers say. Any thread may tell; the maintenance thread alone takes, and says what became of it."""
+    """Collects handlers' progress and log lines. Any thread may add; the maintenance thread alone takes them, and reports the result."""
 
     def __init__(self) -> None:
         # Reentrant: a garbage collection may come while it is held, and run the application's code.
@@ -256,7 +254,7 @@ class Notes:
             self.wake()
 
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
-        """What takes the log records of this claim, of which the last `limit` are kept."""
+        """The sink for this claim's log records; it keeps the last `limit`."""
         log = KeptLog(job, limit, self._has_lines)
         with self._lock:
             self._logs[job.id, job.claim_token] = log
@@ -280,11 +278,11 @@ class Notes:
 
     @property
     def any(self) -> bool:
-        """Whether a job has said anything that is still here: else the end of a claim need not be told."""
+        """Whether anything of a job is still here: otherwise the end of a claim need not be reported."""
         return bool(self._reports or self._sent or self._logs)
 
     def end(self, changes: Iterable[Change], *, applied: bool) -> None:
-        """These claims have ended. `applied`: their outcomes are written; else what they have said is dropped."""
+        """These claims have ended. `applied`: their outcomes are written; otherwise what they reported is dropped."""
         with self._lock:
             for change in changes:
                 self._end((change.id, change.claim_token), applied=applied)
@@ -327,7 +325,7 @@ class Notes:
         return self._lines_at + _LINES_EVERY if self._lines else float("inf")
 
     def take(self, *, all: bool = False) -> Batch:
-        """What is to be written now. `settle` or `put_back` says what became of it. `all`: also lines that could wait."""
+        """What to write now. `settle` or `put_back` reports the result. `all`: also lines that could wait."""
         batch = Batch()
         with self._lock:
             for key in list(self._reports)[:_PAGE]:

@@ -165,7 +165,7 @@ class Sessions:
         return session, self._transaction(session, self.engine)
 
     def open_async(self) -> tuple[AsyncSession, HandlerTransaction]:
-        """The same for an `async def` handler; does no I/O."""
+        """Make the session of an `async def` handler; does no I/O."""
         if self.async_maker is None:
             session = AsyncSession(expire_on_commit=False)
         else:

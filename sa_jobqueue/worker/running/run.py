@@ -1,4 +1,4 @@
-"""A run: one claimed job in this process, from the claim to the moment its outcome is written."""
+"""A run: a claimed job in this process, from the claim to the moment its outcome is written."""
 
 from __future__ import annotations
 
@@ -46,8 +46,6 @@ class TouchedWorkflows:
         """All that were noted since the last time."""
         return {self._ids.popleft() for _ in range(len(self._ids))}
 
-
-# ---- A run: one claimed job in this process, from the claim to the moment its outcome is written.
 
 logger = get_logger(__name__)
 
@@ -159,7 +157,7 @@ class Run:
         return monotonic() - self.arrived
 
     def notice_stop(self) -> bool:
-        """Whether the handler should come to an end; remembers that it was told so."""
+        """Whether the handler should end; remembers that it was told."""
         if self.stop is None:
             return False
         self.noticed = True
@@ -175,7 +173,7 @@ class Run:
                 wake()
 
     def settle(self) -> bool:
-        """True for the first caller only: a run has one outcome, whatever a thread still does after its timeout.
+        """True for the first caller only: a run has one outcome, even if a thread goes on after its timeout.
 
         For any thread: `set.remove` is one step, also without the GIL.
         """
@@ -277,7 +275,7 @@ class Runs:
             self.notes.drop(run.job)
 
     def _drop(self, claims: Sequence[Change] | Sequence[ClaimedJob]) -> list[Run | None]:
-        """The run of each, if it had one."""
+        """The run of each change, if any."""
         held = self._held
         runs: list[Run | None] = []
         with self._lock:

@@ -135,7 +135,7 @@ class Runners:
     # ---- threads
 
     def _call_thread(self, slots: Slots, kind: Kind) -> None:
-        """A ticket for an idle thread, or for a new one."""
+        """A ticket for an idle or a new thread."""
         with self._lock:
             if self._idle:
                 self._idle -= 1

@@ -103,7 +103,7 @@ class StuckQueues:
         self._before: set[str] = set()
 
     def check(self, all_slots: Iterable[Slots]) -> Slots | None:
-        """One that was so at the last check, and still is.
+        """A run that was late at the last check and still is.
 
         When a blocked loop goes on, the handlers that were given up meanwhile go on, too, and end: one check is not enough.
         """

@@ -40,14 +40,14 @@ _NO_MAP: Mapping[str | None, str | None] = {}
 _OF_TRANSACTIONS = ("isolation_level", "postgresql_readonly", "postgresql_deferrable")
 #: How a session joins our transaction, so that its commit() does not end it.
 _JOINED = frozenset({"rollback_only", "create_savepoint"})
-#: What is said to the second of two tasks or threads that open one session at once.
+#: The error for the second of two tasks or threads that open a session at once.
 SHARED = "ctx.session is one connection: it is not for several tasks or threads at once"
 #: Engines that were warned of.
 _WARNED: WeakSet[sa.Engine] = WeakSet()
 
 
 class HandlerTransaction:
-    """One handler's database work: its session, and the transaction that commits together with the job's completion.
+    """A handler's database work: its session, and the transaction that commits together with the job's completion.
 
     It belongs to the thread or task of the handler.
     """
@@ -176,7 +176,7 @@ class HandlerTransaction:
         self._root = root
 
     def _open(self, engine: sa.Engine) -> sa.Connection:
-        """A connection whose transaction has begun. One that broke in the pool is replaced: the handler has done nothing yet."""
+        """A connection whose transaction has begun. A connection that broke in the pool is replaced: the handler has done nothing yet."""
         self._pool = engine.pool
         left = getattr(engine.pool, "size", int)()
         while True:

@@ -1,6 +1,6 @@
-"""The verdict on a run: what a handler's value, its exception, or a reason to stop says of the job.
+"""The verdict on a run: what a handler's value, its exception, or a reason to stop means for the job.
 
-Nothing here waits or writes. `Lost` stands for a run whose claim is over: whatever it did, nothing is to be written.
+Nothing here waits or writes. `Lost` stands for a run whose claim is over: nothing is to be written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Outcomes on their way to the database. They are kept until they are written, whatever happens to the database meanwhile."""
+"""Outcomes on their way to the database. They are kept until they are written, even while the database is away."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class OutcomeWriter:
         self.pending.extendleft(reversed(changes))
 
     def doubt(self, changes: list[Change]) -> None:
-        """These may be written already: the answer to a commit was lost. Any thread may say so."""
+        """These may be written already: the answer to a commit was lost. For any thread."""
         for change in changes:
             claim = change.id, change.claim_token
             # A handler's commit, and then the writer's: if the server stops, the answers to both may be lost.
@@ -242,7 +242,7 @@ class OutcomeWriter:
 
 
 def _instead(part: list[Change], error: DBAPIError, fault: Fault) -> list[list[Change]] | None:
-    """The parts to write in place of one that failed; None if there is nothing to write instead."""
+    """The parts to write in place of a report that failed; None if there is nothing to write instead."""
     if fault is Fault.LATE and (leaving := sum(change.deletes for change in part)):
         # Deleting them touches rows of the application's that reference them. Pruning has more time for that.
         logger.warning("%d jobs with retain=0 could not be deleted in time; pruning will: %s", leaving, error.orig)

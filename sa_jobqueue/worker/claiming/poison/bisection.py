@@ -1,4 +1,4 @@
-"""How the next round writes and claims after a statement of this one has failed. Pure: no connection, no clock."""
+"""How the next round writes and claims after a statement of this round has failed. Pure: no connection, no clock."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .skipped import SkippedJobs
 
 
 class Mode(Enum):
-    """How a round writes outcomes and claims. Each mode costs more round trips than the one before, and fails for fewer reasons.
+    """How a round writes outcomes and claims. Each mode costs more round trips than the mode before it, and fails for fewer reasons.
 
-    After a failure the claimer goes on to the next mode. It goes back to the first one when a claim has succeeded, and when it
+    After a failure the claimer goes on to the next mode. It goes back to the first mode when a claim has succeeded, and when it
     gives up its connection.
     """
 
@@ -60,7 +60,7 @@ logger = get_logger(__name__)
 
 #: Jobs looked at in one transaction.
 _AT_ONCE = 100
-#: Seconds after which a transaction leaves the rest to the next one.
+#: Seconds after which a transaction leaves the rest to the next.
 _SECONDS = 1.0
 #: Jobs named in the log, in one transaction.
 _NAMED = 20

@@ -52,7 +52,7 @@ class Suspects:
 
     @property
     def one_may_run(self) -> bool:
-        """Whether none is held here, so that one may be claimed."""
+        """Whether no suspect is held here, so that a suspect may be claimed."""
         often = self._often
         return not any(run.job.rescues >= often for run in self.runs)
 
@@ -72,7 +72,7 @@ class Suspects:
             if not may_be_a_jobs(error):
                 raise
         for change in changes:
-            # Either one was refused, and the writer finds out which; or a claim that did not see ours has the row locked.
+            # Either the database refused a change, and the writer finds out which; or a claim that did not see ours has locked the row.
             if answers.get(change.id, Answer.LOCKED) is Answer.LOCKED:
                 self.writer.add(change)
         gone = {job.id for job in back}
@@ -91,7 +91,7 @@ _BISECTING = 1.0
 
 
 class Bisected(NamedTuple):
-    """What a round of claims by bisection came to."""
+    """The result of a round of claims by bisection."""
 
     any_skipped: bool
     """A job was found that cannot be claimed: there may be more."""
@@ -156,21 +156,21 @@ class UnclaimableJobs:
 
 # ---- Whether claims overlook a due job: they return fewer jobs than there are, without an error.
 
-#: Seconds between two looks while jobs come; doubled from look to look where none do, up to the second number.
+#: Seconds between two searches while jobs come. Without jobs the pause doubles each time, up to the second number.
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
 
 
 class Looked(NamedTuple):
-    """What a look found."""
+    """What a search found."""
 
     any_due: bool
     """A job is due that the last claim did not return. It may have come since."""
     any_overlooked: bool
-    """One was already there at the look before: a claim since then has overlooked it."""
+    """A job was already there at the last search: a claim since then has overlooked it."""
 
 
 class OverlookedJobs:
-    """Looks, after claims that returned too few, for due jobs that are not `skipped`. Only for the claimer's thread."""
+    """Searches for due jobs that are not `skipped` after claims that returned too few. Only for the claimer's thread."""
 
     def __init__(self, connector: Connector, skipped: SkippedJobs, limited: LimitedQueues) -> None:
         self._connector, self._skipped, self._limited = connector, skipped, limited
@@ -182,7 +182,7 @@ class OverlookedJobs:
         self._wait = _FIRST_PAUSE
 
     def look(self, connection: sa.Connection, queues: Iterable[str], *, at_once: bool) -> Looked:
-        """Look for such jobs in these queues, if it is time for that or `at_once` is set."""
+        """Search these queues for such jobs, if that is due or `at_once` is set."""
         now, before = monotonic(), self._found
         ones = {queue: 1 for queue in queues if self._skipped.has_room(queue)}
         if not ones or not (before or at_once or now >= self._looked + self._wait):

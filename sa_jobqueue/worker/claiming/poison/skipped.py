@@ -1,4 +1,4 @@
-"""Jobs that this worker's claims skip for now: those that cannot be claimed, and those that wait until another one has ended.
+"""Jobs that this worker's claims skip for now: jobs that cannot be claimed, and jobs that wait until another has ended.
 
 Each is claimed again by itself, so that it fails no claim of others.
 """
@@ -47,7 +47,7 @@ class SkippedJobs:
         self._queues = queues
         self._unclaimable: dict[int, _Unclaimable] = {}
         self._waiting: dict[int, str] = {}
-        """Jobs that wait until another one has ended, and their queues."""
+        """Jobs that wait until another has ended, and their queues."""
         self._rests_until = 0.0
         """When the next retry may begin, by `monotonic()`."""
         self.changed: Callable[[], object] = lambda: None
