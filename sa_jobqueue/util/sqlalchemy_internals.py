@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 if TYPE_CHECKING:
     from alembic.runtime.migration import MigrationContext
-
-T = TypeVar("T", sa.Computed, sa.Identity)
 
 
 class SharedInsert(sa.Insert):
@@ -53,7 +51,7 @@ def may_have_listeners(connection: sa.Connection) -> bool:
     return bool(getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True))
 
 
-def copy_of(default: T) -> T:
+def copy_of(default: sa.Computed | sa.Identity) -> sa.Computed | sa.Identity:
     """A copy for a column of another table."""
     return default._copy()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
