@@ -31,7 +31,6 @@ from .render import Renderer, local_path
 from .request import Elsewhere, FormatArgs, LinkSubject, Look, Missing, Options, Page
 from .security import CSP, Guard
 from .shared import Shared
-from .strings import text
 
 #: Seconds after which an action that takes many transactions answers how far it is.
 _PATIENCE = 2.0
@@ -78,7 +77,7 @@ class Site:
             if not self._may_see(page, access):
                 if page is self._pages[0] and access.may("read"):
                     return RedirectResponse(f"{request.scope.get('root_path', '')}{self._home(access)}", 303)
-                return self._forbidden(request, access, "page")
+                return self._forbidden(request, access)
             query = Query()
             try:
                 query = Query.parse(request.url.query)
@@ -129,7 +128,7 @@ class Site:
         access = await access_of(self._who, request)
         deed = self._deeds.get(request.path_params["deed"])
         if not access.may("read") or (deed is not None and not access.may(deed.needs)):
-            return self._forbidden(request, access, "action")
+            return self._forbidden(request, access, "You may not do this.")
         if deed is None:
             return await self._missing(request)
         query = Query()
@@ -211,7 +210,7 @@ class Site:
             except Refusal as refusal:
                 if not count:
                     raise
-                before = text("refusal.before", n=_units(deed, count))
+                before = f"Before that it was done: {_units(deed, count)}."
                 raise Refusal(refusal.what, f"{refusal.detail} {before}".strip()) from refusal
             count, left = count + done.count, left + done.left
             apart = {end: number + done.apart.get(end, 0) for end, number in apart.items()}
@@ -227,11 +226,12 @@ class Site:
     async def _missing(self, request: Request) -> Response:
         access = await access_of(self._who, request)
         if not access.may("read"):
-            return self._forbidden(request, access, "page")
-        return self._notice(request, access, None, Query(), 404, missing=text("missing.page"))
+            return self._forbidden(request, access)
+        return self._notice(request, access, None, Query(), 404, missing="There is no such page.")
 
-    def _forbidden(self, request: Request, access: Access, what: str) -> Response:
-        said = text("forbidden.closed" if self._who is None else f"forbidden.{what}")
+    def _forbidden(self, request: Request, access: Access, said: str = "You may not see this page.") -> Response:
+        if self._who is None:
+            said = "The dashboard is closed. Give it access=..., a function that says what a request may do."
         return self._html(request, access, "forbidden.html", 403, said=said)
 
     def _notice(
@@ -255,6 +255,7 @@ class Site:
         asked = (Query() if query is None else query).but(**dict.fromkeys(self._of_deeds, ()))
         said: dict[str, Any] = {
             "page": page,
+            "deeds": self._deeds,
             "path": path,
             "method": request.method.lower(),
             "query": asked,
@@ -281,12 +282,14 @@ class Site:
             count, left, *others = (query.number(name, 0, _NUMBERS) for name in ("n", "left", *deed.apart))
         except BadInput:
             return []
-        ends = zip(deed.apart, others, strict=True)
-        became = {deed.name: count - sum(others)} | {f"{deed.name}.{end}": number for end, number in ends}
+        became = zip((deed.done, *deed.apart.values()), (count - sum(others), *others), strict=True)
         of = query.one("of")[:_NAME]
-        lines = [text(f"done.{end}", n=_units(deed, number), of=of) for end, number in became.items() if number > 0]
-        lines = lines or [text("done.nothing")]
-        return [*lines, text("done.left", n=_units(deed, left))] if left else lines
+        lines = [words.format(n=_units(deed, number), of=of) for words, number in became if number > 0]
+        lines = lines or ["Nothing was changed."]
+        if left:
+            kept = "Left as they are, because another transaction had locked or changed them"
+            lines.append(f"{kept}: {_units(deed, left)}.")
+        return lines
 
 
 def _once_more(bad: BadInput, query: Query) -> list[tuple[str, str, bool]]:
@@ -315,16 +318,16 @@ class _Static(StaticFiles):
         return answer
 
 
-#: All that a form can ask for, by name.
+#: All that a form can ask for, by name, in the order in which the audit lists them.
 DEEDS = {
     **JOB_DEEDS,
-    **CHANGE_DEEDS,
-    **ERROR_DEEDS,
+    **SCHEDULE_DEEDS,
+    **WORKFLOW_DEEDS,
     **QUEUE_DEEDS,
     **LIMIT_DEEDS,
     **WORKER_DEEDS,
-    **SCHEDULE_DEEDS,
-    **WORKFLOW_DEEDS,
+    **CHANGE_DEEDS,
+    **ERROR_DEEDS,
 }
 
 

@@ -15,12 +15,26 @@ from ..util.urls import mask_passwords
 
 What: TypeAlias = Literal["slow", "away", "rights", "schema", "locked", "conflict", "replica", "refused", "value"]
 
-#: The HTTP status that says the same to a program.
-_STATUS: Mapping[What, int] = MappingProxyType(
+#: The HTTP status that says it to a program, and the words for a reader; backticks mark what can be typed.
+_ANSWERS: Mapping[What, tuple[int, str]] = MappingProxyType(
     {
-        "slow": 200, "value": 400, "rights": 403, "locked": 409, "replica": 409, "refused": 409, "away": 503, "conflict": 503, "schema": 503,
+        "slow": (200, "The database took too long for this, and it was given up. Narrow the filter."),
+        "value": (400, "The database cannot take a value of this request."),
+        "rights": (
+            403,
+            "The database role of this dashboard may not do this. `sa-jobqueue grants --can read --can admin` prints what it needs.",
+        ),
+        "locked": (409, "Another transaction has locked it. Try again."),
+        "replica": (
+            409,
+            "This database is a standby, which can only be read. Give the dashboard the primary as its engine.",
+        ),
+        "refused": (409, "It was refused."),
+        "away": (503, "The database does not answer. This page tries again by itself."),
+        "conflict": (503, "Another transaction, or what the standby has to replay, was in the way. Try again."),
+        "schema": (503, "The tables do not fit this release."),
     }
-)  # fmt: skip
+)
 _BY_SQLSTATE: Mapping[str, What] = MappingProxyType(
     {
         "57014": "slow",
@@ -48,11 +62,7 @@ class Refusal(Exception):
         super().__init__(f"{what}: {detail}")
         self.what: What = what
         self.detail = detail
-
-    @property
-    def status(self) -> int:
-        """The status of the answer."""
-        return _STATUS[self.what]
+        self.status, self.words = _ANSWERS[what]
 
 
 class BadInput(ValueError):

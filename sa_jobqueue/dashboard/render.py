@@ -22,7 +22,6 @@ from ..util.urls import mask_passwords, masked
 from ..version import __version__
 from .query import Query
 from .request import FormatArgs, LinkSubject, Part
-from .strings import text
 
 #: Characters of a text of a row that a line shows.
 _LINE = 200
@@ -72,7 +71,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    called: dict[str, Any] = {"t": text, "Query": Query}
+    called: dict[str, Any] = {"Query": Query}
     made.globals.update(called)
     filters: dict[str, Any] = {
         "age": age, "ago": _ago, "capped": capped, "duration": duration, "estimated": estimated, "size": size, "number": _number, "iso": _iso,
@@ -154,7 +153,7 @@ class Value:
 def value_of(part: Part, seen: JobSeen, format_args: FormatArgs | None) -> Value:
     """This part of the job, as `format_args` returns it. Where that fails, nothing is shown: it may be what hides a secret."""
     if part in seen.sizes:
-        return Value(note=text("value.large", size=size(seen.sizes[part])))
+        return Value(note=too_large(seen, part))
     given = getattr(seen.job, part)
     if given is None:
         return Value()
@@ -165,10 +164,15 @@ def value_of(part: Part, seen: JobSeen, format_args: FormatArgs | None) -> Value
         said = _written(masked(given))
     except Exception as error:  # of the application's function, or of what it returned
         logger.warning("format_args failed for the %s of job %s: %s", part, seen.job.id, type(error).__name__)
-        return Value(note=text("value.refused", error=type(error).__name__))
+        return Value(note=f"Not shown: format_args failed with {type(error).__name__}.")
     if len(said) > _MOST:
-        return Value(said[:_MOST], text("value.cut", shown=f"{_MOST:,}", all=f"{len(said):,}"))
+        return Value(said[:_MOST], f"The first {_MOST:,} of {len(said):,} characters.")
     return Value(said, is_whole=said == before)
+
+
+def too_large(seen: JobSeen, part: str) -> str:
+    """Why a page does not show this part of the job."""
+    return f"Too large to be shown, or not readable as text: {size(seen.sizes[part])} as it is stored."
 
 
 def _written(value: Any) -> str:

@@ -99,9 +99,11 @@ class Elsewhere(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of the dashboard. Its template is `pages/NAME.html`, and the text of its link `nav.NAME`."""
+    """A page of the dashboard. Its template is `pages/NAME.html`."""
 
     name: str
+    title: str
+    """Its heading, and the text of its link."""
     path: str
     read: Read
     in_menu: bool = True

@@ -10,7 +10,6 @@ from typing import Any
 from ..health.one_job import JobSeen
 from ..rules.lifecycle import FINISHED, JobStatus
 from .render import Failure
-from .strings import text
 
 #: Units of the drawing, from the left to the right.
 WIDTH = 1_000
@@ -97,35 +96,38 @@ def _bars(job: Any, now: datetime, failed: Sequence[Failure], end: datetime | No
         x = min(place(begin), WIDTH - _LEAST)
         return Bar(kind, x, max(place(until) - x, _LEAST), label)
 
-    bars = [Bar("wait", 0, WIDTH, text("timeline.waited"))]
+    bars = [Bar("wait", 0, WIDTH, "waited")]
     if is_later:
-        bars.append(bar("later", max(now, first), last, text("timeline.later")))
+        bars.append(bar("later", max(now, first), last, "waits for its time"))
     if end is not None:
         kind = _COLOURS.get(job.status, "bad")
-        bars.append(bar(kind, job.claimed_at, end, text("timeline.ran", n=job.attempt)))
+        bars.append(bar(kind, job.claimed_at, end, f"attempt {job.attempt} ran"))
     for one in failed:
         x = min(place(one.at), WIDTH - _LEAST)
-        bars.append(Bar("bad", x, _LEAST, text("timeline.failed", n=one.attempt, error=one.name)))
+        bars.append(Bar("bad", x, _LEAST, f"attempt {one.attempt} ended: {one.name}"))
     return bars
 
 
 def _moments(job: Any, failed: Sequence[Failure]) -> list[Moment]:
-    found = [Moment(job.created_at, text("timeline.enqueued"))]
-    found += [Moment(one.at, text("timeline.ended", n=one.attempt), one.name) for one in failed]
+    found = [Moment(job.created_at, "enqueued")]
+    found += [Moment(one.at, f"attempt {one.attempt} ended", one.name) for one in failed]
     if job.claimed_at is not None:
-        found.append(Moment(job.claimed_at, text("timeline.started", n=max(job.attempt, 1))))
+        found.append(Moment(job.claimed_at, f"attempt {max(job.attempt, 1)} started"))
     if job.cancel_requested_at is not None:
-        found.append(Moment(job.cancel_requested_at, text("timeline.cancel_asked")))
+        found.append(Moment(job.cancel_requested_at, "cancel asked for"))
     if job.finished_at is not None:
         found.append(Moment(job.finished_at, str(job.status)))
         if job.archived_at is not None:
-            found.append(Moment(job.archived_at, text("timeline.archived")))
+            found.append(Moment(job.archived_at, "moved to the archive"))
     elif job.status is JobStatus.QUEUED and job.run_at > job.created_at:
-        found.append(Moment(job.run_at, text("timeline.due")))
+        found.append(Moment(job.run_at, "due"))
     if job.status not in FINISHED:
-        for name in ("expires_at", "deadline_at", "lease_expires_at"):
-            if (at := getattr(job, name)) is not None:
-                found.append(Moment(at, text(f"timeline.{name}")))
+        ends = {
+            "expires, if it has not started": job.expires_at,
+            "deadline": job.deadline_at,
+            "lease ends": job.lease_expires_at,
+        }
+        found += [Moment(at, what) for what, at in ends.items() if at is not None]
     # Of the same time, as they were found.
     found.sort(key=lambda one: one.at)
     return [

@@ -27,7 +27,7 @@ class Done:
     of: str = ""
     """The name of what it was done to, where the text names it."""
     apart: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of `count`, how many became something else than `done.NAME` says: by the end of the text that says it, `done.NAME.END`."""
+    """Of `count`, how many became something else than `Deed.done` says, by the names of `Deed.apart`."""
 
 
 #: Does it, in the transaction of the look. Raises BadInput for a form that cannot be read.
@@ -39,11 +39,17 @@ class Deed:
     """One thing that a form can ask for, at `act/NAME`."""
 
     name: str
-    """Its name in the audit, and in the texts: `act.NAME`, `done.NAME`."""
+    """Its name in the audit."""
+    label: str
+    """The text of its button."""
+    done: str
+    """What came of it, as the next page says it: `{n}` is how many, `{of}` what it was done to."""
     needs: Action
     do: Do
     count: Callable[[Look], int] | None = None
     """Says how many it would be, up to a cap: it is asked where a filter says which, and the viewer must confirm. None: it is done at once."""
+    question: str = ""
+    """What the viewer is asked to confirm: `{n}` is how many, `{unit}` what is counted."""
     careful: bool = False
     """Whether the viewer must confirm it also where each was named."""
     asks: Callable[[Look], bool] | None = None
@@ -52,7 +58,7 @@ class Deed:
     """The field whose value the viewer must type once more to confirm it."""
     target: tuple[str, ...] = ("id",)
     """The fields that say what it is done to."""
-    apart: tuple[str, ...] = ()
-    """The names that `Done.apart` may have."""
+    apart: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What may come of some of them instead, by the names that `Done.apart` may have: texts such as `done`."""
     unit: str = "job"
     """What is counted, in the singular."""

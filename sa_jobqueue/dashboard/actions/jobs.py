@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
@@ -20,7 +20,6 @@ from ..filters import FILTERS, chosen
 from ..query import Query
 from ..refusals import BadInput
 from ..request import Look, Missing
-from ..strings import text
 from .base import Deed, Done
 from .workflows import reopened
 
@@ -96,7 +95,7 @@ def _copy(look: Look) -> Done:
 def _id(query: Query) -> int:
     named = query.id("id")
     if named is None:
-        raise Missing(text("missing.job", id="?"))
+        raise Missing("There is no job ? here, or it is none that you may see.")
     return named
 
 
@@ -104,8 +103,8 @@ def _id(query: Query) -> int:
 CHANGE_DEEDS = {
     deed.name: deed
     for deed in (
-        Deed("edit", "edit", _edit, target=("id", "queue", "priority", "run_at", "again")),
-        Deed("copy", "copy", _copy),
+        Deed("edit", "Edit", "Changed {n}.", "edit", _edit, target=("id", "queue", "priority", "run_at", "again")),
+        Deed("copy", "Run a copy", "Enqueued a copy: this one.", "copy", _copy),
     )
 }
 
@@ -113,9 +112,12 @@ CHANGE_DEEDS = {
 
 #: Jobs that are changed in one transaction.
 _PAGE = 1_000
-#: One that runs is asked to stop, and a member of a workflow waits for its parents.
-_ASKED: Mapping[str, Sequence[JobStatus]] = MappingProxyType({"asked": (JobStatus.RUNNING,)})
-WAITS: Mapping[str, Sequence[JobStatus]] = MappingProxyType({"waits": (JobStatus.BLOCKED,)})
+#: What an action may make of a job instead of what its `done` says: the job's status then, and the text for the viewer.
+Apart: TypeAlias = Mapping[str, tuple[JobStatus, str]]
+_ASKED: Apart = MappingProxyType({"asked": (JobStatus.RUNNING, "Asked to stop, because they run: {n}.")})
+WAITS: Apart = MappingProxyType(
+    {"waits": (JobStatus.BLOCKED, "Back in their workflows, where they wait for the jobs before them: {n}.")}
+)
 
 
 def possible(look: Look, statuses: Sequence[JobStatus]) -> list[sa.ColumnElement[bool]]:
@@ -127,20 +129,20 @@ def possible(look: Look, statuses: Sequence[JobStatus]) -> list[sa.ColumnElement
 
 def deed_of_jobs(
     name: str,
+    label: str,
+    done: str,
     needs: Action,
+    *,
     which: Callable[[Look], list[sa.ColumnElement[bool]]],
     build: Callable[..., Any],
-    *,
+    question: str,
     target: tuple[str, ...],
     careful: bool = False,
     asks: Callable[[Look], bool] | None = None,
-    apart: Mapping[str, Sequence[JobStatus]] = MappingProxyType({}),
+    apart: Apart = MappingProxyType({}),
     **options: Any,
 ) -> Deed:
-    """A deed that executes the statement `build(...)` for the jobs that `which` names, a page at a time.
-
-    `apart`: statuses that a changed job has where something else became of it, and the end of the text that says so.
-    """
+    """A deed that executes the statement `build(...)` for the jobs that `which` names, a page at a time."""
 
     def count(look: Look) -> int:
         some: sa.Select[Any] = sa.select(sa.literal_column("1")).select_from(look.job).where(*which(look)).limit(CAP)
@@ -156,20 +158,20 @@ def deed_of_jobs(
         back = reopened(look, ids) if build is retry_jobs else []
         rows = look.connection.execute(build(job.id.in_(ids), *which(look), job=job, **options)).all()
         changed = [*back, *(row.id for row in rows if getattr(row, "changed", True))]
-        became = {end: _number(look, changed, statuses) for end, statuses in apart.items()}
+        became = {end: _number(look, changed, status) for end, (status, _) in apart.items()}
         return Done(
             len(changed), len(set(ids).difference(changed)), ids[-1] if len(ids) == _PAGE else None, apart=became
         )
 
-    return Deed(name, needs, do, count, careful, asks, target=target, apart=tuple(apart))
+    texts = {end: words for end, (_, words) in apart.items()}
+    return Deed(name, label, done, needs, do, count, question, careful, asks, target=target, apart=texts)
 
 
-def _number(look: Look, ids: Sequence[int], statuses: Sequence[JobStatus]) -> int:
-    """How many of these jobs have one of these statuses."""
+def _number(look: Look, ids: Sequence[int], status: JobStatus) -> int:
+    """How many of these jobs have this status."""
     job = look.job
-    return (
-        look.connection.scalar(sa.select(sa.func.count()).where(job.id.in_(ids), status_in(job.status, statuses))) or 0
-    )
+    statement = sa.select(sa.func.count()).where(job.id.in_(ids), status_in(job.status, (status,)))
+    return look.connection.scalar(statement) or 0
 
 
 def _has_completed(look: Look) -> bool:
@@ -181,10 +183,11 @@ def _has_completed(look: Look) -> bool:
 
 
 def _deed(
-    name: str, needs: Action, statuses: Sequence[JobStatus], build: Callable[..., Any], *, careful: bool = False, **options: Any
-) -> Deed:  # fmt: skip
+    name: Action, done: str, statuses: Sequence[JobStatus], build: Callable[..., Any], question: str, **options: Any
+) -> Deed:
     return deed_of_jobs(
-        name, needs, lambda look: possible(look, statuses), build, target=(*FILTERS, "all"), careful=careful, **options
+        name, name.capitalize(), done, name, which=lambda look: possible(look, statuses), build=build, question=question,
+        target=(*FILTERS, "all"), **options,
     )  # fmt: skip
 
 
@@ -192,16 +195,22 @@ def _deed(
 JOB_DEEDS = {
     deed.name: deed
     for deed in (
-        _deed("retry", "retry", sources(Event.REQUEUE), retry_jobs, asks=_has_completed, apart=WAITS, locked="skip"),
-        _deed("cancel", "cancel", sources(Event.CANCEL), cancel_jobs, apart=_ASKED, locked="skip"),
-        _deed("discard", "discard", sources(Event.DISCARD), discard_jobs, careful=True, locked="skip"),
         _deed(
-            "delete",
-            "delete",
-            tuple(one for one in JobStatus if one in FINISHED),
-            prune_jobs,
-            careful=True,
-            limit=_PAGE,
+            "retry", "Retried {n}.", sources(Event.REQUEUE), retry_jobs,
+            "Run {n} {unit} again, now? What a completed job has done, it does once more.",
+            asks=_has_completed, apart=WAITS, locked="skip",
+        ),
+        _deed(
+            "cancel", "Cancelled {n}.", sources(Event.CANCEL), cancel_jobs, "Cancel {n} {unit}? What runs is asked to stop.",
+            apart=_ASKED, locked="skip",
+        ),
+        _deed(
+            "discard", "Discarded {n}.", sources(Event.DISCARD), discard_jobs,
+            "Give up {n} waiting {unit}? What is given up ends as failed.", careful=True, locked="skip",
+        ),
+        _deed(
+            "delete", "Deleted {n}.", tuple(one for one in JobStatus if one in FINISHED), prune_jobs,
+            "Delete {n} finished {unit}, permanently?", careful=True, limit=_PAGE,
         ),
     )
-}
+}  # fmt: skip

@@ -21,7 +21,6 @@ from ...statements import cancel_jobs, pause, remove_limit, resume, set_limit
 from ..query import Query
 from ..refusals import BadInput
 from ..request import Look, Missing
-from ..strings import text
 from .base import Deed, Done
 
 #: The fields that say it.
@@ -56,7 +55,7 @@ def place_of(look: Look) -> Place:
     if not (name := query.one("name")):
         raise BadInput("name", "", f"the name of a {owner}")
     if not is_mine(look, owner, name):
-        raise Missing(text("missing.place", owner=owner, name=name))
+        raise Missing(f"There is no {owner} {name} that you may change.")
     return Place(owner, name, query.one("key") or None)
 
 
@@ -155,8 +154,16 @@ def _rate(query: Query, prefix: str) -> Rate | None:
 LIMIT_DEEDS = {
     deed.name: deed
     for deed in (
-        Deed("set_limit", "limit", _set, target=(*PLACE, "running", "rate", "burst", "weight", "key_running", "key_rate", "key_burst"), apart=("unserved",), unit="limit"),
-        Deed("remove_limit", "limit", _remove, target=PLACE, unit="limit"),
+        Deed(
+            "set_limit", "Set limits", "The limits of {of} are set. Code does not change them until they are removed.", "limit", _set,
+            target=(*PLACE, "running", "rate", "burst", "weight", "key_running", "key_rate", "key_burst"),
+            apart={"unserved": "The limits of {of} are set, but no live worker serves it. Is its name right?"},
+            unit="limit",
+        ),
+        Deed(
+            "remove_limit", "Remove", "Removed those of {of}: what code declares holds again, or no limit.", "limit", _remove,
+            target=PLACE, unit="limit",
+        ),
     )
 }  # fmt: skip
 
@@ -192,7 +199,7 @@ def _waiting(look: Look, most: int) -> sa.Select[Any]:
     if not name:
         raise BadInput("queue", "", "the name of a queue")
     if look.queues is not None and name not in look.queues:
-        raise Missing(text("missing.place", owner="queue", name=name))
+        raise Missing(f"There is no queue {name} that you may change.")
     table = table_of(look.job)
     parts = [
         sa.select(look.job.id).where(kind(table), look.job.queue == name, *look.mine()).limit(most)
@@ -223,8 +230,16 @@ def _cancel(look: Look) -> Done:
 QUEUE_DEEDS = {
     deed.name: deed
     for deed in (
-        Deed("pause", "pause", _pause, target=PLACE, apart=("unserved",), unit="pause"),
-        Deed("resume", "pause", _resume, target=PLACE, unit="pause"),
-        Deed("cancel_queue", "discard", _cancel, _count, careful=True, target=("queue",), typed="queue"),
+        Deed(
+            "pause", "Pause", "Paused {of}: what runs goes on, and nothing more is started.", "pause", _pause, target=PLACE,
+            apart={"unserved": "Paused {of}, which no live worker serves. Is its name right?"}, unit="pause",
+        ),
+        Deed("resume", "Resume", "Resumed {of}.", "pause", _resume, target=PLACE, unit="pause"),
+        Deed(
+            "cancel_queue", "Cancel all waiting…", "Cancelled {n} of queue {of}.", "discard", _cancel, _count,
+            "Cancel {n} waiting {unit} of this queue, also what is due later? What runs goes on. "
+            "Type the name of the queue to say that you mean it.",
+            careful=True, target=("queue",), typed="queue",
+        ),
     )
-}
+}  # fmt: skip

@@ -19,13 +19,13 @@ from ..access import Action
 from ..query import as_id
 from ..refusals import BadInput
 from ..request import Look, Missing
-from ..strings import text
 from .base import Deed, Done
 
 #: A backfill of the dashboard has at most this many ticks: they are worked out while the viewer waits.
 MOST = 5_000
 #: Characters of a reason that are kept.
 _REASON = 300
+_A_TIME = "a time such as 2030-01-31 or 2030-01-31T09:00+01:00"
 
 
 def schedule_of(look: Look) -> type[Schedule]:
@@ -46,7 +46,7 @@ def found_schedule(look: Look, id: str) -> sa.RowMapping:
     statement = list_schedules(job=look.job).where(schedule.id == as_id("id", id), *reached_schedules(look))
     row = look.connection.execute(statement).mappings().one_or_none()
     if row is None:
-        raise Missing(text("missing.schedule", id=id))
+        raise Missing(f"There is no schedule {id}.")
     return row
 
 
@@ -62,15 +62,15 @@ def plan_of(look: Look, row: sa.RowMapping, zone: tzinfo, *, lock: bool) -> Back
     """What a backfill would enqueue, or will: from the form's `from` on, and before its `to`. Raises BadInput."""
     start, end = _time(look, "from", zone), _time(look, "to", zone)
     if start is None:
-        raise BadInput("from", "", text("schedules.time"))
+        raise BadInput("from", "", _A_TIME)
     if end is not None and end <= start:
-        raise BadInput("to", look.query.one("to"), text("schedules.later"))
+        raise BadInput("to", look.query.one("to"), "a time after the first one")
     try:
         plan = plan_backfill(look.connection, row["name"], start, end, lock=lock, most=MOST, job=look.job)
     except OptionError as error:
-        raise BadInput("from", look.query.one("from"), text("schedules.shorter", why=error)) from error
+        raise BadInput("from", look.query.one("from"), f"another time: {error}") from error
     if plan is None:
-        raise Missing(text("missing.schedule", id=row["id"]))
+        raise Missing(f"There is no schedule {row['id']}.")
     return plan
 
 
@@ -82,7 +82,7 @@ def _time(look: Look, name: str, zone: tzinfo) -> datetime | None:
         found = datetime.fromisoformat(given)
         return (found if found.tzinfo is not None else found.replace(tzinfo=zone)).astimezone(zone)
     except (ValueError, OverflowError) as error:
-        raise BadInput(name, given, text("schedules.time")) from error
+        raise BadInput(name, given, _A_TIME) from error
 
 
 def _named(row: sa.RowMapping, **more: Any) -> dict[str, Any]:
@@ -90,14 +90,14 @@ def _named(row: sa.RowMapping, **more: Any) -> dict[str, Any]:
 
 
 def _deed(
-    name: str, needs: Action, act: Callable[[Look, sa.ColumnElement[bool]], Sequence[Any]], *, unit: str = "schedule"
-) -> Deed:
+    name: str, label: str, done: str, needs: Action, act: Callable[[Look, sa.ColumnElement[bool]], Sequence[Any]], *, unit: str = "schedule"
+) -> Deed:  # fmt: skip
     def do(look: Look) -> Done:
         row = found_schedule(look, look.query.one("id"))
         chosen = schedule_of(look).id == row["id"]
         return Done(len(act(look, chosen)), target=_named(row), of=row["name"])
 
-    return Deed(name, needs, do, unit=unit)
+    return Deed(name, label, done, needs, do, unit=unit)
 
 
 def _pause(look: Look, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
@@ -130,10 +130,10 @@ def _backfill(look: Look) -> Done:
 SCHEDULE_DEEDS = {
     deed.name: deed
     for deed in (
-        _deed("pause_schedule", "pause", _pause),
-        _deed("resume_schedule", "pause", _resume),
-        _deed("run_schedule", "run_schedule", _run, unit="job"),
-        Deed("backfill", "backfill", _backfill),
+        _deed("pause_schedule", "Pause", "Paused the schedule {of}.", "pause", _pause),
+        _deed("resume_schedule", "Resume", "Resumed the schedule {of}: it goes on from now.", "pause", _resume),
+        _deed("run_schedule", "Run now", "Enqueued {n} of the schedule {of}.", "run_schedule", _run, unit="job"),
+        Deed("backfill", "Enqueue them", "Enqueued {n} of the past of the schedule {of}.", "backfill", _backfill),
     )
 }
 
@@ -152,7 +152,7 @@ def _drain(look: Look) -> Done:
     except ValueError as error:
         raise BadInput("worker", given, "the id of a worker") from error
     if not may_drain(look):
-        raise Missing(text("missing.worker"))
+        raise Missing("There is no worker that you may ask.")
     worker = look.options.beside.worker
     asked = look.connection.execute(drain_workers(worker.id == wanted, job=look.job)).all()
     seen = list_workers(job=look.job, worker=worker)
@@ -162,5 +162,16 @@ def _drain(look: Look) -> Done:
 
 #: By name.
 WORKER_DEEDS = {
-    "drain_worker": Deed("drain_worker", "drain_worker", _drain, target=("worker",), apart=("stale",), unit="worker")
+    "drain_worker": Deed(
+        "drain_worker",
+        "Ask to drain",
+        "Asked. It hears of it within 20 s, finishes what it runs, and ends.",
+        "drain_worker",
+        _drain,
+        target=("worker",),
+        apart={
+            "stale": "Asked, but it is stale. One that is dead never hears of it; one that was frozen drains once it goes on."
+        },
+        unit="worker",
+    )
 }

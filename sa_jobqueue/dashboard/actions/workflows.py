@@ -16,7 +16,6 @@ from ..access import Action
 from ..query import as_id
 from ..refusals import BadInput
 from ..request import Look, Missing
-from ..strings import text
 from .base import Deed, Done
 
 _ONE: sa.ColumnElement[int] = sa.literal_column("1")
@@ -57,7 +56,7 @@ def found_workflow(look: Look, id: str) -> Any:
         ).where(workflow.id == as_id("id", id), *reached_workflows(look))
     ).one_or_none()  # fmt: skip
     if row is None:
-        raise Missing(text("missing.workflow", id=id))
+        raise Missing(f"There is no workflow {id}.")
     return row
 
 
@@ -72,23 +71,26 @@ def may_change(look: Look, id: int) -> bool:
 def _to_change(look: Look) -> int:
     row = found_workflow(look, look.query.one("id"))
     if not may_change(look, row.id):
-        raise Missing(text("workflow.of_others"))
+        raise Missing("This workflow has jobs that you may not see, so you may not change it.")
     return int(row.id)
 
 
 def _deed(
     name: str,
+    label: str,
+    done: str,
     needs: Action,
     build: Callable[[Look, int], sa.Executable],
     *,
     unit: str = "workflow",
     count: Callable[[Look], int] | None = None,
+    question: str = "",
     target: tuple[str, ...] = ("id",),
 ) -> Deed:
     def do(look: Look) -> Done:
         return Done(len(look.connection.scalars(build(look, _to_change(look))).all()))
 
-    return Deed(name, needs, do, count, careful=count is not None, target=target, unit=unit)
+    return Deed(name, label, done, needs, do, count, question, count is not None, target=target, unit=unit)
 
 
 def _live_jobs(look: Look) -> int:
@@ -107,9 +109,13 @@ def _cancel(look: Look, id: int) -> sa.Executable:
 def _retry_node(look: Look, id: int) -> sa.Executable:
     node = look.query.id("node")
     if node is None:
-        raise BadInput("node", "", text("workflow.node"))
+        raise BadInput("node", "", "the id of a job of the workflow")
     if (parent := lacks_parent(look, [node]).get(node)) is not None:
-        raise BadInput("node", str(node), text("workflow.lacks_parent", id=parent))
+        raise BadInput(
+            "node",
+            str(node),
+            f"a job that has all it needs: job {parent} before it has not completed. Retry from that one",
+        )
     return retry_workflow(id, from_node=node, schema=schema_of(look.job))
 
 
@@ -146,15 +152,26 @@ def lacks_parent(look: Look, ids: Sequence[int]) -> dict[int, int]:
 WORKFLOW_DEEDS = {
     deed.name: deed
     for deed in (
-        _deed("cancel_workflow", "cancel_workflow", _cancel, count=_live_jobs),
-        _deed("pause_workflow", "pause", lambda look, flow: pause_workflows(flow, schema=schema_of(look.job))),
-        _deed("resume_workflow", "pause", lambda look, flow: resume_workflows(flow, schema=schema_of(look.job))),
         _deed(
-            "retry_workflow",
-            "retry_workflow",
-            lambda look, flow: retry_workflow(flow, schema=schema_of(look.job)),
-            unit="job",
+            "cancel_workflow", "Cancel the workflow", "Cancelled {n}: what waited has ended, and what runs is asked to stop.",
+            "cancel_workflow", _cancel, count=_live_jobs,
+            question="Cancel this workflow? Jobs that have not ended: {n}. What runs is asked to stop.",
         ),
-        _deed("retry_node", "retry_workflow", _retry_node, unit="job", target=("id", "node")),
+        _deed(
+            "pause_workflow", "Pause the workflow", "Paused {n}: no more of its jobs are started.", "pause",
+            lambda look, flow: pause_workflows(flow, schema=schema_of(look.job)),
+        ),
+        _deed(
+            "resume_workflow", "Resume the workflow", "Resumed {n}.", "pause",
+            lambda look, flow: resume_workflows(flow, schema=schema_of(look.job)),
+        ),
+        _deed(
+            "retry_workflow", "Retry what failed", "Retried {n}: each waits for those before it again.", "retry_workflow",
+            lambda look, flow: retry_workflow(flow, schema=schema_of(look.job)), unit="job",
+        ),
+        _deed(
+            "retry_node", "Retry from here", "Retried {n}: this one, and those that were cancelled because of it.",
+            "retry_workflow", _retry_node, unit="job", target=("id", "node"),
+        ),
     )
-}
+}  # fmt: skip

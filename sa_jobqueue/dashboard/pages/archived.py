@@ -105,4 +105,4 @@ def _shown(row: sa.RowMapping) -> dict[str, Any]:
     return {**row, "error": error, "subject": subject}
 
 
-ARCHIVED = Page("archived", "/archived", read_archived, in_menu=False)
+ARCHIVED = Page("archived", "Archive", "/archived", read_archived, in_menu=False)

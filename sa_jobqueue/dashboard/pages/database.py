@@ -19,15 +19,12 @@ from ...statements import list_audit
 from ..database import PATIENCE
 from ..request import Look, Page
 from ..shared import Kept
-from ..strings import TEXTS
 
 _PAGE = 50
 #: Values of a target that are named.
 _NAMED = 10
 #: No index finds an entry by these; so it is looked for among this number, the newest.
 _NEWEST = 100_000
-#: What can be done, as the audit calls it.
-ACTIONS = tuple(key.removeprefix("act.") for key in TEXTS if key.startswith("act."))
 
 
 def read_audit(look: Look) -> dict[str, Any]:
@@ -45,7 +42,6 @@ def read_audit(look: Look) -> dict[str, Any]:
         "entries": [{**row, "target": _said(row["target"])} for row in rows[:_PAGE]],
         "before": rows[_PAGE - 1]["id"] if len(rows) > _PAGE else None,
         "filtered": bool(who or action),
-        "actions": ACTIONS if not action or action in ACTIONS else (*ACTIONS, action),
         "newest": _NEWEST,
     }
 
@@ -62,7 +58,7 @@ def _said(target: Any) -> list[tuple[str, str]]:
     return found
 
 
-AUDIT = Page("audit", "/audit", read_audit, adds_up=True, of_all_queues=True)
+AUDIT = Page("audit", "Audit", "/audit", read_audit, adds_up=True, of_all_queues=True)
 
 # ---- What the doctor finds, once a minute in a process: some of its checks cost more than a page does.
 
@@ -160,4 +156,4 @@ def _lasts(holder: Holder) -> bool:
     return holder.kind != "session" or holder.seconds is None or holder.seconds >= _SHORT or holder.xids >= _FEW
 
 
-DATABASE = Page("database", "/database", read_database, adds_up=True)
+DATABASE = Page("database", "Database", "/database", read_database, adds_up=True)

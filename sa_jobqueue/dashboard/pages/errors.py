@@ -64,8 +64,14 @@ def named(query: Query) -> Query:
 ERROR_DEEDS = {
     deed.name: deed
     for deed in (
-        deed_of_jobs("retry_group", "retry", of_group, retry_jobs, target=_NAMES, apart=WAITS, locked="skip"),
-        deed_of_jobs("delete_group", "delete", of_group, prune_jobs, target=_NAMES, careful=True, limit=1_000),
+        deed_of_jobs(
+            "retry_group", "Retry all", "Retried {n}.", "retry", which=of_group, build=retry_jobs,
+            question="Run {n} {unit} that failed like this again, now?", target=_NAMES, apart=WAITS, locked="skip",
+        ),
+        deed_of_jobs(
+            "delete_group", "Delete all", "Deleted {n}.", "delete", which=of_group, build=prune_jobs,
+            question="Delete {n} {unit} that failed like this, permanently?", target=_NAMES, careful=True, limit=1_000,
+        ),
     )
 }  # fmt: skip
 
@@ -125,4 +131,4 @@ def _jobs(look: Look) -> list[dict[str, Any]]:
     return [{**row, "message": mask_passwords(row["message"] or "")} for row in rows]
 
 
-ERRORS = Page("errors", "/errors", read_errors)
+ERRORS = Page("errors", "Errors", "/errors", read_errors)

@@ -36,7 +36,7 @@ def read_find(look: Look) -> dict[str, Any]:
     return {
         "asked": asked,
         "is_id": number is not None,
-        "kinds": kinds or ["task", "queue", "tag", "key", "error", "subject"],
+        "kinds": kinds,
     }
 
 
@@ -89,4 +89,4 @@ def _kinds(look: Look, name: str) -> list[str]:
     return [kind for kind, is_there in (("task", task), ("queue", queue and may_see)) if is_there]
 
 
-FIND = Page("find", "/find", read_find, in_menu=False, is_live=False)
+FIND = Page("find", "Find", "/find", read_find, in_menu=False, is_live=False)

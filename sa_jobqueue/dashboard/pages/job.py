@@ -14,16 +14,14 @@ from ...health.one_job import JobSeen, read_job
 from ...models import GATE, TASK_GROUP
 from ...rules.lifecycle import FINISHED, HELD, Event, JobStatus, sources
 from ...rules.reasons import WaitReason
-from ...rules.words import size
 from ...statements import job_logs
 from ...tasks.options import MAX_PRIORITY
 from ...util.urls import mask_passwords
 from ..access import Action
 from ..filters import seen_in_archive
 from ..query import as_id
-from ..render import archived_lines, errors_of, subject_link, value_of
+from ..render import archived_lines, errors_of, subject_link, too_large, value_of
 from ..request import Look, Missing, Page
-from ..strings import text
 from ..timeline import timeline_of
 
 #: Log lines that are shown unless all are asked for.
@@ -35,7 +33,7 @@ def seen_of(look: Look) -> JobSeen:
     named = as_id("id", look.path["id"])
     seen = read_job(look.connection, named, where=look.mine(), job=look.job)
     if seen is None:
-        raise Missing(text("missing.job", id=named))
+        raise Missing(f"There is no job {named} here, or it is none that you may see.")
     return seen
 
 
@@ -71,7 +69,7 @@ def read_one(look: Look) -> dict[str, Any]:
         "values": [(part, value_of(part, seen, options.format_args)) for part in ("args", "meta", "result")],
         "progress_message": mask_passwords(job.progress_message or ""),
         "lines": lines,
-        "lines_note": text("value.large", size=size(seen.sizes["logs"])) if "logs" in seen.sizes else "",
+        "lines_note": too_large(seen, "logs") if "logs" in seen.sizes else "",
         "more_lines": more,
         "subject": None if subject is None else str(subject),
         "subject_link": None if subject is None else subject_link(subject, options.link_subject),
@@ -84,8 +82,8 @@ def read_one(look: Look) -> dict[str, Any]:
 
 def _errors_note(seen: JobSeen, older: int) -> str:
     if "errors" in seen.sizes:
-        return text("value.large", size=size(seen.sizes["errors"]))
-    return text("job.older", n=f"{older:,}") if older else ""
+        return too_large(seen, "errors")
+    return f"The errors of the last attempts. Older ones, not shown: {older:,}." if older else ""
 
 
 def _why(look: Look, id: int) -> list[dict[str, Any]] | None:
@@ -132,16 +130,16 @@ def _buttons(look: Look, seen: JobSeen) -> list[tuple[str, str, str]]:
     is_early = job.status is JobStatus.QUEUED and job.run_at > seen.now
     can_copy = job.inputs is None and job.task != GATE
     wanted: list[tuple[bool, Action, str, str, str]] = [
-        (is_done and not has_completed, "retry", "retry", "act.retry", "primary"),
-        (is_early, "retry", "retry", "job.run_now", "primary"),
-        (job.status in sources(Event.CANCEL) and job.cancel_requested_at is None, "cancel", "cancel", "act.cancel", ""),
-        (can_copy, "copy", "copy", "act.copy", ""),
-        (has_completed, "retry", "retry", "job.run_again", ""),
-        (job.status in sources(Event.DISCARD), "discard", "discard", "act.discard", "danger"),
-        (is_done, "delete", "delete", "act.delete", "danger"),
+        (is_done and not has_completed, "retry", "retry", "Retry", "primary"),
+        (is_early, "retry", "retry", "Run now", "primary"),
+        (job.status in sources(Event.CANCEL) and job.cancel_requested_at is None, "cancel", "cancel", "Cancel", ""),
+        (can_copy, "copy", "copy", "Run a copy", ""),
+        (has_completed, "retry", "retry", "Run again…", ""),
+        (job.status in sources(Event.DISCARD), "discard", "discard", "Discard", "danger"),
+        (is_done, "delete", "delete", "Delete", "danger"),
     ]
     return [
-        (deed, text(label), kind) for is_possible, needs, deed, label, kind in wanted if is_possible and look.access.may(needs)
+        (deed, label, kind) for is_possible, needs, deed, label, kind in wanted if is_possible and look.access.may(needs)
     ]  # fmt: skip
 
 
@@ -163,7 +161,7 @@ def _worker(look: Look, id: str | None) -> str:
         return ""
     worker = look.options.beside.worker
     row = look.connection.execute(sa.select(worker.host, worker.pid).where(sa.cast(worker.id, sa.Text) == id)).first()
-    return text("job.worker_left", id=id) if row is None else f"{row.host}:{row.pid}"
+    return f"{id}, which has left" if row is None else f"{row.host}:{row.pid}"
 
 
 def _schedule(look: Look, id: int | None) -> str:
@@ -172,7 +170,7 @@ def _schedule(look: Look, id: int | None) -> str:
         return ""
     schedule = look.options.beside.schedule
     name = look.connection.scalar(sa.select(schedule.name).where(schedule.id == id))
-    return text("job.schedule_gone", id=id) if name is None else name
+    return f"number {id}, which was removed" if name is None else name
 
 
 def _holder(look: Look, key: str | None) -> int | None:
@@ -184,7 +182,7 @@ def _holder(look: Look, key: str | None) -> int | None:
     return next(iter(look.seen(holder)), None)
 
 
-JOB = Page("job", "/jobs/{id}", read_one, in_menu=False)
+JOB = Page("job", "Job", "/jobs/{id}", read_one, in_menu=False)
 
 # ---- The form that changes what a job is to do: a page of its own, so that nothing refreshes itself under the hands of who fills it in.
 
@@ -207,4 +205,4 @@ def read_edit(look: Look) -> dict[str, Any]:
     }
 
 
-EDIT = Page("edit", "/jobs/{id}/edit", read_edit, in_menu=False, is_live=False)
+EDIT = Page("edit", "Edit a job", "/jobs/{id}/edit", read_edit, in_menu=False, is_live=False)

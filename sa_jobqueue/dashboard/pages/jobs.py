@@ -94,4 +94,4 @@ def _shown(row: sa.RowMapping) -> dict[str, Any]:
     return {**row, "error": error, "subject": subject, "when": when, "at": at}
 
 
-JOBS = Page("jobs", "/jobs", read_jobs)
+JOBS = Page("jobs", "Jobs", "/jobs", read_jobs)

@@ -162,4 +162,4 @@ def _waiting(look: Look, full: Sequence[Any]) -> dict[tuple[str, str, str | None
     return found
 
 
-LIMITS = Page("limits", "/limits", read_limits, adds_up=True)
+LIMITS = Page("limits", "Limits and keys", "/limits", read_limits, adds_up=True)

@@ -79,4 +79,4 @@ def _errors(look: Look) -> list[Mapping[str, Any]]:
     ]
 
 
-OVERVIEW = Page("overview", "/", read_overview, adds_up=True)
+OVERVIEW = Page("overview", "Overview", "/", read_overview, adds_up=True)

@@ -47,7 +47,7 @@ def _shown(queue: QueueSeen, came: float, ended: Sequence[float]) -> dict[str, A
     }
 
 
-QUEUES_PAGE = Page("queues", "/queues", read_queues, adds_up=True)
+QUEUES_PAGE = Page("queues", "Queues", "/queues", read_queues, adds_up=True)
 
 # ---- The worker processes: where they are, what they serve, how they are, and which have not been seen for long.
 
@@ -71,4 +71,4 @@ def read_workers(look: Look) -> dict[str, Any]:
     }
 
 
-WORKERS = Page("workers", "/workers", read_workers, adds_up=True)
+WORKERS = Page("workers", "Workers", "/workers", read_workers, adds_up=True)

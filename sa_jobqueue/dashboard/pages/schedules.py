@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
 
 from ...errors import OptionError
-from ...rules.schedules import Cron, coming_ticks, rule_in_words, rule_of, state_of, zone_of
+from ...models import Overlap
+from ...rules.schedules import Cron, Missed, coming_ticks, rule_in_words, rule_of, state_of, zone_of
 from ...statements import list_schedules
 from ...util.log import one_line
 from ...util.urls import mask_passwords
@@ -21,6 +24,18 @@ _PAGE = 50
 _TIMES = 5
 #: A year in which no tick is: the schedule names no more times.
 _NEVER = 9_999
+#: What becomes of ticks that no worker was there for, and of those that come while a job runs, in words.
+MISSED: Mapping[Missed, str] = MappingProxyType(
+    {"once": "one job for all", "skip": "left out", "all": "a job for each"}
+)
+OVERLAP: Mapping[Overlap, str] = MappingProxyType(
+    {"allow": "allowed", "skip": "left out", "queue_one": "one waits", "cancel_running": "the running one is cancelled"}
+)
+_PAUSED_BY = {
+    "operator": "by an operator",
+    "failures": "because its jobs failed",
+    "undeclared": "because no code declares it any more",
+}
 
 
 def read_schedules(look: Look) -> dict[str, Any]:
@@ -58,6 +73,9 @@ def _shown(row: sa.RowMapping) -> dict[str, Any]:
         problem = problem or str(error)
     return {
         **row,
+        "missed": MISSED[row["missed"]],
+        "overlap": OVERLAP[row["overlap"]],
+        "paused_by": _PAUSED_BY[row["paused_by"] or "operator"],
         "state": state_of(row) if problem is None or row["paused_at"] is not None else "bad",
         "words": words,
         "expression": " ".join(row["expression"].split()),
@@ -75,7 +93,7 @@ def local(at: datetime, zone: tzinfo | None) -> str:
     return f"{there:%a %Y-%m-%d %H:%M:%S} {offset[:3]}:{offset[3:5]}"
 
 
-SCHEDULES = Page("schedules", "/schedules", read_schedules, adds_up=True)
+SCHEDULES = Page("schedules", "Schedules", "/schedules", read_schedules, adds_up=True)
 
 # ---- A backfill before it is done: which ticks of a schedule would become jobs, by the rule that will decide.
 
@@ -112,4 +130,6 @@ def read_backfill(look: Look) -> dict[str, Any]:
     }
 
 
-BACKFILL = Page("backfill", "/schedules/{id}/backfill", read_backfill, in_menu=False, adds_up=True, is_live=False)
+BACKFILL = Page(
+    "backfill", "Backfill", "/schedules/{id}/backfill", read_backfill, in_menu=False, adds_up=True, is_live=False
+)

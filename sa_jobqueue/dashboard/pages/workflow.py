@@ -147,4 +147,4 @@ def _node(node: Any, seen: Collection[int], stuck: Collection[int]) -> dict[str,
     }
 
 
-WORKFLOW = Page("workflow", "/workflows/{id}", read_workflow, in_menu=False)
+WORKFLOW = Page("workflow", "Workflow", "/workflows/{id}", read_workflow, in_menu=False)

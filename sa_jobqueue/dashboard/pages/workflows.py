@@ -135,4 +135,4 @@ def bar_of(counts: Counter[str]) -> list[tuple[str, float, float]]:
     return parts
 
 
-WORKFLOWS = Page("workflows", "/workflows", read_workflows)
+WORKFLOWS = Page("workflows", "Workflows", "/workflows", read_workflows)
