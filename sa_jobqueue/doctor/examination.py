@@ -10,21 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ..health.read import (
-    read_depths,
-    read_holders,
-    read_indexes,
-    read_lock_waits,
-    read_next_ids,
-    read_overdue,
-    read_server,
-    read_since_first_job,
-    read_slots,
-    read_standbys,
-    read_tables,
-)
-from ..health.values import Depth, Holder, IndexSize, LockWait, NextId, Overdue, Server, Slot, Standby, TableSize
-from ..health.work import LimitUse, PausedKey, read_limit_uses, read_paused_keys, read_ready_keys
+from ..health.read import Readings, reading
+from ..health.work import read_limit_uses, read_paused_keys, read_ready_keys
 from ..sql.readings.depths import list_workers, queued_tasks
 from ..sql.readings.stats import By, sum_stats
 from ..sql.store import Store, default_store
@@ -36,7 +23,7 @@ _PLAIN = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _BY_TASK: tuple[By, ...] = ("task",)
 
 
-class Examination:
+class Examination(Readings):
     """What the checks of one run share. Each value is read when a check first asks for it.
 
     `engine`: for the check of LISTEN and NOTIFY, which needs two more connections; None leaves it out. `tasks`: the names that an
@@ -52,11 +39,10 @@ class Examination:
         tasks: Collection[str] | None = None,
         store: Store = default_store,
     ) -> None:
-        self.connection = connection
+        super().__init__(connection, store)
         self.engine = engine
         self.thresholds = thresholds or Thresholds()
         self.tasks = None if tasks is None else frozenset(tasks)
-        self.store = store
         self._stats: dict[timedelta, Sequence[Any]] = {}
 
     @property
@@ -69,80 +55,17 @@ class Examination:
         return ".".join(one if _PLAIN.fullmatch(one) else quote(one) for one in (self.schema, name))
 
     @cached_property
-    def server(self) -> Server:
-        """The server and its settings."""
-        return read_server(self.connection)
-
-    @cached_property
-    def holders(self) -> Sequence[Holder]:
-        """What keeps dead rows from being removed."""
-        return read_holders(self.connection)
-
-    @cached_property
-    def tables(self) -> Sequence[TableSize]:
-        """The tables."""
-        return read_tables(self.connection, self.store)
-
-    @cached_property
-    def indexes(self) -> Sequence[IndexSize]:
-        """Their indexes."""
-        return read_indexes(self.connection, self.store)
-
-    @cached_property
-    def since_first_job(self) -> float | None:
-        """Seconds since the oldest job that is known of."""
-        return read_since_first_job(self.connection, self.store)
-
-    @cached_property
-    def next_ids(self) -> Sequence[NextId]:
-        """The tables that number their rows."""
-        return read_next_ids(self.connection, self.store)
-
-    @cached_property
-    def slots(self) -> Sequence[Slot]:
-        """The replication slots."""
-        return read_slots(self.connection)
-
-    @cached_property
-    def standbys(self) -> Sequence[Standby]:
-        """The servers that follow."""
-        return read_standbys(self.connection)
-
-    @cached_property
-    def lock_waits(self) -> Sequence[LockWait]:
-        """Who waits for a lock."""
-        return read_lock_waits(self.connection, self.store)
-
-    @cached_property
-    def overdue(self) -> Overdue:
-        """Jobs that should be deleted."""
-        return read_overdue(self.connection, self.store)
-
-    @cached_property
-    def depths(self) -> Sequence[Depth]:
-        """The queues with queued jobs."""
-        return read_depths(self.connection, self.store)
-
-    @cached_property
     def queued_tasks(self) -> Sequence[tuple[str, str]]:
         """Queue and task of jobs that wait, as a sample finds them."""
         sample = queued_tasks(sample=self.thresholds.unknown_sample, job=self.store.tables.job)
         return [(row.queue, row.task) for row in self.connection.execute(sample)]
 
-    @cached_property
-    def limit_uses(self) -> Sequence[LimitUse]:
-        """The queues and tasks that have limits or are paused."""
-        return read_limit_uses(self.connection, self.store)
-
-    @cached_property
-    def paused_keys(self) -> Sequence[PausedKey]:
-        """The keys that are paused."""
-        return read_paused_keys(self.connection, self.store)
-
-    @cached_property
-    def ready_keys(self) -> Mapping[str, int]:
-        """How many keys of each queue take turns."""
-        return read_ready_keys(self.connection, self.store)
+    limit_uses = reading(read_limit_uses)
+    """The queues and tasks that have limits or are paused."""
+    paused_keys = reading(read_paused_keys)
+    """The keys that are paused."""
+    ready_keys = reading(read_ready_keys)
+    """How many keys of each queue take turns."""
 
     @cached_property
     def workers(self) -> Sequence[Any]:

@@ -1,12 +1,10 @@
-"""Reading a database's condition: each part is one statement.
-
-Call them in a transaction with a `statement_timeout`, and READ ONLY if you like: they write nothing.
-"""
+"""A database's condition, and how jobs ended lately. A new reading is an attribute of `Readings`: a statement, and the class of its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -14,13 +12,12 @@ import sqlalchemy as sa
 from ..models import Base
 from ..rules.lifecycle import COUNTED
 from ..rules.tally import BUCKETS, quantile
-from ..sql.readings import depths
+from ..sql.readings import depths as depth
 from ..sql.readings import health as statements
 from ..sql.store import Store, default_store
 from .values import (
     BlockIO,
     Depth,
-    Health,
     Holder,
     IndexSize,
     LockWait,
@@ -38,99 +35,78 @@ _Value = TypeVar("_Value")
 _HAS_IO = 16
 
 
-def read_health(connection: sa.Connection, store: Store = default_store) -> Health:
-    """Everything, in ten statements."""
-    server = read_server(connection)
-    return Health(
-        server=server,
-        holders=read_holders(connection),
-        tables=read_tables(connection, store),
-        indexes=read_indexes(connection, store),
-        slots=read_slots(connection),
-        standbys=read_standbys(connection),
-        lock_waits=read_lock_waits(connection, store),
-        io=read_io(connection, server),
-        overdue=read_overdue(connection, store),
-        depths=read_depths(connection, store),
+def reading(read: Callable[[sa.Connection, Store], _Value]) -> cached_property[_Value]:
+    """What `read` returns, as an attribute of `Readings`."""
+    return cached_property(lambda readings: read(readings.connection, readings.store))
+
+
+def _rows(kind: type[_Value], statement: Callable[[Readings], sa.Executable]) -> cached_property[list[_Value]]:
+    """The rows of a statement."""
+    return cached_property(
+        lambda readings: [kind(**row) for row in readings.connection.execute(statement(readings)).mappings()]
     )
 
 
-def read_server(connection: sa.Connection) -> Server:
+def _row(kind: type[_Value], statement: Callable[[Readings], sa.Executable]) -> cached_property[_Value]:
+    """The only row of a statement."""
+    return cached_property(lambda readings: kind(**readings.connection.execute(statement(readings)).mappings().one()))
+
+
+class Readings:
+    """A database's condition: each attribute is read when it is first asked for, by one statement, and kept.
+
+    Read them in a transaction with a `statement_timeout`, and READ ONLY if you like: they write nothing.
+    """
+
+    def __init__(self, connection: sa.Connection, store: Store = default_store) -> None:
+        self.connection, self.store = connection, store
+
+    server = _row(Server, lambda _: statements.server_facts())
     """The server: its version, settings that matter, connections, and counters of this database."""
-    return Server(**connection.execute(statements.server_facts()).mappings().one())
-
-
-def read_holders(connection: sa.Connection) -> list[Holder]:
+    holders = _rows(Holder, lambda _: statements.snapshot_holders())
     """What keeps old rows from being removed, the oldest first."""
-    return _all(connection, statements.snapshot_holders(), Holder)
-
-
-def read_tables(connection: sa.Connection, store: Store = default_store) -> list[TableSize]:
+    tables = _rows(TableSize, lambda readings: statements.table_sizes(**readings.ours))
     """The queue's tables, by name."""
-    return _all(connection, statements.table_sizes(**_ours(connection, store)), TableSize)
-
-
-def read_indexes(connection: sa.Connection, store: Store = default_store) -> list[IndexSize]:
+    indexes = _rows(IndexSize, lambda readings: statements.index_sizes(**readings.ours))
     """The indexes of the queue's tables, by table and name."""
-    return _all(connection, statements.index_sizes(**_ours(connection, store)), IndexSize)
-
-
-def read_next_ids(connection: sa.Connection, store: Store = default_store) -> list[NextId]:
-    """The tables of ours that number their rows, in two statements: the first finds the sequences."""
-    ours = _ours(connection, store)
-    found = connection.execute(statements.identities(**ours)).all()
-    if not found:
-        return []
-    return _all(connection, statements.next_ids(schema=ours["schema"], sequences=dict(map(tuple, found))), NextId)
-
-
-def read_since_first_job(connection: sa.Connection, store: Store = default_store) -> float | None:
-    """Seconds since the oldest job that is there or was counted; None: there is none."""
-    tables = store.tables
-    seconds: float | None = connection.scalar(depths.since_first_job(job=tables.job, stat=tables.stat))
-    return seconds
-
-
-def read_slots(connection: sa.Connection) -> list[Slot]:
+    slots = _rows(Slot, lambda _: statements.slots())
     """The server's replication slots."""
-    return _all(connection, statements.slots(), Slot)
-
-
-def read_standbys(connection: sa.Connection) -> list[Standby]:
+    standbys = _rows(Standby, lambda _: statements.standbys())
     """The servers that follow this one; on a standby, also itself."""
-    return _all(connection, statements.standbys(), Standby)
-
-
-def read_lock_waits(connection: sa.Connection, store: Store = default_store) -> list[LockWait]:
+    lock_waits = _rows(LockWait, lambda readings: statements.lock_waits(**readings.ours))
     """Who waits for a lock, and uses a table of ours; the longest first."""
-    return _all(connection, statements.lock_waits(**_ours(connection, store)), LockWait)
-
-
-def read_io(connection: sa.Connection, server: Server) -> list[BlockIO]:
-    """Blocks read and written by kind of process; nothing before PostgreSQL 16."""
-    return _all(connection, statements.block_io(), BlockIO) if server.major >= _HAS_IO else []
-
-
-def read_overdue(connection: sa.Connection, store: Store = default_store) -> Overdue:
+    overdue = _row(Overdue, lambda readings: depth.purge_overdue(job=readings.store.tables.job))
     """Finished jobs that cleanup has not come to yet."""
-    row = connection.execute(depths.purge_overdue(job=store.tables.job)).mappings().one()
-    return Overdue(**row)
-
-
-def read_depths(connection: sa.Connection, store: Store = default_store) -> list[Depth]:
+    depths = _rows(Depth, lambda readings: depth.queue_depths(job=readings.store.tables.job))
     """The queues that have queued jobs, by name."""
-    return _all(connection, depths.queue_depths(job=store.tables.job), Depth)
 
+    @cached_property
+    def io(self) -> list[BlockIO]:
+        """Blocks read and written by kind of process; nothing before PostgreSQL 16."""
+        rows = self.connection.execute(statements.block_io()).mappings() if self.server.major >= _HAS_IO else ()
+        return [BlockIO(**row) for row in rows]
 
-def _ours(connection: sa.Connection, store: Store) -> dict[str, Any]:
-    """The schema, and the names of the tables in it that are ours."""
-    names = {table.name for table in Base.metadata.tables.values()} | {store.tables.job.__tablename__}
-    return {"schema": store.schema_on(connection), "tables": sorted(names)}
+    @cached_property
+    def next_ids(self) -> list[NextId]:
+        """The tables of ours that number their rows, in two statements: the first finds the sequences."""
+        found = self.connection.execute(statements.identities(**self.ours)).all()
+        if not found:
+            return []
+        ids = statements.next_ids(schema=self.ours["schema"], sequences=dict(map(tuple, found)))
+        return [NextId(**row) for row in self.connection.execute(ids).mappings()]
 
+    @cached_property
+    def since_first_job(self) -> float | None:
+        """Seconds since the oldest job that is there or was counted; None: there is none."""
+        tables = self.store.tables
+        seconds: float | None = self.connection.scalar(depth.since_first_job(job=tables.job, stat=tables.stat))
+        return seconds
 
-def _all(connection: sa.Connection, statement: sa.Executable, kind: type[_Value]) -> list[_Value]:
-    rows: Sequence[Any] = connection.execute(statement).mappings().all()
-    return [kind(**row) for row in rows]
+    @cached_property
+    def ours(self) -> dict[str, Any]:
+        """The schema, and the names of the tables in it that are ours."""
+        names = {table.name for table in Base.metadata.tables.values()} | {self.store.tables.job.__tablename__}
+        return {"schema": self.store.schema_on(self.connection), "tables": sorted(names)}
 
 
 # ---- What sums of the table `stat` say: rates per minute, means, and quantiles of how long jobs ran and waited.

@@ -295,19 +295,3 @@ class Depth:
     queued: int
     due: int
     oldest_due_age: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """All of it."""
-
-    server: Server
-    holders: Sequence[Holder]
-    tables: Sequence[TableSize]
-    indexes: Sequence[IndexSize]
-    slots: Sequence[Slot]
-    standbys: Sequence[Standby]
-    lock_waits: Sequence[LockWait]
-    io: Sequence[BlockIO]
-    overdue: Overdue
-    depths: Sequence[Depth]

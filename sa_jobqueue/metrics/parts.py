@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.core import Metric as Family
 
 from ..doctor import LEVELS, Finding, examine
-from ..health.read import read_depths, read_indexes, read_io, read_overdue, read_server, read_tables
+from ..health.read import Readings
 from ..health.work import read_behind_workflows, read_limit_uses, read_paused_keys, read_ready_keys, read_workflows
 from ..rules.lifecycle import JobStatus
 from ..sql.readings.depths import count_by_queue, list_workers, schedule_lag
@@ -70,7 +70,7 @@ Part = Callable[[sa.Connection, Store, Families], None]
 def add_jobs(connection: sa.Connection, store: Store, families: Families) -> None:
     """Jobs and workers by queue."""
     tables = store.tables
-    depths = read_depths(connection, store)
+    depths = Readings(connection, store).depths
     counted = {
         status: {row.queue: row.number for row in connection.execute(count_by_queue(status, job=tables.job))}
         for status in (JobStatus.RUNNING, JobStatus.FAILED)
@@ -168,21 +168,22 @@ def add_schedules(connection: sa.Connection, store: Store, families: Families) -
 
 def add_cleanup(connection: sa.Connection, store: Store, families: Families) -> None:
     """Finished jobs that are still there."""
-    overdue = read_overdue(connection, store)
+    overdue = Readings(connection, store).overdue
     families.add(names.OVERDUE, overdue.rows)
     families.add(names.OVERDUE_SECONDS, overdue.seconds)
 
 
 def add_tables(connection: sa.Connection, store: Store, families: Families) -> None:
     """Sizes, dead rows and vacuums."""
-    for table in read_tables(connection, store):
+    readings = Readings(connection, store)
+    for table in readings.tables:
         families.add(names.TABLE_BYTES, table.bytes + table.toast_bytes, table.name)
         families.add(names.TABLE_LIVE, table.live, table.name)
         families.add(names.TABLE_DEAD, table.dead, table.name)
         families.add(names.TABLE_SINCE_VACUUM, table.since_vacuum, table.name)
         families.add(names.TABLE_SINCE_ANALYZE, table.since_analyze, table.name)
         families.add(names.TABLE_AUTOVACUUMS, table.autovacuums, table.name)
-    for index in read_indexes(connection, store):
+    for index in readings.indexes:
         families.add(names.INDEX_BYTES, index.bytes, index.table, index.name)
         families.add(names.INDEX_SCANS, index.scans, index.table, index.name)
         families.add(names.INDEX_ROWS_READ, index.rows_read, index.table, index.name)
@@ -201,7 +202,8 @@ def add_pressure(connection: sa.Connection, store: Store, families: Families) ->
 
 def add_server(connection: sa.Connection, store: Store, families: Families) -> None:
     """The server's limits, and the counters of this database."""
-    server = read_server(connection)
+    readings = Readings(connection, store)
+    server = readings.server
     families.add(names.CONNECTIONS, server.connections)
     families.add(names.CONNECTIONS_MAX, server.connections_max)
     families.add(names.NOTIFY_QUEUE, server.notify_queue)
@@ -214,7 +216,7 @@ def add_server(connection: sa.Connection, store: Store, families: Families) -> N
     families.add(names.BLOCKS, server.blocks_hit, "buffers")
     families.add(names.BLOCK_SECONDS, server.read_seconds, "read")
     families.add(names.BLOCK_SECONDS, server.write_seconds, "write")
-    for one in read_io(connection, server):
+    for one in readings.io:
         for what, value in (
             ("read", one.reads),
             ("write", one.writes),

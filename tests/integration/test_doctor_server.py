@@ -16,7 +16,7 @@ from sqlalchemy import NullPool, create_engine
 from sa_jobqueue.doctor import Finding, Thresholds
 from sa_jobqueue.embedded.processes import programs_of
 from sa_jobqueue.errors import JobQueueError
-from sa_jobqueue.health.read import read_health, read_holders
+from sa_jobqueue.health.read import Readings
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.migrations.grants import Can, grant_statements
 from tests.faults.server import Guard, Server
@@ -241,15 +241,15 @@ def test_all_of_a_servers_condition_is_read(server: Server) -> None:
     """In one go, with the times of blocks where the server measures them."""
     engine = create_engine(server.url(), poolclass=NullPool)
     with engine.connect() as connection:
-        health = read_health(connection)
-        assert read_holders(connection) == []
-    assert health.server.times_io
-    assert health.server.connections_max == 20
-    assert {"job", "schedule", "worker"} <= {table.name for table in health.tables}
-    assert {"job_claim_idx", "job_pkey"} <= {index.name for index in health.indexes}
-    assert health.overdue.rows == 0
-    assert health.depths == []
-    assert any(one.hits for one in health.io) or health.server.major < 16
+        health = Readings(connection)
+        assert health.holders == health.slots == health.standbys == health.lock_waits == []
+        assert health.server.times_io
+        assert health.server.connections_max == 20
+        assert {"job", "schedule", "worker"} <= {table.name for table in health.tables}
+        assert {"job_claim_idx", "job_pkey"} <= {index.name for index in health.indexes}
+        assert health.overdue.rows == 0
+        assert health.depths == []
+        assert any(one.hits for one in health.io) or health.server.major < 16
 
 
 def test_a_role_without_rights_gets_an_error_that_says_what_to_grant(server: Server) -> None:

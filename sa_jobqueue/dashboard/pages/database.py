@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ...doctor import CHECKS, LEVELS, Examination, Finding, look_at
-from ...health.read import read_holders, read_indexes, read_server, read_tables
+from ...health.read import Readings
 from ...health.values import Holder, IndexSize, TableSize
 from ...rules.words import listed
 from ...sql.store import store_of
@@ -131,15 +131,14 @@ _QUERY = 300
 
 def read_database(look: Look) -> dict[str, Any]:
     """All of it. A viewer who may see some queues alone is not shown what sessions of the database do."""
-    connection, store = look.connection, store_of(look.job)
+    connection = look.connection
     doctor = examined(look)
-    tables, indexes = _sizes.get(
-        connection, look.job, lambda: (read_tables(connection, store), read_indexes(connection, store))
-    )
+    readings = Readings(connection, store_of(look.job))
+    tables, indexes = _sizes.get(connection, look.job, lambda: (readings.tables, readings.indexes))
     levels = [one.level for one in doctor.findings]
     return {
         "now": connection.scalar(sa.select(sa.func.now())),
-        "server": read_server(connection),
+        "server": readings.server,
         "looked": doctor.at,
         "findings": doctor.findings,
         "levels": {level: levels.count(level) for level in ("problem", "notice", "ok")},
@@ -147,7 +146,7 @@ def read_database(look: Look) -> dict[str, Any]:
         "total": sum(one.bytes + one.index_bytes + one.toast_bytes for one in tables),
         "indexes": sorted(indexes, key=lambda one: -one.bytes)[:_INDEXES],
         "sees_sessions": look.queues is None,
-        "holders": [one for one in read_holders(connection) if _lasts(one)][:_HOLDERS] if look.queues is None else [],
+        "holders": [one for one in readings.holders if _lasts(one)][:_HOLDERS] if look.queues is None else [],
         "letters": _QUERY,
     }
 
