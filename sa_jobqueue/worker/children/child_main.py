@@ -18,6 +18,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
+from typing import cast
 
 import sqlalchemy as sa
 
@@ -127,9 +128,9 @@ class _Orders:
             self.jobs.put(self._last)
         elif "stop" in message and self._last is not None:
             # The last job sent: the worker says it of no other.
-            self._last.stop = message["stop"]
+            self._last.stop = stop = cast(Stop, message["stop"])
             if self._last.run is not None:
-                self._last.run.ask_to_stop(self._last.stop)
+                self._last.run.ask_to_stop(stop)
         elif "leave" in message:
             self.jobs.put(None)
 
