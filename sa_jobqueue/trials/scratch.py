@@ -1,4 +1,4 @@
-"""A schema that a demo or a benchmark makes for itself, so that nothing of the user's is touched in whatever database."""
+"""A schema that a demo or a benchmark makes for itself, so that nothing of the user's is touched in any database."""
 
 from __future__ import annotations
 

@@ -37,11 +37,11 @@ class Ring(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RingState:
-    """What a claim says of a queue."""
+    """A claim's answer about a queue."""
 
     ring: Ring
     again: bool
-    """Whether another claim may find jobs that this one has left."""
+    """Whether another claim may find jobs that this claim has left."""
     unseen: bool
     """Whether there are keys at which it has not looked. The next claim begins with them."""
     permit: bool
@@ -49,14 +49,14 @@ class RingState:
     picked: int
     """How many jobs it has picked."""
     rate_in: float | None
-    """Seconds after which a rate allows more; None: none has to be waited for."""
+    """Seconds after which a rate allows more; None: no rate holds jobs back."""
     due_in: float | None
     """Seconds after which the next job with a key is due; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class LimitedRequest:
-    """What one claim is to take, as `ClaimRequest` says it."""
+    """A claim under limits; the counterpart of `ClaimRequest`."""
 
     worker: str
     queues: Mapping[str, int]
@@ -84,7 +84,7 @@ def limited_parameters(request: LimitedRequest) -> dict[str, Any]:
 
 
 def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
-    """The same of `picked_jobs`."""
+    """Lock and claim the jobs that `picked_jobs` returned."""
     rings = [request.rings.get(queue, Ring()) for queue in request.queues]
     return {
         "limited_queues": packed_texts(request.queues),
@@ -133,7 +133,7 @@ def permits_freed(*, opener: int = NOBODY, job: type[JobMixin] = Job) -> sa.Sele
 
 
 def ring_state(info: str) -> tuple[str, RingState]:
-    """The queue, and what a claim says of it."""
+    """The queue, and a claim's answer about it."""
     said = json.loads(info)
     return said["queue"], RingState(
         Ring(said["after"], said["turns"]),
@@ -235,13 +235,13 @@ class LimitedClaims(OfTables):
         return [row[0] for row in self._pick.rows(connection, pick_parameters(request))]
 
     def permits_freed(self, connection: sa.Connection, *, opener: int = NOBODY) -> None:
-        """Permits are free: tell the workers that wait for one, except the `opener`, which knows."""
+        """Permits are free: notify the workers that wait for them, except the `opener`, which knows."""
         connection.execute(permits_freed(opener=opener, job=self.tables.job))
 
     def forget_states(
         self, connection: sa.Connection, *, after: StateKey = FIRST_STATE, limit: int = 1_000
     ) -> ForgottenStates:
-        """Look at a page of what claims keep, and delete what says nothing any more."""
+        """Go over a page of limit states, and delete those that no longer affect any claim."""
         tables = self.tables
         statement = forget_states(after=after, limit=limit, state=tables.limit_state, limits=tables.limit)
         row = connection.execute(statement).one()

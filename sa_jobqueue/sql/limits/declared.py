@@ -1,4 +1,4 @@
-"""What code declares of limits: new ones, changed ones, and those that no code declares any more."""
+"""Limits that code declares: new, changed, and no longer declared."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def change_declared_limit(
     definitions: Sequence[str],
     limit: type[LimitRow] = LimitRow,
 ) -> sa.Executable:
-    """Write a new definition: the columns that are to change, and what code says of all of them."""
+    """Write a new definition: the columns that change, and the declared values of all columns."""
     said = sa.bindparam("declared_values", dict(declared), JSONB)
     return (
         sa.update(table_of(limit))
@@ -151,7 +151,7 @@ class DeclaredLimits(OfTables):
     ) -> Declaring:
         """Write down what this worker's code declares, by owner and name.
 
-        A definition that was replaced does not come back while a living worker declares the one that replaced it. `gone`: what no
+        A definition that was replaced does not come back while a living worker declares its replacement. `gone`: what no
         worker has declared for this long, none declares any more. What an operator holds keeps the operator's values. The rows are
         written in the order of their names, so that two workers cannot deadlock.
         """

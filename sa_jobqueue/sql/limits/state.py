@@ -49,7 +49,7 @@ def is_later(table: sa.Table) -> sa.ColumnElement[bool]:
 
 
 def is_queued(table: sa.Table) -> sa.ColumnElement[bool]:
-    """Whether a job is queued, said so that the three indexes of queued jobs can be used for it. No index has all of them."""
+    """Whether a job is queued, phrased so that the three partial indexes of queued jobs can be used. No index has all of them."""
     return sa.or_(is_keyless(table), is_ready(table), is_later(table))
 
 
@@ -113,9 +113,9 @@ def read_limits(
     return sa.select(version.label("version"), limited.label("queues"), limited_tasks.scalar_subquery().label("tasks"))
 
 
-# ---- What is kept beside the limits: a key or a queue that the other side has asked to wait, and rows that say nothing any more.
+# ---- Limit states: keys and queues that a 429 keeps waiting, and states that no longer affect any claim.
 
-#: A rate or a wait that is over for this long says nothing any more, by whatever clock a claim has begun.
+#: A rate or a wait that is over for this long no longer matters, by any claim's clock.
 _OVER = timedelta(minutes=1)
 _QUEUE = sa.literal_column("'queue'", sa.Text)
 

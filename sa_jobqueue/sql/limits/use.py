@@ -347,7 +347,7 @@ def _scope(held: sa.CTE, owner: sa.ColumnElement[str], name: sa.ColumnElement[st
 
 
 def _queues_with_keys(job: type[JobMixin], most: int) -> sa.CTE:
-    """The names of the queues with ready jobs that have keys, and behind them NULL: by one probe for each."""
+    """The names of the queues with ready jobs that have keys, and behind them NULL: a probe for each."""
     table = table_of(job)
     columns = table.c
 

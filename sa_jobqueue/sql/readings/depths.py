@@ -25,7 +25,7 @@ CAP = 10_001
 _QUEUES = 10_000
 #: More queues than there can be.
 _ALL = 2**31 - 1
-#: Keys and priorities of a queue of which the first job is looked at, where more are ready than are counted.
+#: Keys and priorities of a queue whose first job is read, where more are ready than are counted.
 _TURNS = 1_000
 
 #: A time before which no job is due, for PostgreSQL has no difference to -infinity before version 17.
@@ -77,7 +77,7 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] =
     """A row per queue that has queued jobs, by name: `queued` and `due`, each counted up to `cap`, and `oldest_due_age`, the
     seconds since which the first due job waits; NULL if none is due. `queues`: rows at most.
 
-    The names are found by one probe of each index of queued jobs, and each (queue, priority) is read from its front. Jobs with a
+    The names are found by one probe of each index of queued jobs, and each (queue, priority) is read from the front. Jobs with a
     concurrency key are ordered by key first: where `cap` of them are ready, the age is that of the oldest among these, and among the
     first jobs of 1,000 keys and priorities.
     """
@@ -241,7 +241,7 @@ def _ready(job: type[JobMixin], names: sa.CTE, limit: sa.ColumnElement[int]) -> 
 def first_of_turns(
     job: type[JobMixin], queues: sa.CTE, seen: sa.Column[Any], most: int, *where: sa.ColumnElement[bool]
 ) -> sa.CTE:
-    """The first ready job of each key and priority, `most` of each queue, by one probe for each: queue, and what is `seen` of it."""
+    """The first ready job of each key and priority, `most` of each queue, by a probe for each: the queue, and what was `seen` of the job."""
     table = table_of(job)
     columns = table.c
     turn = -columns.priority
@@ -284,9 +284,9 @@ def _number(page: sa.Select[Any]) -> sa.ScalarSelect[int]:
     return sa.select(sa.func.count()).select_from(page.subquery()).scalar_subquery()
 
 
-# ---- Numbers for a chart: jobs of one status by queue, what was enqueued lately, and how far schedules are behind. Each reads one index, up to a cap.
+# ---- Numbers for a chart: jobs of a status by queue, recently enqueued jobs, and how late schedules are. Each reads an index, up to a cap.
 
-#: Seconds for which a schedule may be due: a live worker looks within a second or two, without NOTIFY within 20.
+#: Seconds for which a schedule may be due: a live worker acts within a second or two, without NOTIFY within 20.
 _IN_TIME = 60.0
 
 
@@ -406,7 +406,7 @@ def count_jobs(
 
 #: A connection that listens for a worker has this and the worker's id as its application_name.
 LISTENS_FOR = "sa-jobqueue "
-#: Seconds without a sign of life after which a worker is stale. It gives one every 20 s at the latest.
+#: Seconds without a heartbeat after which a worker is stale. Workers send a heartbeat at least every 20 s.
 STALE = 60.0
 
 _UUID_LENGTH = 36
@@ -460,13 +460,13 @@ def count_expired(*, job: type[JobMixin] = Job) -> sa.Executable:
     return sa.select(sa.func.count()).where(is_held(table_of(job)), has_run_out(table_of(job)))
 
 
-# ---- Failed jobs that have failed alike: of one task, by one class of error, with the same first line. For the dashboard and `sa-jobqueue errors`.
+# ---- Groups of failed jobs with the same task, class of error and first line of the message. For the dashboard and `sa-jobqueue errors`.
 
 #: Failed jobs that are looked at.
 NEWEST_FAILED = 10_000
 #: Groups that are shown.
 MOST_GROUPS = 50
-#: Hours before now whose failures are counted one by one.
+#: Hours before now whose failures are counted each.
 HOURS = 24
 #: Characters of the first line of a message that count.
 _LINE = 200

@@ -1,4 +1,4 @@
-"""What PostgreSQL says of itself: who holds old rows back, connections, replication, locks, blocks read and written.
+"""The server's own figures: what holds old rows back, connections, replication, locks, blocks read and written.
 
 These are statements over the catalogs, which a role with Can.READ may execute. Of sessions of other roles it sees process, name
 and snapshot, but no times, states and queries, unless it is a member of `pg_read_all_stats`. PostgreSQL 15 to 18.
@@ -117,7 +117,7 @@ FROM pg_catalog.pg_replication_slots ORDER BY slot_name
 
 
 def standbys() -> sa.Executable:
-    """A row per server that follows this one; on a standby one more, itself, named ''.
+    """A row per server that replicates from this server; on a standby also a row for itself, named ''.
 
     `bytes` of WAL are not replayed there yet, and by `seconds` it is behind. Both are NULL where they are unknown, or hidden.
     """
@@ -138,7 +138,7 @@ ORDER BY 1
 
 
 def lock_waits(*, schema: str, tables: Sequence[str], limit: int = 20) -> sa.Executable:
-    """Sessions that use one of these tables and wait for a lock, the longest first, and the first one that is in their way.
+    """Sessions that use one of these tables and wait for a lock, the longest first, each with the first session in its way.
 
     Who waits for a row waits for the end of the transaction that has it, so its lock names no table: it is the table that this
     session uses.

@@ -1,4 +1,4 @@
-"""What jobs came to, counted: workers add to it, and readers sum it up."""
+"""Statistics of ended jobs: workers add to them, readers sum them up."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def sum_stats(
     values: Collection[str] = (),
     stat: type[Stat] = Stat,
 ) -> sa.Executable:
-    """What jobs came to since then: a row for each combination of `by`, in order; without `by`, one row.
+    """How jobs ended since `since`: a row for each combination of `by`, in order; without `by`, one row.
 
     The columns of `by`; completed, retried, failed, cancelled, snoozed, released, rescued, lost; run_seconds, wait_seconds; runs and
     waits, arrays by the buckets of `sa_jobqueue.rules.tally`. `queues`, `tasks`: only these. `step`: a row for each such time as well, with
@@ -202,7 +202,7 @@ def _sums(table: Any) -> list[sa.ColumnElement[Any]]:
 
 
 def _bucket(counts: Any, number: int) -> sa.ColumnElement[int]:
-    """One bucket, from 1 on."""
+    """A bucket; they are numbered from 1."""
     found: sa.ColumnElement[int] = counts[sa.literal_column(str(number), sa.Integer)]
     return found
 
@@ -226,7 +226,7 @@ def _same(table: sa.Table, old: sa.CTE) -> list[sa.ColumnElement[bool]]:
     return [table.c[name] == old.c[name] for name in _KEY]
 
 
-# ---- What jobs came to, counted by minute and by hour.
+# ---- Statistics of ended jobs, by minute and by hour.
 
 
 class Stats(OfTables):

@@ -218,7 +218,7 @@ def _full(table: sa.Table, scope: sa.CTE, *, of_key: bool) -> sa.Select[Any]:
 
 def _behind_a_retry(table: sa.Table, asked: sa.CTE, scope: sa.CTE) -> sa.Select[Any]:
     """Another job of its key waits to be tried again, and the queue or the task is strict."""
-    # Said so that only the index of such jobs can be used.
+    # Phrased so that the planner can match only the index of such jobs.
     later = sa.not_(table.c.run_at <= sa.func.greatest(table.c.created_at, table.c.ready_at))
     others = table.c.id != sa.select(asked.c.id).scalar_subquery()
     first = _named(table, _begun(table, scope), table.c.status != _RUNNING, later, _of(table, scope), others)
@@ -230,7 +230,7 @@ def _behind_a_retry(table: sa.Table, asked: sa.CTE, scope: sa.CTE) -> sa.Select[
 
 
 def _too_fast(table: sa.Table, asked: sa.CTE, scope: sa.CTE) -> sa.Select[Any]:
-    """A rate lets fewer units start now than the job has; one with more than its burst starts when the whole of it is free."""
+    """A rate lets fewer units start now than the job has. A job with more units than the burst starts when the whole burst is free."""
     count, seconds, burst = (scope.c[name] for name in _RATE)
     state = (scope.c.free_at, scope.c.owed_at, scope.c.owed)
     owed = schema_function("rate_owed", table.schema, *state, _NOW, count, seconds, of=sa.Float(53))
@@ -247,7 +247,7 @@ def _too_fast(table: sa.Table, asked: sa.CTE, scope: sa.CTE) -> sa.Select[Any]:
 
 
 def _named(table: sa.Table, *where: sa.ColumnElement[bool]) -> LateralFromClause:
-    """How many jobs there are, the first of them, and when the last one is due."""
+    """The number of jobs, the first of them, and when the last is due."""
     number = sa.func.count()
     # `+ 0`, so that no plan reads all jobs in this order.
     ids = sa.func.array_agg(

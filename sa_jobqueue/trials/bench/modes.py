@@ -291,7 +291,7 @@ def steady(
                 workers.check()
         sent: dict[int, float] = dict(producer.results[0])
         until = time.monotonic() + _LAST
-        seen.look()  # at least one look that began after the last commit
+        seen.look()  # at least one poll that began after the last commit
         while not seen.all_done:
             seen.look()
             workers.check()
@@ -325,7 +325,7 @@ def _wait_for_workers(connection: sa.Connection, workers: Processes, size: int) 
 
 
 class _Seen:
-    """When each job was first seen to have ended, by a connection that looks every few milliseconds.
+    """When each job was first seen to have ended, by a connection that polls every few milliseconds.
 
     Live jobs are few and found by an index, however many jobs are done.
     """
@@ -338,7 +338,7 @@ class _Seen:
         self._highest = -1
 
     def look(self) -> None:
-        """Look once, and pause."""
+        """Poll once, and pause."""
         before = time.perf_counter()
         live = live_numbers(self._connection)
         after = time.perf_counter()
@@ -354,7 +354,7 @@ class _Seen:
         return bool(self._looks) and not self._looks[-1][1]
 
     def completed_at(self, sent: dict[int, float]) -> dict[int, float]:
-        """For each job the first look, begun after its commit, that did not find it."""
+        """For each job the first poll, begun after its commit, that did not find it."""
         done: dict[int, float] = {}
         waiting = sorted(sent, key=lambda n: sent[n], reverse=True)
         open_: set[int] = set()
@@ -376,7 +376,7 @@ def _latency(seconds: Sequence[float]) -> Latency:
 def enqueueing(
     url: sa.URL, *, jobs: int, seconds: float, concurrency: int, payload: str, tell: Tell | None = None
 ) -> Enqueued:
-    """Three ways to make jobs: one client one by one, all at once, and many clients one by one."""
+    """Three ways to make jobs: one client in a loop, all at once, and many clients in a loop."""
     figures: list[float] = []
     clients_of = partial(_clients, seconds=seconds, payload=payload)
     with place(url) as here:

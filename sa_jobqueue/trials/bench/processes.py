@@ -87,7 +87,7 @@ def place(url: sa.URL) -> Generator[Place]:
 
 
 def _make(engine: sa.Engine) -> None:
-    """Create the schema. One that a killed run has left is dropped first; any other is left alone."""
+    """Create the schema. A schema that a killed run has left is dropped first; any other is left alone."""
     with engine.begin() as connection:
         there = sa.select(
             sa.func.to_regnamespace(SCHEMA).is_not(None), sa.func.to_regclass(_MARK.fullname).is_not(None)
@@ -255,7 +255,7 @@ def _answer(pipe: Connection) -> Any:
 
 
 def _run(work: Callable[..., Any], pipe: Connection, arguments: tuple[Any, ...]) -> None:
-    # Ctrl-C in a terminal reaches all processes; the measuring one ends the others.
+    # Ctrl-C in a terminal reaches all processes; the measuring process ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _INTERRUPTS)
@@ -294,7 +294,7 @@ def seconds_to_drain(
 ) -> float:
     """Let the processes begin and return the seconds from the start of the first claim to the last durable completion.
 
-    `last`: the id of the job that comes last; without one, the highest there is. The clock is the database's. It begins
+    `last`: the id of the job that comes last; by default the highest id. The clock is the database's. It begins
     with the first claim's transaction, so the start of a process is no part of it, and ends when this connection sees
     no job, up to `last`, that is queued or running.
     """
@@ -302,7 +302,7 @@ def seconds_to_drain(
     progress = _Progress(connection, group, final, tell)
     group.go()
     seen = progress.until(progress.begun, 0.002)
-    # One row by its key, until that one is done; only then what costs more.
+    # A single row by its key, until it is done; only then what costs more.
     progress.until(progress.last_is_done, 0.01)
     ended = progress.until(progress.ended, 0.002)
     # A job that was claimed and completed between two queries is still in the table, unless it was deleted.
@@ -331,7 +331,7 @@ class _Progress:
         return self._connection.scalar(sa.select(sa.func.statement_timestamp()).where(~live[0], ~live[1]))
 
     def _front(self) -> int:
-        """The id of the next job to be claimed: nearly all before it are done. One look at an index."""
+        """The id of the next job to be claimed: nearly all before it are done. It is found by an index."""
         due = sa.select(Job.id).where(_LIVE[1], Job.queue == "default", Job.priority == 4)
         found = self._connection.scalar(due.order_by(Job.run_at, Job.id).limit(1))
         return self._last + 1 if found is None else found

@@ -51,7 +51,7 @@ def total(many: Iterable[Counts]) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class FileResult:
-    """What the database says of one file."""
+    """A file, as the database has it."""
 
     path: str
     counts: Counts
@@ -65,7 +65,7 @@ class FileResult:
 
     @property
     def is_single(self) -> bool:
-        """One job, at its end, and one result: the rows of a completed job, or a failed one that left none."""
+        """An ended job with its result: the rows of a completed job; none of a failed job."""
         match self.jobs:
             case [JobStatus.COMPLETED]:
                 return self.modules == 1
@@ -82,7 +82,7 @@ class FileResult:
 
 @dataclass(frozen=True, slots=True)
 class Collected:
-    """What the database says of the whole run."""
+    """The whole run, as the database has it."""
 
     files: Sequence[FileResult]
     retries: Mapping[str, int]
@@ -249,7 +249,7 @@ def disagreements(found: Collected, plain: Plain) -> list[str]:
 # ---- What the reader of the demo sees: a progress bar while it runs, then the report.
 
 _EVERY = 2.0
-#: Failures and disagreements shown one by one; a code base of another language would have thousands.
+#: Failures and disagreements shown each; a code base of another language would have thousands.
 _MOST = 20
 
 
@@ -348,7 +348,7 @@ def show_largest(console: Console, largest: Iterable[FileResult], root: Path) ->
 
 
 def show_proof(console: Console, checks: Iterable[Check], wrong: Sequence[str]) -> None:
-    """What the database says beside what a plain loop says; `wrong`: where they differ."""
+    """The database's results compared with a plain loop's; `wrong`: where they differ."""
     _title(console, "The proof: the same files, examined again in a plain loop")
     table = _table(Column(), Column("database", justify="right"), Column("expected", justify="right"), Column())
     for check in checks:
@@ -407,7 +407,7 @@ def _short(path: str, root: Path) -> str:
 
 
 def _without_file(file: FileResult) -> str:
-    """The error without the name of the file, which stands beside it."""
+    """The error without the file's name, which is shown next to it."""
     return re.sub(rf" \({re.escape(Path(file.path).name)}, (line \d+)\)", r", \1", file.error)
 
 

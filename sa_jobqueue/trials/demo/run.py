@@ -1,7 +1,7 @@
-"""The demo from its beginning to its end: prepare, enqueue, work, kill one worker, wait for the rescue, judge.
+"""The demo: prepare, enqueue, work, kill a worker, wait for the rescue, judge.
 
 The job tables and the tables of the demo live in a schema of their own, `sa_jobqueue_demo`, which is created again by
-every run: nothing of yours is touched, in whatever database it is.
+every run: nothing of yours is touched, in any database.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class Workers:
         return process.pid
 
     def kill(self, pid: int) -> None:
-        """End one with SIGKILL: it can do nothing about it."""
+        """End a worker with SIGKILL, which it cannot handle."""
         process = self.processes.pop(pid)
         process.kill()
         process.communicate()
 
     def check(self) -> None:
-        """Raise WorkerEnded, with the end of its log, for one that has ended by itself."""
+        """Raise WorkerEnded, with the end of its log, for a worker that has ended by itself."""
         for pid, process in self.processes.items():
             if (code := process.poll()) is not None:
                 raise WorkerEnded(f"worker process {pid} ended with exit code {code}: {self.last_words()}")
@@ -156,7 +156,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How far it is, in one look at the jobs."""
+    """The progress, by one statement about the jobs."""
 
     finished: int
     failed: int
@@ -376,14 +376,14 @@ class _Performance:
         )
 
     def _find_busy(self, add: Callable[[str], None], connection: sa.Connection) -> tuple[str, int] | None:
-        """The worker with most jobs that do not come to an end, and its process; None where there is none."""
+        """The worker with most unfinished jobs, and its process; None if there is none."""
         before: dict[str, set[int]] = {}
         until = monotonic() + 10.0
         while monotonic() < until:
             self._enqueue(add, len(self._paths))
             held = _held(connection)
             pids = {str(row.id): row.pid for row in connection.execute(list_workers())}
-            # One that has just started may have claimed before its row is written.
+            # A worker that has just started may have claimed before its row is written.
             waiting = {worker: len(jobs & before.get(worker, set())) for worker, jobs in held.items() if worker in pids}
             if waiting and max(waiting.values()):
                 worker = max(waiting, key=lambda worker: waiting[worker])

@@ -1,6 +1,6 @@
 """What an application brings: its tables, its tasks, and the transaction that writes a row and enqueues its job.
 
-This one keeps an index of Python files. Everything the queue has to do with it is imported from `sa_jobqueue`; the rest
+This application keeps an index of Python files. Everything the queue has to do with it is imported from `sa_jobqueue`; the rest
 is SQLAlchemy as usual. A worker serves it with
 
     sa-jobqueue work --app sa_jobqueue.trials.demo.tasks --queue index=4
@@ -134,7 +134,7 @@ def index_file(ctx: JobContext, file_id: int) -> None:
 
 @task(queue="index", max_attempts=6, retry=RETRIES)
 async def index_file_async(ctx: AsyncJobContext, file_id: int) -> None:
-    """The same for an application that is written with `async def`; `ctx.session` is an AsyncSession.
+    """The handler for an application that is written with `async def`; `ctx.session` is an AsyncSession.
 
     Reading and parsing would hold up the event loop, up to half a second for a large file, and with it the other
     handlers of this process: so they go to a thread.
