@@ -78,7 +78,7 @@ class Fresh(_OfObjects):
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ArgumentSpec:
     """A mapped class in an annotation, with the instructions next to it."""
 
     load: Load
@@ -94,18 +94,18 @@ def is_mapped(hint: object) -> bool:
 
 def replaced(
     hint: Any,
-    make: Callable[[Any, Said], Any],
+    make: Callable[[Any, ArgumentSpec], Any],
     *,
-    of_other: Callable[[Any, Said], Any] = lambda cls, _: cls,
-    said: Said | None = None,
+    of_other: Callable[[Any, ArgumentSpec], Any] = lambda cls, _: cls,
+    spec: ArgumentSpec | None = None,
 ) -> Any:
     """`hint` with what `make` returns for each mapped class in it, and `of_other` for each other class. `hint` itself if nothing changes.
 
     Raises TypeError for an annotation that cannot work.
     """
-    said = said or Said(Load())
+    spec = spec or ArgumentSpec(Load())
     if isinstance(hint, TypeAliasType):
-        changed = replaced(hint.__value__, make, of_other=of_other, said=said)
+        changed = replaced(hint.__value__, make, of_other=of_other, spec=spec)
         return hint if changed is hint.__value__ else changed
     origin: Any = get_origin(hint)
     inner: tuple[Any, ...] = get_args(hint)
@@ -114,22 +114,22 @@ def replaced(
         if not isinstance(hint, type):
             return hint
         if is_mapped(hint):
-            return make(hint, said)
+            return make(hint, spec)
         _refuse_unmapped(hint)
-        return of_other(hint, said)
+        return of_other(hint, spec)
     if origin is Annotated:
-        of, *beside = inner
-        changed = again(of, said=_said_beside(beside, said))
-        rest = tuple(one for one in beside if not isinstance(one, _OfObjects))
-        if changed is of and len(rest) < len(beside):
+        of, *instructions = inner
+        changed = again(of, spec=_spec_from(instructions, spec))
+        rest = tuple(one for one in instructions if not isinstance(one, _OfObjects))
+        if changed is of and len(rest) < len(instructions):
             raise TypeError("Load() and Fresh() say how a mapped object is loaded, and there is none in it")
         return hint if changed is of else Annotated[(changed, *rest)] if rest else changed
     is_union = origin in (typing.Union, UnionType)
     if is_union:
-        said = Said(said.load, said.fresh, said.nullable or type(None) in inner)
+        spec = ArgumentSpec(spec.load, spec.fresh, spec.nullable or type(None) in inner)
     elif origin not in _CONTAINERS:
         return hint
-    parts = tuple(again(one, said=said) for one in inner)
+    parts = tuple(again(one, spec=spec) for one in inner)
     number = sum(one is not before for one, before in zip(parts, inner, strict=True))
     if origin in (dict, Mapping) and parts and parts[0] is not inner[0]:
         raise TypeError("the keys of a JSON object are texts, so objects can only be values of a dict: take a list")
@@ -141,15 +141,15 @@ def replaced(
     return made[parts]
 
 
-def _said_beside(beside: Sequence[Any], said: Said) -> Said:
+def _spec_from(instructions: Sequence[Any], spec: ArgumentSpec) -> ArgumentSpec:
     """Read the instructions next to a class in an `Annotated`."""
-    load, fresh = said.load, said.fresh
-    for one in beside:
+    load, fresh = spec.load, spec.fresh
+    for one in instructions:
         if one is Load or one is Fresh:
             raise TypeError(f"it has the class {one.__name__}: write {one.__name__}()")
         load = one if isinstance(one, Load) else load
         fresh = fresh or isinstance(one, Fresh)
-    return Said(load, fresh, said.nullable)
+    return ArgumentSpec(load, fresh, spec.nullable)
 
 
 def _refuse_unmapped(hint: type) -> None:

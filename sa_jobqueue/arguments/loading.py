@@ -18,7 +18,7 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 from ..errors import ObjectMissing, PayloadError
 from ..rules.outcomes import Discard
 from ..util.log import get_logger
-from .annotations import Said, replaced
+from .annotations import ArgumentSpec, replaced
 from .references import Held, ObjectArgument, Reference, references, refused
 
 logger = get_logger(__name__)
@@ -46,8 +46,8 @@ def load(session: Session, wanted: Sequence[Reference]) -> None:
 
 def _found(session: Session, of: ObjectArgument, keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...] | None, Any]:
     """What is there, by key."""
-    said = of.said.load
-    if len(keys) == 1 and not said.options and said.for_update is None:
+    load = of.spec.load
+    if len(keys) == 1 and not load.options and load.for_update is None:
         return {keys[0]: session.get(of.cls, keys[0])}
     # The options hold for an object, too, that another argument has loaded: `Session.get` would not look.
     found: dict[tuple[Any, ...] | None, Any] = {}
@@ -59,28 +59,28 @@ def _found(session: Session, of: ObjectArgument, keys: list[tuple[Any, ...]]) ->
 
 
 def _query(of: ObjectArgument, keys: list[tuple[Any, ...]]) -> sa.Select[Any]:
-    said = of.said.load
+    load = of.spec.load
     columns = [of.mapper.get_property_by_column(column).class_attribute for column in of.keys.columns]
     where = sa.tuple_(*columns).in_(keys) if len(columns) > 1 else columns[0].in_([key[0] for key in keys])
-    query = sa.select(of.cls).where(where).options(*said.options)
-    if said.for_update is None:
+    query = sa.select(of.cls).where(where).options(*load.options)
+    if load.for_update is None:
         return query
     # In the order of their keys, so that two jobs with the same objects cannot deadlock.
-    return query.order_by(*columns).with_for_update(**said.for_update).execution_options(populate_existing=True)
+    return query.order_by(*columns).with_for_update(**load.for_update).execution_options(populate_existing=True)
 
 
 def _checked(one: Any, wanted: Reference) -> Any:
     of = wanted.of
     if one is None:
         said = f"argument {of.name}: {wanted} is not there: it was deleted, or never committed"
-        match of.said.load.missing:
+        match of.spec.load.missing:
             case "discard":
                 raise Discard(said)
             case "error":
                 raise ObjectMissing(said)
             case "none":
                 return None
-    if of.said.fresh and wanted.version is not None:
+    if of.spec.fresh and wanted.version is not None:
         version = of.version_of(one)
         if version != wanted.version:
             logger.info("argument %s: %s has version %s, not %s", of.name, wanted, version, wanted.version)
@@ -145,13 +145,13 @@ def with_objects(hint: Any, name: str) -> Any:
     return replaced(hint, _of(name), of_other=partial(_holder, name=name))
 
 
-def _of(name: str) -> Callable[[Any, Said], Any]:
-    return lambda cls, said: Annotated[cls, ObjectArgument(cls, said, name)]
+def _of(name: str) -> Callable[[Any, ArgumentSpec], Any]:
+    return lambda cls, spec: Annotated[cls, ObjectArgument(cls, spec, name)]
 
 
-def _holder(cls: type[Any], said: Said, *, name: str) -> Any:
+def _holder(cls: type[Any], spec: ArgumentSpec, *, name: str) -> Any:
     hints = _fields(cls)
-    changed = {field: replaced(hint, _of(f"{name}.{field}"), said=said) for field, (hint, _) in hints.items()}
+    changed = {field: replaced(hint, _of(f"{name}.{field}"), spec=spec) for field, (hint, _) in hints.items()}
     if all(changed[field] is hint for field, (hint, _) in hints.items()):
         return cls
     _refuse_unmakable(cls)

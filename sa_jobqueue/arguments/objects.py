@@ -67,7 +67,7 @@ class Waiting:
         """Raise PayloadError if the next flush would change a version."""
         for one in self.references:
             state: InstanceState[Any] = sa.inspect(one.object)
-            if one.of.said.fresh and state.session is not None and state.session.is_modified(one.object):
+            if one.of.spec.fresh and state.session is not None and state.session.is_modified(one.object):
                 raise self.error(
                     str(one.error(f"{one} has changes that are not flushed yet: flush first (session.flush())"))
                 )

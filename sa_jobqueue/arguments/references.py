@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError, SchemaSerializer, core_schema, to
 from sqlalchemy.orm import InstanceState, Mapper
 
 from ..errors import PayloadError, SubjectError
-from .annotations import Load, Said
+from .annotations import ArgumentSpec, Load
 from .subjects import Keys, Subject, deleted, identity_class, named, named_anything, named_object, subject_of_key
 
 #: pydantic's kind of an error that is ours, in our words.
@@ -35,8 +35,8 @@ class ObjectArgument:
     `Reference`, and that JSON. Raises TypeError for a class that cannot be an argument.
     """
 
-    def __init__(self, cls: type[Any], said: Said, name: str) -> None:
-        self.cls, self.said, self.name = cls, said, name
+    def __init__(self, cls: type[Any], spec: ArgumentSpec, name: str) -> None:
+        self.cls, self.spec, self.name = cls, spec, name
         self.title = f"argument {name}"
         """What it is called in messages."""
         self.keys = Keys(cls)
@@ -46,9 +46,9 @@ class ObjectArgument:
         version = self.mapper.version_id_col
         self.version = None if version is None else self.mapper.get_property_by_column(version).key
         """The attribute with the version of a row, if the mapper says it."""
-        if said.fresh and version is None:
+        if spec.fresh and version is None:
             raise TypeError(f"Fresh() needs a version, and the mapper of {cls.__name__} has no version_id_col")
-        if said.load.missing == "none" and not said.nullable:
+        if spec.load.missing == "none" and not spec.nullable:
             raise TypeError(f'missing="none" needs an annotation that allows None: {cls.__name__} | None')
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
@@ -89,12 +89,12 @@ class ObjectArgument:
                 f"{type(given).__name__} has keys of its own (concrete inheritance), so it is no {self.cls.__name__} by its key: "
                 f"annotate a parameter with {type(given).__name__}"
             )
-        if state.key is None or (self.said.fresh and state.session is not None):
+        if state.key is None or (self.spec.fresh and state.session is not None):
             return Reference(self, None, None, given, secrets.token_hex(8))
         made = Reference(self, tuple(state.key[1]))
         try:
             self.keys.write(tuple(state.key[1]))
-            if self.said.fresh:
+            if self.spec.fresh:
                 made.version = self.version_of(given, load=False)
         except PayloadError as error:
             raise refused(str(error)) from error
@@ -120,7 +120,7 @@ class SubjectOption(ObjectArgument):
     """The class of an object that is a job's subject by an option, and no argument."""
 
     def __init__(self, cls: type[Any]) -> None:
-        super().__init__(cls, Said(Load()), "subject")
+        super().__init__(cls, ArgumentSpec(Load()), "subject")
         self.title = "subject"
 
     @staticmethod
@@ -185,7 +185,7 @@ class Reference:
         key = tuple(state.mapper.primary_key_from_instance(self.object)) if state.key is None else tuple(state.key[1])
         if None in key:
             raise self.error(f"{self} is not in the database yet: flush first (session.flush())")
-        version = self.of.version_of(self.object) if self.of.said.fresh and versioned else None
+        version = self.of.version_of(self.object) if self.of.spec.fresh and versioned else None
         return Reference(self.of, key, version)
 
     def is_to(self, one: object) -> bool:

@@ -94,7 +94,7 @@ def _is_known(reference: Reference, session: Session, dirty: Collection[object])
     state: InstanceState[Any] = sa.inspect(one)
     if state.key is not None:
         reference.now()  # it may be deleted by now
-        return not (reference.of.said.fresh and state.session is session and one in dirty)
+        return not (reference.of.spec.fresh and state.session is session and one in dirty)
     if state.session is session:
         return False
     mend = (

@@ -17,7 +17,7 @@ from sqlalchemy import Executable, text
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, KeyLimits, enqueue
-from sa_jobqueue.sql.limits.claims import LimitedRequest, Ring
+from sa_jobqueue.sql.limits.claims import KeyCursor, LimitedRequest
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import pause, resume, set_limit
 from sa_jobqueue.trials.bench.processes import processes
@@ -218,16 +218,16 @@ class _Claims:
         self._connection, _ = service_connection(bench.address)
         with self._connection.begin():
             self._known = default_store.read_limits(self._connection, [QUEUE])
-        self._rings: dict[str, Ring] = {}
+        self._cursors: dict[str, KeyCursor] = {}
 
     def take(self, most: int) -> int:
         """One claim and its commit. Returns how many jobs it got."""
         request = LimitedRequest(
-            "fairness", {QUEUE: most}, 60.0, rings=self._rings, tasks=self._known.tasks, known=self._known.version
+            "fairness", {QUEUE: most}, 60.0, cursors=self._cursors, tasks=self._known.tasks, known=self._known.version
         )
         with self._connection.begin():
             _, jobs, states = default_store.claim_limited(self._connection, [], request)
-        self._rings = {name: state.ring for name, state in states.items()}
+        self._cursors = {name: state.cursor for name, state in states.items()}
         return len(jobs)
 
     def close(self) -> None:

@@ -359,12 +359,12 @@ def test_ten_thousand_keys_that_once_had_a_rate_leave_an_empty_table(engine: Eng
             f"SELECT 'a_task', 'sync', 'tenant ' || n FROM generate_series(1, {number}) AS n"
         )
         connection.commit()
-        known, rings, claimed = default_store.read_limits(connection, ["sync"]), {}, 0
+        known, cursors, claimed = default_store.read_limits(connection, ["sync"]), {}, 0
         while claimed < number:
-            request = LimitedRequest("me", {"sync": 500}, 60.0, known=known.version, rings=rings)
+            request = LimitedRequest("me", {"sync": 500}, 60.0, known=known.version, cursors=cursors)
             _, jobs, states = default_store.claim_limited(connection, [], request)
             connection.commit()
-            rings, claimed = {"sync": states["sync"].ring}, claimed + len(jobs)
+            cursors, claimed = {"sync": states["sync"].cursor}, claimed + len(jobs)
             assert jobs or states["sync"].again
         assert len(keys(connection)) == number
         connection.execute(update(STATE).values(free_at=STATE.c.free_at - timedelta(minutes=2)))

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 
 from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.models import KeyRow, LimitRow
-from sa_jobqueue.sql.limits.claims import LimitedRequest, Ring, RingState
+from sa_jobqueue.sql.limits.claims import KeyCursor, LimitedRequest, QueueAnswer
 from sa_jobqueue.sql.store import default_store
 from tests.support.factory import TABLE
 
@@ -71,15 +71,18 @@ class Claimant:
     def __init__(self, connection: Connection, *queues: str, name: str = "me") -> None:
         self.connection, self._name = connection, name
         self._queues = queues or ("default",)
-        self.rings: dict[str, Ring] = {}
-        self.states: dict[str, RingState] = {}
+        self.cursors: dict[str, KeyCursor] = {}
+        self.states: dict[str, QueueAnswer] = {}
         """What the last claim said."""
 
     def request(self, free: int | Mapping[str, int], **options: Any) -> LimitedRequest:
         wanted = free if isinstance(free, Mapping) else dict.fromkeys(self._queues, free)
         known = default_store.read_limits(self.connection, list(wanted))
         return LimitedRequest(
-            self._name, wanted, 60.0, **{"rings": self.rings, "tasks": known.tasks, "known": known.version, **options}
+            self._name,
+            wanted,
+            60.0,
+            **{"cursors": self.cursors, "tasks": known.tasks, "known": known.version, **options},
         )
 
     def claim(self, free: int | Mapping[str, int] = 10, **options: Any) -> list[ClaimedJob]:
@@ -97,7 +100,7 @@ class Claimant:
     def claim_once(self, free: int | Mapping[str, int] = 10, **options: Any) -> list[ClaimedJob]:
         """One claim."""
         _, jobs, self.states = default_store.claim_limited(self.connection, [], self.request(free, **options))
-        self.rings |= {queue: state.ring for queue, state in self.states.items()}
+        self.cursors |= {queue: state.cursor for queue, state in self.states.items()}
         return jobs
 
     def keys(self, free: int | Mapping[str, int] = 10) -> list[str | None]:
@@ -109,7 +112,7 @@ class Claimant:
         return list(found.scalars())
 
     @property
-    def state(self) -> RingState:
+    def state(self) -> QueueAnswer:
         """What the last claim said of its only queue."""
         (state,) = self.states.values()
         return state

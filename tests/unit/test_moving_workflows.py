@@ -14,7 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from sa_jobqueue.sql.workflows.pruning import Advanced
 from sa_jobqueue.worker.claiming import workflows as claiming
 from sa_jobqueue.worker.claiming.workflows import MovingWorkflows
-from sa_jobqueue.worker.running.run import TouchedWorkflows
+from sa_jobqueue.worker.running.run import WorkflowsToAdvance
 
 NOBODY: Any = SimpleNamespace(notify=lambda queue: None)
 
@@ -38,7 +38,7 @@ class Store:
 
 
 def moving(store: Store) -> MovingWorkflows:
-    touched = TouchedWorkflows()
+    touched = WorkflowsToAdvance()
     touched.add(store.events)
     connector: Any = SimpleNamespace(store=store, begin_one=lambda connection: nullcontext())
     return MovingWorkflows(connector, touched, NOBODY, busy=lambda: False)

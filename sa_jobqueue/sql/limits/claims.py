@@ -28,7 +28,7 @@ from .state import FIRST_STATE, StateKey, forget_states, limit_queues, read_limi
 NOBODY = -1
 
 
-class Ring(NamedTuple):
+class KeyCursor(NamedTuple):
     """Where the last claim from a queue stopped: the key, None before the first claim; and how many turns in a row it has had."""
 
     after: str | None = None
@@ -36,10 +36,10 @@ class Ring(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class RingState:
+class QueueAnswer:
     """A claim's answer about a queue."""
 
-    ring: Ring
+    cursor: KeyCursor
     again: bool
     """Whether another claim may find jobs that this claim has left."""
     unseen: bool
@@ -61,7 +61,7 @@ class LimitedRequest:
     worker: str
     queues: Mapping[str, int]
     lease: float
-    rings: Mapping[str, Ring] = field(default_factory=dict)
+    cursors: Mapping[str, KeyCursor] = field(default_factory=dict)
     tasks: Sequence[str] = ()
     """All tasks that have limits."""
     unknown: Sequence[str] = ()
@@ -85,12 +85,12 @@ def limited_parameters(request: LimitedRequest) -> dict[str, Any]:
 
 def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
     """Lock and claim the jobs that `picked_jobs` returned."""
-    rings = [request.rings.get(queue, Ring()) for queue in request.queues]
+    cursors = [request.cursors.get(queue, KeyCursor()) for queue in request.queues]
     return {
         "limited_queues": packed_texts(request.queues),
         "limited_free": packed(request.queues.values()),
-        "ring_after": packed_texts([ring.after for ring in rings]),
-        "ring_turns": packed([ring.turns for ring in rings]),
+        "ring_after": packed_texts([cursor.after for cursor in cursors]),
+        "ring_turns": packed([cursor.turns for cursor in cursors]),
         "limited_tasks": packed_texts(request.tasks),
         "unknown_tasks": packed_texts(request.unknown),
         "known_limits": request.known,
@@ -102,7 +102,7 @@ def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
 
 def claim_limited(request: LimitedRequest, *, job: type[JobMixin] = Job) -> sa.CompoundSelect[Any]:
     """Claim due jobs of queues with limits or keys. Returns the columns of `ClaimedJob`; and for each queue a row with no id, whose
-    `meta` is for `ring_state`.
+    `meta` is for `queue_answer`.
     """
     table = table_of(job)
     picked = _picked(table, pick_parameters(request), visible=sa.func.pg_current_snapshot())
@@ -132,11 +132,11 @@ def permits_freed(*, opener: int = NOBODY, job: type[JobMixin] = Job) -> sa.Sele
     )
 
 
-def ring_state(info: str) -> tuple[str, RingState]:
+def queue_answer(info: str) -> tuple[str, QueueAnswer]:
     """The queue, and a claim's answer about it."""
     said = json.loads(info)
-    return said["queue"], RingState(
-        Ring(said["after"], said["turns"]),
+    return said["queue"], QueueAnswer(
+        KeyCursor(said["after"], said["turns"]),
         said["again"],
         said["unseen"],
         said["permit"],
@@ -214,7 +214,7 @@ class LimitedClaims(OfTables):
 
     def claim_limited(
         self, connection: sa.Connection, changes: Sequence[Change], request: LimitedRequest
-    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]]:
+    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, QueueAnswer]]:
         """As `exchange`, where limits hold; and by queue, how to go on."""
         parameters = limited_parameters(request)
         answers: dict[int, Answer] = {}
@@ -227,7 +227,7 @@ class LimitedClaims(OfTables):
             statement = self._limited_exchanges[kind]
             first, *rows = statement.rows(connection, parameters)
             answers = dict.fromkeys(written_ids(first), Answer.APPLIED)
-        states = dict(ring_state(row[_META]) for row in rows if is_state(row))
+        states = dict(queue_answer(row[_META]) for row in rows if is_state(row))
         return answers, in_order(row for row in rows if not is_state(row)), states
 
     def pick_limited(self, connection: sa.Connection, request: LimitedRequest) -> list[int]:

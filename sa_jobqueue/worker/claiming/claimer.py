@@ -23,7 +23,7 @@ from ...rules.retry import backoff
 from ...rules.settings import WorkerSettings
 from ...sql.apply import Answer, alike
 from ...sql.claims import MOST_TEXT, ClaimRequest, fault_of, is_limits_changed, is_too_much
-from ...sql.limits.claims import RingState
+from ...sql.limits.claims import QueueAnswer
 from ...sql.workers import EVERY_QUEUE
 from ...util.log import get_logger
 from ..connections.pool import CLIENT_MARGIN, Deadline
@@ -335,7 +335,7 @@ class Claimer:
 
     def _write_and_claim(
         self, connection: sa.Connection, changes: list[Change], wanted: dict[str, int], *, limited: bool
-    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]] | None:
+    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, QueueAnswer]] | None:
         """In one transaction; and nearly always in one statement, which is its own transaction.
 
         None: nothing was claimed. That failed, or one of the changes keeps others waiting. The changes were written alone then, and the
@@ -373,7 +373,7 @@ class Claimer:
 
     def _claim(
         self, connection: sa.Connection, wanted: dict[str, int], changes: Sequence[Change] = (), *, limited: bool
-    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, RingState]]:
+    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, QueueAnswer]]:
         """Claim, and write these changes in the same statement."""
         self._connection.in_doubt = self._connection.in_doubt or bool(wanted)
         inline = self._mode is not Mode.WITHOUT_PAYLOAD
@@ -413,7 +413,7 @@ class Claimer:
         connection: sa.Connection,
         wanted: dict[str, int],
         jobs: list[ClaimedJob],
-        states: dict[str, RingState] | None,
+        states: dict[str, QueueAnswer] | None,
         *,
         quiet: bool,
     ) -> None:

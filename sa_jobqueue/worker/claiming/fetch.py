@@ -25,7 +25,7 @@ from ..connections.pool import Deadline
 from ..connections.service import Connector
 from ..dispatch import Dispatch
 from ..running.call import with_inputs
-from ..running.run import TouchedWorkflows
+from ..running.run import WorkflowsToAdvance
 from .demand import Demand
 
 logger = get_logger(__name__)
@@ -47,7 +47,7 @@ class Fetcher:
     deadline: Deadline
     dispatch: Dispatch
     demand: Demand
-    touched: TouchedWorkflows
+    touched: WorkflowsToAdvance
     most: int
 
     def hand_over(self, connection: sa.Connection, jobs: list[ClaimedJob], *, claimed_at: float) -> None:

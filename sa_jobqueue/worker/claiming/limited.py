@@ -13,14 +13,14 @@ from time import monotonic
 import sqlalchemy as sa
 
 from ...arguments.context import ClaimedJob
-from ...sql.limits.claims import KnownLimits, LimitedRequest, Ring, RingState
+from ...sql.limits.claims import KeyCursor, KnownLimits, LimitedRequest, QueueAnswer
 from ..connections.service import Connector
 from .demand import Demand, Gates
 from .poison.skipped import SkippedJobs
 
 
 @dataclass(slots=True)
-class Circle:
+class KeyScan:
     """The answers of these claims so far."""
 
     begin: str
@@ -31,13 +31,13 @@ class Circle:
     """The first time at which a rate allows more, by `monotonic()`."""
 
     @classmethod
-    def at(cls, ring: Ring) -> Circle:
-        """The circle that begins there."""
-        return cls(ring.after or "", ring.after or "")
+    def at(cls, cursor: KeyCursor) -> KeyScan:
+        """The scan that begins there."""
+        return cls(cursor.after or "", cursor.after or "")
 
-    def go_on(self, state: RingState, now: float) -> RingState | None:
+    def go_on(self, state: QueueAnswer, now: float) -> QueueAnswer | None:
         """Take the answer of the next claim. Returns the answers combined; None if there are more keys to visit."""
-        before, self.stopped = self.stopped, state.ring.after or ""
+        before, self.stopped = self.stopped, state.cursor.after or ""
         self.again = self.again or state.again
         if state.rate_in is not None:
             self.rate_at = min(self.rate_at, now + state.rate_in)
@@ -98,8 +98,8 @@ class LimitedQueues:
         self._known = _NONE
         self.any = False
         """Whether any queue is claimed from under limits. Written by the claimer's thread, read by any."""
-        self._rings: dict[str, Ring] = {}
-        self._circles: dict[str, Circle] = {}
+        self._cursors: dict[str, KeyCursor] = {}
+        self._scans: dict[str, KeyScan] = {}
         """Of queues at whose keys the claims have not all looked yet."""
         self._ignored: frozenset[str] = frozenset()
         """Queues whose last claim picked jobs, and did not get them all."""
@@ -112,8 +112,8 @@ class LimitedQueues:
     def begin_again(self) -> None:
         """Another server may answer from now on, or the worker serves other queues."""
         self.stale = self.stale or self._known != _NONE
-        self._rings = {queue: ring for queue, ring in self._rings.items() if queue in self._queues}
-        self._circles = {queue: circle for queue, circle in self._circles.items() if queue in self._queues}
+        self._cursors = {queue: cursor for queue, cursor in self._cursors.items() if queue in self._queues}
+        self._scans = {queue: scan for queue, scan in self._scans.items() if queue in self._queues}
 
     def has(self, queue: str) -> bool:
         """Whether this queue is to be claimed from under limits. For any thread."""
@@ -157,7 +157,7 @@ class LimitedQueues:
             self._worker,
             wanted,
             self._connector.lease,
-            rings=self._rings,
+            cursors=self._cursors,
             tasks=self._known.tasks,
             unknown=self._unknown(),
             known=self._known.version,
@@ -179,19 +179,19 @@ class LimitedQueues:
         connection: sa.Connection,
         wanted: Mapping[str, int],
         jobs: Collection[ClaimedJob],
-        states: Mapping[str, RingState],
+        states: Mapping[str, QueueAnswer],
     ) -> bool:
         """Decide when each of these queues is claimed from again. Returns whether claims overlook jobs."""
         self._untold = False
         got = Counter(map(_QUEUE, jobs))
-        timers, now, dry, waiting = self._demand.timers, monotonic(), set[str](), dict[str, RingState]()
+        timers, now, dry, waiting = self._demand.timers, monotonic(), set[str](), dict[str, QueueAnswer]()
         for name, one in states.items():
-            circle = self._circles.pop(name, None) or Circle.at(self._rings.get(name, Ring()))
-            self._rings[name] = one.ring
+            scan = self._scans.pop(name, None) or KeyScan.at(self._cursors.get(name, KeyCursor()))
+            self._cursors[name] = one.cursor
             if got[name] or timers[name].notified:
                 timers[name].now()
-            elif (state := circle.go_on(one, now)) is None:
-                self._circles[name] = circle
+            elif (state := scan.go_on(one, now)) is None:
+                self._scans[name] = scan
                 timers[name].not_before(now)
             elif state.again:
                 timers[name].not_before(now + random.uniform(0.5, 1.5) * _CONTENDED)

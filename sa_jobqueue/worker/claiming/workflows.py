@@ -17,7 +17,7 @@ from ...sql.claims import Fault, fault_of
 from ...sql.workflows.pruning import Advanced
 from ...util.log import get_logger
 from ..connections.service import Connector
-from ..running.run import TouchedWorkflows
+from ..running.run import WorkflowsToAdvance
 from .demand import Demand
 
 logger = get_logger(__name__)
@@ -44,7 +44,7 @@ class MovingWorkflows:
     """Only for the claimer's thread. `busy()`: whether handlers run."""
 
     def __init__(
-        self, connector: Connector, touched: TouchedWorkflows, demand: Demand, *, busy: Callable[[], bool]
+        self, connector: Connector, touched: WorkflowsToAdvance, demand: Demand, *, busy: Callable[[], bool]
     ) -> None:
         self._connector, self._touched, self._demand, self._busy = connector, touched, demand, busy
         self._due: dict[int, float] = {}

@@ -20,7 +20,7 @@ from ...tasks.registry import Registry
 from ...util.log import get_logger
 from ..connections.service import Connector
 from ..running.joblog import holder_of, lasting, say_rescue
-from ..running.run import Run, Runs, Stop, TouchedWorkflows
+from ..running.run import Run, Runs, Stop, WorkflowsToAdvance
 from ..running.writer import OutcomeWriter
 from ..tally import Observer
 from .chore import Chore, Turn
@@ -137,7 +137,7 @@ class Rescue(Chore):
         registry: Registry,
         observer: Observer,
         max_rescues: int,
-        touched: TouchedWorkflows,
+        touched: WorkflowsToAdvance,
     ) -> None:
         super().__init__(max(min(connector.lease / 4, 15.0), 0.25))
         self._connector, self._registry, self._observer = connector, registry, observer

@@ -13,7 +13,7 @@ from ...sql.claims import Fault, fault_of, is_month_missing
 from ...sql.parts import FIRST_ID
 from ...util.log import get_logger
 from ..connections.service import Connector
-from ..running.run import TouchedWorkflows
+from ..running.run import WorkflowsToAdvance
 from .chore import Chore, Turn
 from .prune import KeepArchive
 
@@ -31,7 +31,7 @@ class FindWorkflows(Chore):
     whose deadline is over.
     """
 
-    def __init__(self, connector: Connector, touched: TouchedWorkflows) -> None:
+    def __init__(self, connector: Connector, touched: WorkflowsToAdvance) -> None:
         super().__init__(_EVERY, at=monotonic() + random.uniform(0, _EVERY))
         self._connector, self._touched = connector, touched
 
@@ -52,7 +52,9 @@ class KeepWorkflows(Chore):
     saying so.
     """
 
-    def __init__(self, connector: Connector, touched: TouchedWorkflows, archive: KeepArchive, *, every: float) -> None:
+    def __init__(
+        self, connector: Connector, touched: WorkflowsToAdvance, archive: KeepArchive, *, every: float
+    ) -> None:
         super().__init__(every, at=monotonic() + random.uniform(0, every))
         self._connector, self._touched, self._archive = connector, touched, archive
         self._after = self._after_workflow = FIRST_ID

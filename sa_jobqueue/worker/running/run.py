@@ -20,7 +20,7 @@ from .attempt_end import AttemptEnd
 from .notes import Notes
 
 
-class TouchedWorkflows:
+class WorkflowsToAdvance:
     """Any thread notes them. The claimer's thread takes them, and moves them on. `wake` wakes it."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
@@ -202,7 +202,7 @@ class Runs:
         """The runs that have no outcome yet. Each run puts itself in, and takes itself out."""
         self.notes = Notes()
         """What their handlers say. It is told here when their claims end."""
-        self.touched = TouchedWorkflows()
+        self.touched = WorkflowsToAdvance()
         """The workflows of those that have ended."""
 
     def __len__(self) -> int:
