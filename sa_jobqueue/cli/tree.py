@@ -67,7 +67,7 @@ COMMANDS: Entries = {
     "why": Entry("show:why", _LOOK),
     "errors": Entry("jobs:errors", _LOOK),
     "stats": Entry("stats:stats", _LOOK),
-    "top": Entry("top.command:top", _LOOK),
+    "top": Entry("top:top", _LOOK),
     "workers": Entry("stats:workers", _LOOK),
     "doctor": Entry("doctor:doctor", _LOOK, {"app": True}),
     "alive": Entry("alive:alive", _LOOK),

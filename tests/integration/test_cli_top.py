@@ -1,43 +1,28 @@
-"""`top` without a terminal: one picture, what it may do to the database, and what becomes of it without one."""
+"""`top` without a terminal: one picture, what it may do to the database, and what becomes of it without a database."""
 
 from __future__ import annotations
 
-import random
-import threading
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, delete, event, insert, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine, create_engine, event, insert, text
 
-from sa_jobqueue import Job, Registry, enqueue, every, task
+from sa_jobqueue import Registry, enqueue, task
 from sa_jobqueue.cli.config import Config
 from sa_jobqueue.cli.place import open_engine
-from sa_jobqueue.cli.top.controls import press
-from sa_jobqueue.cli.top.read import read_job, read_picture
-from sa_jobqueue.cli.top.reader import Reader, Wanted
-from sa_jobqueue.cli.top.views import Stand
-from sa_jobqueue.health.one_job import SHOWN
-from sa_jobqueue.models import LimitRow, Schedule, WorkerRow
-from sa_jobqueue.statements import pause_workflows
-from sa_jobqueue.tasks.registry import TaskName
+from sa_jobqueue.cli.top import Reader, Seen, read_picture
+from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.statements import pause, pause_workflows
 from tests.support.cli import output, refused
 from tests.support.databases import connect
-from tests.support.factory import make_job, make_jobs, row
+from tests.support.factory import make_job, make_jobs
 from tests.support.limits import limit
 from tests.support.waiting import wait_until
 from tests.support.workflows import Flow
 from tests.support.working import add, drain
-
-ERROR = {
-    "at": "2026-01-02T03:04:05+00:00",
-    "attempt": 1,
-    "type": "shop.Gone",
-    "message": "no\x1b[2J answer",
-    "traceback": "",
-}
 
 
 def once(url: str, width: int = 140) -> list[str]:
@@ -95,10 +80,21 @@ def test_an_empty_database_has_a_picture(url: str) -> None:
     assert lines[-1] == "no jobs and no workers yet"
 
 
-def test_without_a_terminal_it_says_what_to_do(url: str) -> None:
-    """Exit code 2."""
-    assert "--once prints one picture" in refused("top", url=url)
+def test_without_a_terminal_it_prints_one_picture(url: str) -> None:
+    """As with `--once`."""
+    assert "0 due · 0 queued · 0 running" in output("top", url=url)
     assert "Invalid value" in refused("top", "--every", "0", url=url)
+
+
+def test_a_queue_is_shown_with_its_limit_and_that_it_is_paused(engine: Engine, url: str) -> None:
+    """Also when it has no job."""
+    with engine.begin() as connection:
+        make_job(connection, "running", queue="mail")
+        limit(connection, "mail", running=3)
+        connection.execute(pause("other"))
+    found = {line.split()[0]: line for line in once(url)[5:] if line}
+    assert " 1/3 " in found["mail"]
+    assert re.search(r" paused \d+s$", found["other"])
 
 
 def test_reading_takes_a_role_that_may_only_read(database_url: str) -> None:
@@ -112,23 +108,11 @@ def test_reading_takes_a_role_that_may_only_read(database_url: str) -> None:
         with engine.connect() as connection:
             connection.execute(text("SET ROLE top_reader"))
             connection.execute(text("SET TRANSACTION READ ONLY"))
-            assert read_picture(connection, failures=5, schedules=True).schedules == []
-            assert read_job(connection, 1) is None
+            assert read_picture(connection, failures=5).working.queues == []
         engine.dispose()
     finally:
         with connect(database_url) as connection:
             connection.execute("DROP OWNED BY top_reader; DROP ROLE top_reader")
-
-
-def test_a_job_with_long_arguments_is_read_without_them(engine: Engine) -> None:
-    """They would be sent each second."""
-    with engine.begin() as connection:
-        id = make_job(
-            connection, args={"x": random.Random(1).randbytes(2 * SHOWN).hex()}, meta={"tags": ["a"]}, errors=[ERROR]
-        )
-        found = read_job(connection, id)
-    assert found is not None
-    assert (found.job.args, found.job.meta, found.job.errors) == (None, {"tags": ["a"]}, [ERROR])
 
 
 class Reading:
@@ -136,32 +120,25 @@ class Reading:
 
     def __init__(self, url: str, every: float = 0.05) -> None:
         self.engine = open_engine(Config(database_url=url))
-        self.told = threading.Event()
-        self.begun: list[str] = []
         with self.engine.connect() as connection:
             picture = read_picture(connection, failures=5)
+        self.begun: list[str] = []
         event.listen(self.engine, "before_cursor_execute", lambda c, cursor, sql, *_: self.begun.append(sql))
-        self.reader = Reader(self.engine, picture, every=every, tell=self.told.set)
+        self.reader = Reader(self.engine, Seen(picture), every=every)
 
-    def wait_for(self, condition: Any) -> Any:
-        return wait_until(lambda: condition(self.reader.seen))
+    def read(self) -> Seen:
+        return self.reader.read(failures=5)
 
-    def press(self, keys: str, stand: Stand) -> Stand:
-        """Press keys, and carry out what they say."""
-        for key in keys.split():
-            stand, action = press(key, stand, self.reader.seen)
-            if action is not None:
-                done = self.reader.seen.done
-                self.reader.do(action)
-                self.wait_for(lambda seen: seen.done > done)  # noqa: B023
-        return stand
+    def read_until(self, condition: Any) -> Any:
+        """Read again and again until this is true of what was read."""
+        return wait_until(lambda: condition(self.read()))
 
 
 @pytest.fixture
 def reading(url: str) -> Iterator[Reading]:
     made = Reading(url)
     yield made
-    made.reader.stop()
+    made.reader.close()
 
 
 def test_a_lost_connection_is_said_and_made_again(database_url: str, engine: Engine) -> None:
@@ -169,106 +146,39 @@ def test_a_lost_connection_is_said_and_made_again(database_url: str, engine: Eng
     reading = Reading(database_url)
     with engine.begin() as connection:
         make_job(connection, queue="mail")
-    reading.reader.start()
     try:
-        before = reading.wait_for(lambda seen: seen.picture.queues and seen)
+        before = reading.read()
         with connect(database_url) as connection:
             name = connection.info.dbname
         with connect(database_url.replace(f"/{name}", "/postgres")) as admin:
             admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS false')
             engine.dispose()
             admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name])
-            lost = reading.wait_for(lambda seen: seen.problem and seen)
-            assert lost.picture.queues[0].name == before.picture.queues[0].name == "mail"
+            lost = reading.read_until(lambda seen: seen.problem and seen)
+            assert lost.picture.working.queues[0].name == before.picture.working.queues[0].name == "mail"
             assert lost.since is not None
-            again = reading.wait_for(lambda seen: "not currently accepting" in (seen.problem or "") and seen)
+            again = reading.read_until(lambda seen: "not currently accepting" in (seen.problem or "") and seen)
             assert again.since == lost.since
             admin.execute(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS true')
-        back = reading.wait_for(lambda seen: seen.problem is None and seen)
-        assert back.picture.now > lost.picture.now
+        back = reading.read_until(lambda seen: seen.problem is None and seen)
+        assert back.picture.working.now > lost.picture.working.now
         assert back.since is None
     finally:
-        reading.reader.stop()
+        reading.reader.close()
 
 
 def test_each_read_is_a_transaction_that_cannot_write(reading: Reading) -> None:
     """Whatever it executes, and nothing while it waits."""
-    reading.reader.start()
-    reading.wait_for(lambda seen: seen.took > 0)
+    assert reading.read().took > 0
     connection = reading.reader._connection
     assert connection is not None
     assert connection.get_execution_options()["postgresql_readonly"] is True
+    assert not connection.in_transaction()
+    assert reading.begun
     assert not any(sql.lstrip().upper().startswith(("INSERT", "UPDATE", "DELETE")) for sql in reading.begun)
 
 
-def test_a_slow_look_is_followed_by_a_long_pause(reading: Reading) -> None:
+def test_a_slow_reading_is_followed_by_a_long_pause(reading: Reading) -> None:
     """So that reading takes a tenth of the time at most."""
-    reading.reader.start()
-    seen = reading.wait_for(lambda seen: seen.took > 0 and seen)
+    seen = reading.read()
     assert seen.pause == pytest.approx(max(0.05, seen.took * 10))
-
-
-def test_a_failed_job_is_retried_and_a_schedule_paused(engine: Engine, reading: Reading) -> None:
-    """By the statements that everyone uses; the answer says what came of it."""
-    with engine.begin() as connection:
-        id = make_job(connection, "failed", errors=[ERROR])
-        other = make_job(connection)
-    with Session(engine) as session:
-        session.add(Schedule(every(300), TaskName("shop.report"), name="daily"))
-        session.commit()
-    reading.reader.start()
-    reading.reader.read_again(Wanted(schedules=True))
-    reading.wait_for(lambda seen: seen.picture.schedules and seen.picture.failures)
-
-    stand = reading.press("f r y", Stand())
-    assert reading.reader.seen.said == f"job {id} is queued again"
-    reading.wait_for(lambda seen: not seen.picture.failures)
-    reading.press("s p y", stand)
-    assert reading.reader.seen.said == "schedule daily is paused"
-    reading.wait_for(lambda seen: seen.picture.schedules[0]["paused_at"] is not None)
-    reading.press("s p y", stand)
-    assert reading.reader.seen.said == "schedule daily goes on"
-    reading.reader.read_again(Wanted(job=other))
-    assert reading.wait_for(lambda seen: seen.job and seen.job.job.id == other)
-    reading.press("c y", Stand(view=stand.view.JOB, job=other))
-    assert reading.reader.seen.said == f"job {other} is cancelled, or was asked to stop"
-    with engine.connect() as connection:
-        assert (row(connection, id).status, row(connection, other).status) == ("queued", "cancelled")
-
-
-def test_a_queue_is_paused_and_resumed(engine: Engine, reading: Reading) -> None:
-    """It is shown with its limit meanwhile, also when it has no job any more."""
-    with engine.begin() as connection:
-        make_job(connection, "running", queue="mail")
-        other = make_job(connection, queue="other")
-        limit(connection, "mail", running=3)
-    reading.reader.start()
-
-    def queue(name: str) -> Any:
-        return next((one for one in reading.reader.seen.picture.queues if one.name == name), None)
-
-    reading.wait_for(lambda _: queue("mail") and (queue("mail").running, queue("mail").limit) == (1, 3))
-    reading.press("p y", Stand(selected="other"))
-    assert reading.reader.seen.said == "queue other is paused"
-    with engine.begin() as connection:
-        assert connection.scalar(select(LimitRow.paused_at).where(LimitRow.name == "other")) is not None
-        connection.execute(delete(Job).where(Job.id == other))
-    reading.wait_for(lambda _: queue("other") and queue("other").paused is not None and not queue("other").queued)
-    reading.press("p y", Stand(selected="other"))
-    assert reading.reader.seen.said == "queue other is resumed"
-    reading.wait_for(lambda _: queue("other") is None)
-    with engine.connect() as connection:
-        assert connection.scalars(select(LimitRow.name)).all() == ["mail"]
-
-
-def test_an_action_that_is_refused_says_why(engine: Engine, reading: Reading) -> None:
-    """And changes nothing; here the transaction is read-only, as on a replica."""
-    with engine.begin() as connection:
-        id = make_job(connection, "failed")
-    event.listen(reading.engine, "begin", lambda c: c.exec_driver_sql("SET TRANSACTION READ ONLY"))
-    reading.reader.start()
-    reading.wait_for(lambda seen: seen.picture.failures)
-    reading.press("f r y", Stand())
-    assert reading.reader.seen.said.startswith("not done: the database refused: cannot execute")
-    with engine.connect() as connection:
-        assert row(connection, id).status == "failed"

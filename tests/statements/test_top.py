@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from sqlalchemy import ClauseElement, Connection, Engine, create_engine, text
 
+from sa_jobqueue.cli import top
 from sa_jobqueue.cli.filters import Filters
 from sa_jobqueue.cli.jobs import newest_jobs
-from sa_jobqueue.cli.top import read
 from sa_jobqueue.sql.chosen import Status
 from sa_jobqueue.sql.readings.depths import CAP, queue_depths, running_jobs
 from tests.statements.test_plans import FILL, FILL_KEYED
@@ -73,7 +73,7 @@ def large(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Conn
         if request.param.endswith("with statistics"):
             connection.exec_driver_sql("VACUUM ANALYZE sa_jobqueue.job")
     with engine.connect() as connection:
-        read.settle(connection)
+        top.settle(connection)
         connection.execute(text("SET LOCAL statement_timeout = 0"))  # on a slow machine a good plan may take long
         yield connection
     engine.dispose()
@@ -128,12 +128,12 @@ def test_a_picture_is_read_within_its_time_and_changes_nothing(
     large: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each statement within 2 s, in a READ ONLY transaction; on a machine that stands still, within more."""
-    assert read._SETTINGS["statement_timeout"] == "2s"
-    monkeypatch.setitem(read._SETTINGS, "statement_timeout", "20s")
+    assert top._SETTINGS["statement_timeout"] == "2s"
+    monkeypatch.setitem(top._SETTINGS, "statement_timeout", "20s")
     with large.begin_nested():
         large.execute(text("SET TRANSACTION READ ONLY"))
-        picture = read.read_picture(large, failures=5)
+        picture = top.read_picture(large, failures=5)
         assert large.scalar(text("SHOW statement_timeout")) == "20s"
-    assert [one.name for one in picture.queues] == ["a", "b", "c"]
-    assert picture.queues[0].due == CAP
-    assert (picture.running, picture.failed, len(picture.failures)) == (2_000, 300, 5)
+    assert [one.name for one in picture.working.queues] == ["a", "b", "c"]
+    assert picture.working.queues[0].due == CAP
+    assert (picture.working.running, picture.working.failed, len(picture.failures)) == (2_000, 300, 5)

@@ -2,7 +2,7 @@
 
 with terminal(folder, url, columns=80, rows=24) as shell:
     shell.type("sa-jobqueue top", "Enter")
-    shell.wait_for("q quit")
+    shell.wait_for(" due · ")
 """
 
 from __future__ import annotations
