@@ -169,7 +169,7 @@ class Notes(Protocol):
         ...
 
 
-class _Context(JobFacts, Generic[S]):
+class HandlerContext(JobFacts, Generic[S]):
     """What both contexts share. The executor passes all but the job; `keep_logs`: see `Task.keep_logs`."""
 
     __slots__ = ("_is_stopping", "_keep_logs", "_logger", "_notes", "_open_session", "_session")
@@ -298,13 +298,13 @@ def _shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
-class JobContext(_Context[Session]):
+class JobContext(HandlerContext[Session]):
     """The context of a `def` handler; `session` is a `sqlalchemy.orm.Session`."""
 
     __slots__ = ()
 
 
-class AsyncJobContext(_Context[AsyncSession]):
+class AsyncJobContext(HandlerContext[AsyncSession]):
     """The context of an `async def` handler; `session` is a `sqlalchemy.ext.asyncio.AsyncSession`."""
 
     __slots__ = ()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from ..arguments.context import AsyncJobContext, ClaimedJob, JobContext
+from ..arguments.context import AsyncJobContext, ClaimedJob, HandlerContext, JobContext, S
 from ..errors import SessionUnavailable
 
 
@@ -31,102 +31,60 @@ class _Heard:
         return lambda record: self.lines.append(record.getMessage())
 
 
-class FakeJobContext(JobContext):
+class _FakeContext(HandlerContext[S]):
+    __slots__ = ("_heard",)
+
+    def __init__(
+        self,
+        session: S | None = None,
+        *,
+        job_id: int = 1,
+        task: str = "fake",
+        queue: str = "default",
+        attempt: int = 1,
+        max_attempts: int = 10,
+        meta: Mapping[str, Any] | None = None,
+        enqueued_at: datetime | None = None,
+        tick_at: datetime | None = None,
+        ticks: int = 1,
+    ) -> None:
+        enqueued = time.time() if enqueued_at is None else enqueued_at.timestamp()
+        extra = None if tick_at is None else json.dumps({"tick": [tick_at.timestamp(), ticks]})
+        said = json.dumps(dict(meta or {}))
+        claimed = ClaimedJob(job_id, 1, queue, task, 4, enqueued, attempt, max_attempts, 0, "{}", said, enqueued, extra)
+        self._heard = _Heard()
+        opened: Callable[[], Any] = lambda: session or _none()  # noqa: E731
+        super().__init__(claimed, opened, lambda: self._heard.is_stopping, self._heard, keep_logs=1)
+
+    def cancel(self) -> None:
+        """From now on `ctx.cancelled` is true."""
+        self._heard.is_stopping = True
+
+    @property
+    def said(self) -> list[tuple[float, str | None]]:
+        """What the handler has told `ctx.progress`, each with its message."""
+        return self._heard.progress
+
+    @property
+    def lines(self) -> list[str]:
+        """What it has logged by `ctx.logger`, from INFO on."""
+        return self._heard.lines
+
+
+class FakeJobContext(_FakeContext[Session], JobContext):
     """The context of a `def` handler that a test calls itself: `send_receipt(FakeJobContext(session), 7)`.
 
     `session`: what `ctx.session` is; without one, a handler that asks for it fails. The others are what the context says of the job.
     """
 
-    __slots__ = ("_heard",)
-
-    def __init__(
-        self,
-        session: Session | None = None,
-        *,
-        job_id: int = 1,
-        task: str = "fake",
-        queue: str = "default",
-        attempt: int = 1,
-        max_attempts: int = 10,
-        meta: Mapping[str, Any] | None = None,
-        enqueued_at: datetime | None = None,
-        tick_at: datetime | None = None,
-        ticks: int = 1,
-    ) -> None:
-        self._heard = _Heard()
-        tick = None if tick_at is None else (tick_at, ticks)
-        claimed = _claimed(job_id, task, queue, (attempt, max_attempts), meta=meta, enqueued_at=enqueued_at, tick=tick)
-        super().__init__(claimed, lambda: session or _none(), lambda: self._heard.is_stopping, self._heard, keep_logs=1)
-
-    def cancel(self) -> None:
-        """From now on `ctx.cancelled` is true."""
-        self._heard.is_stopping = True
-
-    @property
-    def said(self) -> list[tuple[float, str | None]]:
-        """What the handler has told `ctx.progress`, each with its message."""
-        return self._heard.progress
-
-    @property
-    def lines(self) -> list[str]:
-        """What it has logged by `ctx.logger`, from INFO on."""
-        return self._heard.lines
+    __slots__ = ()
 
 
-class FakeAsyncJobContext(AsyncJobContext):
-    """The same of an `async def` handler: `await send_receipt(FakeAsyncJobContext(async_session), 7)`."""
+class FakeAsyncJobContext(_FakeContext[AsyncSession], AsyncJobContext):
+    """The context of an `async def` handler, likewise: `await send_receipt(FakeAsyncJobContext(async_session), 7)`."""
 
-    __slots__ = ("_heard",)
-
-    def __init__(
-        self,
-        session: AsyncSession | None = None,
-        *,
-        job_id: int = 1,
-        task: str = "fake",
-        queue: str = "default",
-        attempt: int = 1,
-        max_attempts: int = 10,
-        meta: Mapping[str, Any] | None = None,
-        enqueued_at: datetime | None = None,
-        tick_at: datetime | None = None,
-        ticks: int = 1,
-    ) -> None:
-        self._heard = _Heard()
-        tick = None if tick_at is None else (tick_at, ticks)
-        claimed = _claimed(job_id, task, queue, (attempt, max_attempts), meta=meta, enqueued_at=enqueued_at, tick=tick)
-        super().__init__(claimed, lambda: session or _none(), lambda: self._heard.is_stopping, self._heard, keep_logs=1)
-
-    def cancel(self) -> None:
-        """From now on `ctx.cancelled` is true."""
-        self._heard.is_stopping = True
-
-    @property
-    def said(self) -> list[tuple[float, str | None]]:
-        """What the handler has told `ctx.progress`, each with its message."""
-        return self._heard.progress
-
-    @property
-    def lines(self) -> list[str]:
-        """What it has logged by `ctx.logger`, from INFO on."""
-        return self._heard.lines
+    __slots__ = ()
 
 
 def _none() -> NoReturn:
     raise SessionUnavailable("this context has no session: give it the test's, FakeJobContext(session)")
-
-
-def _claimed(
-    job_id: int,
-    task: str,
-    queue: str,
-    attempts: tuple[int, int],
-    *,
-    meta: Mapping[str, Any] | None,
-    enqueued_at: datetime | None,
-    tick: tuple[datetime, int] | None,
-) -> ClaimedJob:
-    enqueued = time.time() if enqueued_at is None else enqueued_at.timestamp()
-    extra = None if tick is None else json.dumps({"tick": [tick[0].timestamp(), tick[1]]})
-    said = json.dumps(dict(meta or {}))
-    return ClaimedJob(job_id, 1, queue, task, 4, enqueued, *attempts, 0, "{}", said, enqueued, extra)
