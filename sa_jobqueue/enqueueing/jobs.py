@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Final, Generic, ParamSpec, TypeVar, overload
 
 import sqlalchemy as sa
 
 from ..errors import ConfigurationError, OptionError
 from ..models import Job, JobMixin, JsonText, insert_in_order, is_job_class, own_column
+from ..rules.job_fields import RARE_FIELDS
 from ..sql.insert import insert_jobs
-from ..tasks.calls import Call
+from ..tasks.calls import NOTHING, RARE, Call
 from ..tasks.registry import TaskName
 from ..tasks.tasks import Task
 from .flushing import Watching, wait_for_keys
@@ -90,31 +91,26 @@ def _made(job: type[J], task: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         run_at=call.run_at,
         meta=JsonText(call.meta),
     )
+    if call[RARE] != NOTHING:
+        _set_rare(made, call)
+    if Watching.told is not None:
+        Watching.told(made)
+    return made
+
+
+def _set_rare(made: JobMixin, call: Call) -> None:
+    """Set the attributes that few calls have a value for."""
     if call.waiting is not None:
         wait_for_keys(made, call.waiting)
         if call.waiting.about is not None:
             insert_in_order(JobMixin)
-    if call.uniqueness is not None:
-        insert_in_order(JobMixin)
-        made.uniqueness = cast(Any, JsonText(call.uniqueness))
-    if call.expires is not None or call.deadline is not None:
-        insert_in_order(JobMixin)
-        made.expires_at, made.deadline_at = cast(Any, call.expires), cast(Any, call.deadline)
-    if call.key is not None:
-        insert_in_order(JobMixin)
-        made.concurrency_key = call.key
-    if call.units is not None:
-        insert_in_order(JobMixin)
-        made.units = call.units
-    if call.subject is not None:
-        insert_in_order(JobMixin)
-        made.subject_type, made.subject_id = call.subject
+    for field in RARE_FIELDS:
+        if (value := getattr(call, field.attribute)) is not None:
+            insert_in_order(JobMixin)
+            setattr(made, field.column, JsonText(value) if field.kind == "json" else field.part_of(value))
     for name, value in call.columns or ():
-        own_column(job, name)
+        own_column(type(made), name)
         setattr(made, name, value)
-    if Watching.told is not None:
-        Watching.told(made)
-    return made
 
 
 def _named(task: object) -> TaskName:

@@ -9,8 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Mapper, Session
 
+from ..rules.job_fields import RARE_FIELDS
+
 #: The columns that only few jobs set.
-_FEW = ("uniqueness", "expires_at", "deadline_at", "concurrency_key", "units", "subject_type", "subject_id")
+_FEW = tuple(field.column for field in RARE_FIELDS)
 #: The classes whose jobs are inserted in order.
 _ordered: set[type[Any]] = set()
 

@@ -6,7 +6,7 @@ are done once per mapped class, and each call only brings its values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -19,7 +19,8 @@ from ..arguments.columns import kind_of
 from ..arguments.storable import shown
 from ..errors import OptionError
 from ..models import TASK_GROUP, Job, JobMixin, due_text, own_column, schema_function
-from ..tasks.calls import Call
+from ..rules.job_fields import JOB_FIELDS, JobField
+from ..tasks.calls import NOTHING, RARE, Call
 from ..tasks.options import MAX_NAME, Options, key_in
 from ..util.sqlalchemy_internals import SharedInsert
 from .insert_select import refusing
@@ -32,7 +33,7 @@ def insert_jobs(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> sa.Execu
     Returns the column `id`, in the order of the calls.
     """
     calls = list(calls)
-    if any(call[_OF_FEW] != _NONE for call in calls):
+    if any(call[RARE] != NOTHING for call in calls):
         return _insert_few([call.completed() for call in calls], job)
     return _InsertJobs(job, _parameters(calls))
 
@@ -46,7 +47,7 @@ def _insert_few(calls: Sequence[Call], job: type[JobMixin]) -> sa.Executable:
     given = _parameters([calls[place] for place in order])
     own = {name: [dict(calls[place].columns or ())[name] for place in order] for name in extra}
     source = _source(given, table_of(job).schema, own={extra[name]: values for name, values in own.items()})
-    filled = [*_FILLED, *(_FEW[name] for name in _FEW if name in given), *(one.name for one in extra.values())]
+    filled = [*(field.column for field in _filled(given)), *(one.name for one in extra.values())]
     made = (
         sa.insert(table_of(job))
         .from_select(filled, source, include_defaults=False)
@@ -84,7 +85,7 @@ class _InsertJobs(SharedInsert):
 @lru_cache
 def _shared(job: type[JobMixin]) -> sa.Insert:
     """The statement without values, which keeps its cache key."""
-    return _insert(job, _source({f"call_{name}": None for name in _COLUMNS}))
+    return _insert(job, _source(_parameters([])))
 
 
 @lru_cache
@@ -94,20 +95,11 @@ def _attributes(job: type[JobMixin]) -> dict[str, Any]:
 
 
 def _insert(job: type[JobMixin], source: sa.SelectBase) -> sa.Insert:
-    return sa.insert(job).from_select(_FILLED, source, include_defaults=False).returning(table_of(job).c.id)
-
-
-#: The columns of the calls as rows, each an array parameter "call_<name>".
-_COLUMNS: Mapping[str, TypeEngine[Any]] = {
-    "task": sa.Text(),
-    "args": sa.Text(),
-    "queue": sa.Text(),
-    "priority": sa.SmallInteger(),
-    "max_attempts": sa.SmallInteger(),
-    "time": sa.DateTime(timezone=True),
-    "delay": sa.Float(53),
-    "meta": sa.Text(),
-}
+    return (
+        sa.insert(job)
+        .from_select([field.column for field in _filled({})], source, include_defaults=False)
+        .returning(table_of(job).c.id)
+    )
 
 
 def _own_columns(calls: Sequence[Call], job: type[JobMixin]) -> dict[str, sa.Column[Any]]:
@@ -130,22 +122,11 @@ def _source(
     given: Mapping[str, Any], schema: str | None = None, *, own: Mapping[sa.Column[Any], Sequence[Any]] | None = None
 ) -> sa.SelectBase:
     """The calls as rows, in their order. `own`: the values of columns of the user's."""
-    few = [name.removeprefix("call_") for name in _FEW if name in given]
-    arrays: dict[str, TypeEngine[Any]] = {**_COLUMNS, **{name: _ARRAYS.get(name, sa.Text()) for name in few}}
-    columns = {name: array(f"call_{name}", given[f"call_{name}"], of) for name, of in arrays.items()}
+    filled = _filled(given)
+    arrays = {name: array(f"call_{name}", given[f"call_{name}"], of) for one in filled for name, of in _arrays(one)}
     more = {f"own_{one.name}": _own_array(one, values) for one, values in (own or {}).items()}
-    call = rows("call", **columns, **more)
-    return sa.select(
-        call.c.task,
-        sa.cast(call.c.args, JSONB),
-        call.c.queue,
-        call.c.priority,
-        call.c.max_attempts,
-        sa.func.coalesce(call.c.time, in_seconds(call.c.delay)),
-        sa.cast(call.c.meta, JSONB),
-        *(_few(name, call.c[name], schema) for name in few),
-        *(call.c[name] for name in more),
-    )
+    call = rows("call", **arrays, **more)
+    return sa.select(*(_value(one, call.c, schema) for one in filled), *(call.c[name] for name in more))
 
 
 def _own_array(column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[Any]:
@@ -154,86 +135,60 @@ def _own_array(column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElemen
     return sa.cast(sa.bindparam(f"own_{column.name}", list(values), of), of)
 
 
-def _few(name: str, given: sa.ColumnElement[Any], schema: str | None) -> sa.ColumnElement[Any]:
-    """What a column has that only few jobs set."""
-    if name == "unique":
+def _filled(given: Mapping[str, Any]) -> list[JobField]:
+    """The fields that these parameters, arrays named "call_<column>", have values for."""
+    return [field for field in JOB_FIELDS if not field.rare or f"call_{field.column}" in given]
+
+
+def _arrays(field: JobField) -> Iterable[tuple[str, TypeEngine[Any]]]:
+    if field.column == "run_at":
+        return (("time", sa.DateTime(timezone=True)), ("delay", sa.Float(53)))
+    return ((field.column, type_of(field)),)
+
+
+def type_of(field: JobField) -> TypeEngine[Any]:
+    """The type of the field's values, as they are sent."""
+    return sa.SmallInteger() if field.kind == "integer" else sa.Text()
+
+
+def _value(field: JobField, call: Any, schema: str | None) -> sa.ColumnElement[Any]:
+    if field.column == "run_at":
+        return sa.func.coalesce(call.time, in_seconds(call.delay))
+    given: sa.ColumnElement[Any] = call[field.column]
+    if field.kind == "json":
         return sa.cast(given, JSONB)
-    if name in {"expires", "deadline"}:
+    if field.kind == "time":
         return schema_function("due_at", schema, given, of=sa.DateTime(timezone=True))
     return given
 
 
-#: The columns of the table that are filled from these.
-_FILLED = ["task", "args", "queue", "priority", "max_attempts", "run_at", "meta"]
-#: The parameters that are there only where a call needs them, and their columns.
-_FEW: Mapping[str, str] = {
-    "call_unique": "uniqueness",
-    "call_expires": "expires_at",
-    "call_deadline": "deadline_at",
-    "call_key": "concurrency_key",
-    "call_units": "units",
-    "call_subject_type": "subject_type",
-    "call_subject_id": "subject_id",
-}
-#: The types of those that are no text.
-_ARRAYS: Mapping[str, TypeEngine[Any]] = {"units": sa.SmallInteger()}
-#: Where the fields of these are in a call, with the user's own columns and what completes its arguments; and what they are in nearly all.
-_OF_FEW = slice(Call._fields.index("uniqueness"), Call._fields.index("waiting") + 1)
-_NONE = (None,) * (_OF_FEW.stop - _OF_FEW.start)
-
-
-def _parameters(calls: Iterable[Call]) -> dict[str, Any]:
+def _parameters(calls: Sequence[Call]) -> dict[str, Any]:
     """A list for each parameter of the statement, by its name."""
-    columns: Sequence[Sequence[Any]] = list(zip(*calls, strict=True)) or [()] * len(Call._fields)
-    (
-        task,
-        args,
-        queue,
-        priority,
-        max_attempts,
-        due,
-        meta,
-        uniqueness,
-        expires,
-        deadline,
-        key,
-        units,
-        subject,
-        _,
-        _,
-        _,
-    ) = columns
-    of, about = zip(*(one or (None, None) for one in subject), strict=True) if any(subject) else ((), ())
-    given = (uniqueness, map(due_text, expires), map(due_text, deadline), key, units, of, about)
-    few = {name: values for name, values in zip(_FEW, map(list, given), strict=True) if any(values)}
-    return {
-        "call_task": list(task),
-        "call_args": list(args),
-        "call_queue": list(queue),
-        "call_priority": list(priority),
-        "call_max_attempts": list(max_attempts),
-        "call_time": [one.isoformat() if isinstance(one, datetime) else None for one in due],
-        "call_delay": [one.total_seconds() if isinstance(one, timedelta) else None for one in due],
-        "call_meta": list(meta),
-        **few,
-    }
+    given: dict[str, Any] = {}
+    for field, values in values_of(calls):
+        if field.column == "run_at":
+            given["call_time"] = [one.isoformat() if isinstance(one, datetime) else None for one in values]
+            given["call_delay"] = [one.total_seconds() if isinstance(one, timedelta) else None for one in values]
+        elif not field.rare or values.count(None) < len(values):
+            given[f"call_{field.column}"] = list(map(due_text, values) if field.kind == "time" else values)
+    return given
+
+
+def values_of(calls: Sequence[Call]) -> Iterator[tuple[JobField, Sequence[Any]]]:
+    """The values that these calls have for each field."""
+    columns: Iterable[Sequence[Any]] = zip(*calls, strict=True) if calls else [()] * len(Call._fields)
+    given = dict(zip(Call._fields, columns, strict=True))
+    for field in JOB_FIELDS:
+        values = given[field.attribute]
+        yield field, list(map(field.part_of, values)) if field.part and any(values) else values
 
 
 # ---- The options of jobs that differ from row to row: expressions of SQL, checked by their types.
 
 _Value: TypeAlias = sa.ColumnElement[Any]
 
-#: What the values of these must be.
-_HINTS: Mapping[str, type[Any]] = {"queue": str, "priority": int, "max_attempts": int, "key": str, "units": int}
-#: The columns of the job that are not called as their options.
-_ROW_COLUMNS: Mapping[str, str] = {
-    "key": "concurrency_key",
-    "delay": "run_at",
-    "expires_in": "expires_at",
-    "deadline": "deadline_at",
-}
-#: Those that are given as a time, and those that are given as a duration.
-_TIMES, _DURATIONS = ("run_at", "expires_at", "deadline"), ("delay", "expires_in", "deadline")
+#: The fields that may differ from row to row, by option.
+_BY_ROW = {option: field for field in JOB_FIELDS for option in field.by_row}
 
 
 def expression(name: str, value: Any) -> _Value:
@@ -249,9 +204,9 @@ def expression(name: str, value: Any) -> _Value:
 
 def check_together(given: Mapping[str, _Value], options: Options) -> None:
     """Raise OptionError for options that exclude each other."""
-    for one, other in (("run_at", "delay"), ("expires_at", "expires_in")):
-        if one in given and other in given:
-            raise OptionError(f"{one} and {other} exclude each other: give one of them")
+    for field in JOB_FIELDS:
+        if len(field.by_row) > 1 and given.keys() >= set(field.by_row):
+            raise OptionError(f"{' and '.join(field.by_row)} exclude each other: give one of them")
     if options.debounce is not None and not {"run_at", "delay"}.isdisjoint(given):
         raise OptionError("debounce says when the job is due: give it no run_at and no delay")
 
@@ -259,7 +214,7 @@ def check_together(given: Mapping[str, _Value], options: Options) -> None:
 def per_row(given: Mapping[str, _Value], *, task: str, job: type[JobMixin]) -> dict[str, _Value]:
     """The values of a job's columns. Raises OptionError for an option whose expression has another type."""
     schema = table_of(job).schema
-    return {_ROW_COLUMNS.get(name, name): _checked(name, value, task, schema) for name, value in given.items()}
+    return {_BY_ROW[name].column: _checked(name, value, task, schema) for name, value in given.items()}
 
 
 def _checked(name: str, value: _Value, task: str, schema: str | None) -> _Value:
@@ -267,28 +222,25 @@ def _checked(name: str, value: _Value, task: str, schema: str | None) -> _Value:
         kind = kind_of(value.type)
     except TypeError as error:
         raise OptionError(f"task {task!r}: {name}: {error}") from error
-    if (hint := _HINTS.get(name)) is not None:
+    field = _BY_ROW[name]
+    if field.kind != "time":
+        hint, wanted = (int, "an integer") if field.kind == "integer" else (str, "text")
         if not kind.fits(hint):
-            raise OptionError(
-                f"task {task!r}: {name} must be {'text' if hint is str else 'an integer'}, not {kind.said}"
-            )
-        if hint is int:
-            return sa.cast(value, sa.SmallInteger)
-        return _checked_key(value, task, schema) if name == "key" else sa.cast(value, sa.Text)
-    if name in _TIMES and kind.fits(datetime):
+            raise OptionError(f"task {task!r}: {name} must be {wanted}, not {kind.said}")
+        if name == "key":
+            return _checked_key(value, task, schema)
+        return sa.cast(value, type_of(field))
+    takes_time, takes_duration = name == field.by_row[0], name == field.by_row[-1]
+    if takes_time and kind.fits(datetime):
         if not getattr(value.type, "timezone", False):
             raise OptionError(f"task {task!r}: {name} must have a time zone: func.timezone('UTC', ...) gives it one")
         return value
-    if name in _DURATIONS and kind.fits(timedelta):
+    if takes_duration and kind.fits(timedelta):
         return sa.func.now() + value
-    if name in _DURATIONS and kind.fits(float):
+    if takes_duration and kind.fits(float):
         return in_seconds(value)
-    wanted = {
-        "a time with a time zone": name in _TIMES,
-        "an interval": name in _DURATIONS,
-        "a number of seconds": name in _DURATIONS,
-    }
-    allowed = " or ".join(said for said, is_wanted in wanted.items() if is_wanted)
+    times, durations = ["a time with a time zone"] * takes_time, ["an interval", "a number of seconds"] * takes_duration
+    allowed = " or ".join([*times, *durations])
     raise OptionError(f"task {task!r}: {name} must be {allowed}, not {kind.said}")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -16,6 +15,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from ..arguments.columns import Kind
 from ..models import AT_ONCE, Job, JobMixin, due_text, own_column, schema_function
+from ..rules.job_fields import JOB_FIELDS, JobField
 from ..tasks.calls import Call
 from .parts import table_of
 
@@ -63,40 +63,28 @@ def insert_selected(
 
 def _columns(call: Call, schema: str | None) -> dict[str, sa.ColumnElement[Any]]:
     """What is the same for all, by column."""
-    columns = {
-        "task": _text(call.task),
-        "queue": _text(call.queue),
-        "priority": _small(call.priority),
-        "max_attempts": _small(call.max_attempts),
-        "run_at": _time(call.run_at, schema),
-    }
-    if call.meta != "{}":
-        columns["meta"] = sa.cast(_text(call.meta), JSONB)
-    if call.expires is not None:
-        columns["expires_at"] = _time(call.expires, schema)
-    if call.deadline is not None:
-        columns["deadline_at"] = _time(call.deadline, schema)
-    if call.key is not None:
-        columns["concurrency_key"] = _text(call.key)
-    if call.units is not None:
-        columns["units"] = _small(call.units)
-    if call.subject is not None:
-        columns["subject_type"], columns["subject_id"] = map(_text, call.subject)
+    columns: dict[str, sa.ColumnElement[Any]] = {}
+    for field in JOB_FIELDS:
+        value = field.read(call)
+        if value is not None and field.column not in {"args", "uniqueness"} and (field.kind, value) != ("json", "{}"):
+            columns[field.column] = _literal(field, value, schema)
     return columns
+
+
+def _literal(field: JobField, value: Any, schema: str | None) -> sa.ColumnElement[Any]:
+    if field.kind == "integer":
+        return sa.cast(sa.literal(value, sa.SmallInteger), sa.SmallInteger)
+    if field.kind == "json":
+        return sa.cast(_text(value), JSONB)
+    if field.kind == "text":
+        return _text(value)
+    if value == AT_ONCE:
+        return sa.func.now()
+    return schema_function("due_at", schema, _text(str(due_text(value))), of=Job.__table__.c.created_at.type)
 
 
 def _text(value: str) -> sa.ColumnElement[Any]:
     return sa.cast(sa.literal(value, sa.Text), sa.Text)
-
-
-def _small(value: int) -> sa.ColumnElement[Any]:
-    return sa.cast(sa.literal(value, sa.SmallInteger), sa.SmallInteger)
-
-
-def _time(value: datetime | timedelta, schema: str | None) -> sa.ColumnElement[Any]:
-    if value == AT_ONCE:
-        return sa.func.now()
-    return schema_function("due_at", schema, _text(str(due_text(value))), of=Job.__table__.c.created_at.type)
 
 
 # ---- arguments

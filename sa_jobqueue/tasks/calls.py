@@ -78,6 +78,12 @@ class Call(NamedTuple):
             raise OptionError(str(error)) from error
 
 
+#: Where a call has what few calls need: the rare fields, the user's own columns, and what completes its arguments.
+RARE = slice(Call._fields.index("uniqueness"), Call._fields.index("waiting") + 1)
+#: What nearly all calls have there.
+NOTHING = (None,) * (RARE.stop - RARE.start)
+
+
 # ---- What makes a session for each job: the application's `sessionmaker` and `async_sessionmaker`, checked before they are used.
 
 SessionMaker: TypeAlias = Callable[[], Session]

@@ -13,8 +13,9 @@ from sqlalchemy.orm import object_session
 from sa_jobqueue.enqueueing.jobs import enqueue, enqueue_many
 from sa_jobqueue.errors import JobQueueError, OptionError, PayloadError
 from sa_jobqueue.models import Job
+from sa_jobqueue.rules.job_fields import RARE_FIELDS
 from sa_jobqueue.rules.lifecycle import JobStatus
-from sa_jobqueue.tasks.calls import Call
+from sa_jobqueue.tasks.calls import RARE, Call
 from sa_jobqueue.tasks.decorator import task
 from sa_jobqueue.tasks.registry import Registry, TaskName
 
@@ -138,6 +139,11 @@ def test_enqueue_many_takes_any_iterable() -> None:
         yield TaskName("other").call(a=1)
 
     assert compiled(enqueue_many(calls())).params["call_task"] == [send.name, "other"]
+
+
+def test_rare_values_of_a_call_stand_together() -> None:
+    """`enqueue` and `enqueue_many` see at one comparison whether a call has any value that few calls have."""
+    assert {*Call._fields[RARE]} == {*(field.attribute for field in RARE_FIELDS), "columns", "waiting"}
 
 
 def test_a_call_is_a_value() -> None:
