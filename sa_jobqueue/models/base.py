@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -16,8 +17,19 @@ from sqlalchemy.sql.functions import Function
 from sqlalchemy.types import TypeEngine
 
 from ..errors import PayloadError
+from ..rules.job_fields import JOB_FIELDS
 from ..rules.lifecycle import JobStatus
 from ..util.schema import SCHEMA
+
+
+def field_checks(table: str, **others: tuple[int, int]) -> Iterator[sa.CheckConstraint]:
+    """The checks of what is filled in when a job is enqueued, for a table with these columns. `others`: bounds that differ, by column."""
+    for field in JOB_FIELDS:
+        if field.bounds is not None:
+            low, high = others.get(field.column, field.bounds)
+            checked = f"char_length({field.column})" if field.kind == "text" else field.column
+            rule = f"{checked} >= {low}" if high is None else f"{checked} BETWEEN {low} AND {high}"
+            yield sa.CheckConstraint(rule, name=f"{table}_{field.column}_check")
 
 
 class _SchemaFunction(Function[Any]):

@@ -11,6 +11,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.schema import SchemaItem
 
 from ..rules.lifecycle import JobStatus
+from .base import field_checks
 from .job_readings import JobReadings, subject_index
 
 #: What `create_all` does to the table beside making it.
@@ -38,12 +39,7 @@ def constraints_and_indexes() -> tuple[SchemaItem, ...]:
         sa.CheckConstraint(
             "status = ANY ('{queued,blocked,running,completed,failed,cancelled}'::text[])", name="job_status_check"
         ),
-        sa.CheckConstraint("priority BETWEEN 0 AND 9", name="job_priority_check"),
-        sa.CheckConstraint("max_attempts >= 1", name="job_max_attempts_check"),
-        sa.CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="job_queue_check"),
-        sa.CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="job_task_check"),
-        sa.CheckConstraint("char_length(concurrency_key) BETWEEN 1 AND 201", name="job_concurrency_key_check"),
-        sa.CheckConstraint("units >= 1", name="job_units_check"),
+        *field_checks("job"),
         sa.Index(
             "job_claim_idx",
             "queue",

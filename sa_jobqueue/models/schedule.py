@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 import sqlalchemy as sa
@@ -11,9 +11,10 @@ from sqlalchemy.orm import Mapped, mapped_column, validates
 
 from ..errors import OptionError
 from ..rules.failures import clean
+from ..rules.job_fields import JOB_FIELDS, JobField
 from ..rules.retry import Duration, checked_duration
 from ..rules.schedules import Every, Missed, expression_of, rule_of
-from .base import Base, JsonObject, JsonText, vacuum_by_traffic
+from .base import Base, JsonObject, JsonText, field_checks, vacuum_by_traffic
 
 Overlap: TypeAlias = Literal["allow", "skip", "queue_one", "cancel_running"]
 
@@ -24,36 +25,24 @@ _MOST_FAILURES = 1_000
 
 
 class _Call(Protocol):
-    """`options.Call`, which is a floor above."""
+    """A `Call`, which is a floor above."""
 
     @property
     def task(self) -> str: ...
     @property
-    def args(self) -> str: ...
-    @property
-    def queue(self) -> str: ...
-    @property
-    def priority(self) -> int: ...
-    @property
-    def max_attempts(self) -> int: ...
-    @property
-    def meta(self) -> str: ...
-    @property
     def given_meta(self) -> str | None: ...
-    @property
-    def uniqueness(self) -> str | None: ...
-    @property
-    def expires(self) -> datetime | timedelta | None: ...
-    @property
-    def deadline(self) -> datetime | timedelta | None: ...
-    @property
-    def key(self) -> str | None: ...
-    @property
-    def units(self) -> int | None: ...
 
 
 class _Task(Protocol):
     def plain_call(self, /, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def _kept(field: JobField, call: _Call) -> Any:
+    """What a schedule keeps of a call in the column of this field."""
+    value = field.read(call)
+    if field.column == "meta" and call.given_meta is not None:
+        value = call.given_meta  # what middleware adds belongs to one enqueueing, as the trace of a request
+    return JsonText(value) if field.kind == "json" and value is not None else value
 
 
 class Schedule(Base):
@@ -182,18 +171,7 @@ class Schedule(Base):
             overlap=overlap,
             jitter=jitter,
             pause_after=pause_after,
-            task=call.task,
-            args=JsonText(call.args),
-            queue=call.queue,
-            priority=call.priority,
-            max_attempts=call.max_attempts,
-            # What middleware adds belongs to one enqueueing, as the trace of a request.
-            meta=JsonText(call.meta if call.given_meta is None else call.given_meta),
-            uniqueness=None if call.uniqueness is None else JsonText(call.uniqueness),
-            expires_in=call.expires,
-            deadline=call.deadline,
-            concurrency_key=call.key,
-            units=call.units,
+            **{one.schedule: _kept(one, call) for one in JOB_FIELDS if one.schedule is not None},
         )
         if missed == "all" and overlap != "allow":
             raise OptionError(f'missed="all" makes several jobs at once, which overlap={overlap!r} does not allow')
@@ -283,12 +261,7 @@ class Schedule(Base):
         sa.CheckConstraint("expires_in > 0 AND expires_in <= 3155760000", name="schedule_expires_in_check"),
         sa.CheckConstraint("deadline > 0 AND deadline <= 3155760000", name="schedule_deadline_check"),
         sa.CheckConstraint("paused_by IN ('operator', 'failures', 'undeclared')", name="schedule_paused_by_check"),
-        sa.CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="schedule_task_check"),
-        sa.CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="schedule_queue_check"),
-        sa.CheckConstraint("priority BETWEEN 0 AND 9", name="schedule_priority_check"),
-        sa.CheckConstraint("max_attempts >= 1", name="schedule_max_attempts_check"),
-        sa.CheckConstraint("char_length(concurrency_key) BETWEEN 1 AND 200", name="schedule_concurrency_key_check"),
-        sa.CheckConstraint("units >= 1", name="schedule_units_check"),
+        *field_checks("schedule", concurrency_key=(1, 200)),
         sa.Index("schedule_due_idx", "due_at", postgresql_where=sa.text("paused_at IS NULL")),
     )
 

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..util.schema import SCHEMA
-from .base import Base, JsonObject, vacuum_by_traffic
+from .base import Base, JsonObject, field_checks, vacuum_by_traffic
 from .due_time import DueTime
 
 # Left out of the INSERT where they are not set, as of `Job`.
@@ -140,14 +140,7 @@ class WorkflowCallback(Base):
 
     __table_args__ = (
         sa.CheckConstraint("event = ANY ('{success,failure,end}'::text[])", name="workflow_callback_event_check"),
-        sa.CheckConstraint("priority BETWEEN 0 AND 9", name="workflow_callback_priority_check"),
-        sa.CheckConstraint("max_attempts >= 1", name="workflow_callback_max_attempts_check"),
-        sa.CheckConstraint("char_length(queue) BETWEEN 1 AND 200", name="workflow_callback_queue_check"),
-        sa.CheckConstraint("char_length(task) BETWEEN 1 AND 200", name="workflow_callback_task_check"),
-        sa.CheckConstraint(
-            "char_length(concurrency_key) BETWEEN 1 AND 201", name="workflow_callback_concurrency_key_check"
-        ),
-        sa.CheckConstraint("units >= 1", name="workflow_callback_units_check"),
+        *field_checks("workflow_callback"),
     )
 
 

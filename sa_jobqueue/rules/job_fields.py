@@ -28,6 +28,9 @@ class JobField:
     schedule: str | None = None
     """The column of a schedule that has the value for its jobs."""
 
+    bounds: tuple[int, int | None] | None = None
+    """The smallest and the largest value of a number, or length of a text. None: no limit, or that of the type."""
+
     def read(self, call: Any) -> Any:
         """The value that this call has."""
         return self.part_of(getattr(call, self.attribute))
@@ -39,18 +42,21 @@ class JobField:
 
 #: In the order of the columns in an INSERT.
 JOB_FIELDS = (
-    JobField("task", "task", "text", schedule="task"),
+    JobField("task", "task", "text", schedule="task", bounds=(1, 200)),
     JobField("args", "args", "json", schedule="args"),
-    JobField("queue", "queue", "text", by_row=("queue",), schedule="queue"),
-    JobField("priority", "priority", "integer", by_row=("priority",), schedule="priority"),
-    JobField("max_attempts", "max_attempts", "integer", by_row=("max_attempts",), schedule="max_attempts"),
+    JobField("queue", "queue", "text", by_row=("queue",), schedule="queue", bounds=(1, 200)),
+    JobField("priority", "priority", "integer", by_row=("priority",), schedule="priority", bounds=(0, 9)),
+    JobField(
+        "max_attempts", "max_attempts", "integer", by_row=("max_attempts",), schedule="max_attempts", bounds=(1, None)
+    ),
     JobField("run_at", "run_at", "time", by_row=("run_at", "delay")),
     JobField("meta", "meta", "json", schedule="meta"),
     JobField("uniqueness", "uniqueness", "json", rare=True, schedule="uniqueness"),
     JobField("expires_at", "expires", "time", rare=True, by_row=("expires_at", "expires_in"), schedule="expires_in"),
     JobField("deadline_at", "deadline", "time", rare=True, by_row=("deadline",), schedule="deadline"),
-    JobField("concurrency_key", "key", "text", rare=True, by_row=("key",), schedule="concurrency_key"),
-    JobField("units", "units", "integer", rare=True, by_row=("units",), schedule="units"),
+    # A key has up to 200 characters; a name that a claim gives to the jobs of a limited task has one more.
+    JobField("concurrency_key", "key", "text", rare=True, by_row=("key",), schedule="concurrency_key", bounds=(1, 201)),
+    JobField("units", "units", "integer", rare=True, by_row=("units",), schedule="units", bounds=(1, None)),
     JobField("subject_type", "subject", "text", part="type", rare=True),
     JobField("subject_id", "subject", "text", part="id", rare=True),
 )

@@ -13,13 +13,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from ...models import Schedule
+from ...rules.job_fields import JOB_FIELDS
 from ..parts import array, epoch, lock_in_order, members, table_of
 from ..tables import OfTables
 
 #: What a definition says, beside the name.
 DEFINED = (
-    "expression", "timezone", "missed", "catch_up", "overlap", "jitter", "pause_after", "task", "args", "queue", "priority",
-    "max_attempts", "meta", "uniqueness", "expires_in", "deadline", "concurrency_key", "units",
+    "expression", "timezone", "missed", "catch_up", "overlap", "jitter", "pause_after",
+    *(field.schedule for field in JOB_FIELDS if field.schedule is not None),
 )  # fmt: skip
 
 
