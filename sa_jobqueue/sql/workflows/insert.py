@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +14,7 @@ from ...models import Job, JobMixin, WorkflowCallback, WorkflowDependency, due_t
 from ...rules.lifecycle import JobStatus
 from ...tasks.calls import Call
 from ...util.schema import SCHEMA
+from ..insert import type_of, values_of
 from ..parts import array, packed, packed_alike, packed_texts, rows, table_of
 
 
@@ -128,25 +128,6 @@ class MemberRows:
     """Members for which the children of an existing job wait, too."""
 
 
-#: Each array of members: its type, and what a call gives for it.
-_OF_CALLS: Mapping[str, tuple[TypeEngine[Any], Callable[[Call], Any]]] = {
-    "tasks": (sa.Text(), attrgetter("task")),
-    "args": (sa.Text(), attrgetter("args")),
-    "queues": (sa.Text(), attrgetter("queue")),
-    "priorities": (sa.SmallInteger(), attrgetter("priority")),
-    "most_attempts": (sa.SmallInteger(), attrgetter("max_attempts")),
-    "dues": (sa.Text(), lambda call: due_text(call.run_at)),
-    "metas": (sa.Text(), attrgetter("meta")),
-    "uniqueness": (sa.Text(), attrgetter("uniqueness")),
-    "expiries": (sa.Text(), lambda call: due_text(call.expires)),
-    "deadlines": (sa.Text(), lambda call: due_text(call.deadline)),
-    "keys": (sa.Text(), attrgetter("key")),
-    "units": (sa.SmallInteger(), attrgetter("units")),
-    "subject_types": (sa.Text(), lambda call: call.subject and call.subject.type),
-    "subject_ids": (sa.Text(), lambda call: call.subject and call.subject.id),
-}
-
-
 def add_members(
     workflow: int, added: MemberRows, *, outside: bool | None = None, me: int | None = None, schema: str | None = SCHEMA
 ) -> sa.Executable:
@@ -159,8 +140,10 @@ def add_members(
         sa.bindparam("workflow", workflow, sa.BigInteger),
         sa.bindparam("outside", outside, sa.Boolean),
     ]
-    for name, (of, fill) in _OF_CALLS.items():
-        arguments.append(_array(name, list(map(fill, added.calls)), of))
+    for one, values in values_of(added.calls):
+        arguments.append(
+            _array(one.column, list(map(due_text, values) if one.kind == "time" else values), type_of(one))
+        )
     arguments += [
         _array("inputs", added.inputs, sa.SmallInteger()),
         _array("waits", added.waits, sa.Integer()),
@@ -199,25 +182,18 @@ def insert_callbacks(
     workflow: int, callbacks: Sequence[tuple[str, Call]], *, callback: type[WorkflowCallback] = WorkflowCallback
 ) -> sa.Executable:
     """What is to be enqueued at "success", "failure" or the "end" of the workflow."""
-    columns: Mapping[str, tuple[TypeEngine[Any], list[Any]]] = {
+    target = table_of(callback)
+    kept = [one for one in values_of([call for _, call in callbacks]) if one[0].column in target.c]
+    columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any]]] = {
         "event": (sa.Text(), [event for event, _ in callbacks]),
-        "task": (sa.Text(), [call.task for _, call in callbacks]),
-        "args": (sa.Text(), [call.args for _, call in callbacks]),
-        "queue": (sa.Text(), [call.queue for _, call in callbacks]),
-        "priority": (sa.SmallInteger(), [call.priority for _, call in callbacks]),
-        "max_attempts": (sa.SmallInteger(), [call.max_attempts for _, call in callbacks]),
-        "meta": (sa.Text(), [call.meta for _, call in callbacks]),
+        **{one.column: (type_of(one), values) for one, values in kept if not one.rare},
         "delay": (sa.Text(), [str(call.run_at.total_seconds()) for _, call in callbacks]),  # type: ignore[union-attr]
-        "concurrency_key": (sa.Text(), [call.key for _, call in callbacks]),
-        "units": (sa.SmallInteger(), [call.units for _, call in callbacks]),
-        "subject_type": (sa.Text(), [call.subject and call.subject.type for _, call in callbacks]),
-        "subject_id": (sa.Text(), [call.subject and call.subject.id for _, call in callbacks]),
+        **{one.column: (type_of(one), values) for one, values in kept if one.rare},
     }
     row = rows("callback", **{name: array(f"callback_{name}", given, of) for name, (of, given) in columns.items()})
-    target = table_of(callback)
     source = sa.select(
         sa.bindparam("workflow", workflow, sa.BigInteger),
         sa.func.row_number().over(),
-        *(sa.cast(row.c[name], target.c[name].type if name not in {"args", "meta"} else JSONB) for name in columns),
+        *(sa.cast(row.c[name], target.c[name].type) for name in columns),
     )
     return insert(target).from_select(["workflow_id", "number", *columns], source, include_defaults=False)
