@@ -4,7 +4,7 @@
 ...     print(statement)
 GRANT USAGE ON SCHEMA "sa_jobqueue" TO "web"
 GRANT SELECT ON TABLE "sa_jobqueue".schema_version TO "web"
-GRANT INSERT (task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at, concurrency_key, units, subject_type, subject_id), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE "sa_jobqueue".job TO "web"
+GRANT INSERT (task, args, queue, priority, max_attempts, run_at, meta, uniqueness, expires_at, deadline_at, concurrency_key, units, subject_type, subject_id), SELECT (id, created_at, claims, attempt, rescues, duplicate_of) ON TABLE "sa_jobqueue".job TO "web"
 GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text), "sa_jobqueue".refuse_argument(text) TO "web"
 GRANT INSERT (name, deadline_at, fail_fast, retain, meta), SELECT (id, created_at, watched_id, is_broken, status, meta) ON TABLE "sa_jobqueue".workflow TO "web"
@@ -21,6 +21,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from ..errors import ConfigurationError
+from ..rules.job_fields import JOB_FIELDS
 from ..rules.limits import Limits
 from ..util.schema import GATES, SCHEMA, quote
 
@@ -89,7 +90,7 @@ _WORKFLOW = (
 
 # What a job is to do, and when. The table decides all else: an id of a later job would make the INSERT of that job fail, and a
 # job inserted as running or done was never claimed.
-_WRITTEN_BY_PRODUCERS = "task, args, queue, meta, priority, max_attempts, run_at, uniqueness, expires_at, deadline_at, concurrency_key, units, subject_type, subject_id"
+_WRITTEN_BY_PRODUCERS = ", ".join(field.column for field in JOB_FIELDS)
 # Not what a job is to do.
 _WRITTEN_BY_WORKERS = "status, claim_token, claims, attempt, rescues, worker, run_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, expires_at, errors, result, concurrency_key, ready_at, blocked_by"
 # The limits that their code declares; no pause. Triggers keep what operators hold, and the pauses of operators.
