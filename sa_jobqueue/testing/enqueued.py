@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any, TypeAlias, cast, overload
 
 import sqlalchemy as sa
@@ -18,6 +19,7 @@ from ..arguments.storable import load
 from ..arguments.subjects import Subject, named_anything
 from ..errors import PayloadError
 from ..models import Job
+from ..rules.job_fields import JOB_FIELDS, JobField
 from ..tasks.options import Options
 from ..tasks.registry import TaskName, default_registry
 from ..tasks.tasks import AnyTask, Task
@@ -167,23 +169,19 @@ def _subject(value: About | None) -> Subject | None:
 _READABLE: Mapping[str, Callable[[Any], Any]] = {"meta": load, "subject": _subject}
 
 
-def _delay(job: Job) -> timedelta:
-    return job.run_at - job.created_at
+def _reading(field: JobField) -> Callable[[Job], Any]:
+    """What is read of a job for an option. A time is also read as a delay."""
+    if field.kind != "time":
+        return attrgetter(field.attribute)
+
+    def read(job: Job) -> Any:
+        at = getattr(job, field.column)
+        return at, at and at - job.created_at
+
+    return read
 
 
-#: What is read of a job for an option.
-_READ: Mapping[str, Callable[[Job], Any]] = {
-    "queue": lambda job: job.queue,
-    "priority": lambda job: job.priority,
-    "max_attempts": lambda job: job.max_attempts,
-    "run_at": lambda job: (job.run_at, _delay(job)),
-    "meta": lambda job: job.meta,
-    "key": lambda job: job.key,
-    "units": lambda job: job.units,
-    "subject": lambda job: job.subject,
-    "expires": lambda job: (job.expires_at, job.expires_at and job.expires_at - job.created_at),
-    "deadline": lambda job: (job.deadline_at, job.deadline_at and job.deadline_at - job.created_at),
-}
+_READ = {field.attribute: _reading(field) for field in JOB_FIELDS}
 
 
 def _same(of_job: Any, wanted: Any) -> bool:
