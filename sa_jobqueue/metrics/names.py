@@ -45,6 +45,11 @@ def _histogram(name: str, help: str, *labels: str) -> Metric:
     return Metric(f"sa_jobqueue_{name}", "histogram", help, labels)
 
 
+def _defined() -> tuple[Metric, ...]:
+    """All metrics defined so far."""
+    return tuple(one for one in globals().values() if isinstance(one, Metric))
+
+
 # ---- what the worker processes of one command say
 
 _OUTCOMES = "completed, retried, failed, cancelled, snoozed, released (given back to the queue) or lost (came after the claim was over)"
@@ -71,10 +76,7 @@ CLAIM_SHARE = _gauge(
     "claim_share", "The share of its slots that a worker claims for; below 1 under pressure", "process"
 )
 
-WORKER = (
-    JOBS, RUN_SECONDS, WAIT_SECONDS, RESCUED, CLAIMED, CLAIM_SECONDS, SLOTS, SLOTS_BUSY, SLOTS_STUCK, BUFFERED, PROCESSES, LISTENING,
-    UNWRITTEN, MEMORY, LOOP_LAG, CLAIM_SHARE,
-)  # fmt: skip
+WORKER = _defined()
 
 # ---- what the database says
 
@@ -202,16 +204,8 @@ FINDING = _gauge(
     "level",
 )
 
-DATABASE = (
-    UP, READ, QUEUED, DUE, OLDEST_DUE, RUNNING, FAILED, WORKERS, QUEUE_WORKERS, LIMITED, LIMIT_RUNNING, LIMIT_USED, PAUSED, PAUSED_DUE,
-    READY_KEYS, WORKFLOWS, WORKFLOW_OLDEST, WORKFLOW_EVENTS, WORKFLOWS_BEHIND, WORKFLOW_BEHIND_SECONDS, WORKFLOWS_OVERDUE,
-    SCHEDULES, SCHEDULES_BEHIND, SCHEDULES_FAILING, SCHEDULE_BEHIND_SECONDS, OVERDUE, OVERDUE_SECONDS, TABLE_BYTES, TABLE_LIVE, TABLE_DEAD, TABLE_SINCE_VACUUM, TABLE_SINCE_ANALYZE,
-    TABLE_AUTOVACUUMS, INDEX_BYTES, INDEX_SCANS, INDEX_ROWS_READ, SNAPSHOT_SECONDS, SNAPSHOT_XIDS, LOCK_WAITS, ACTIVE, CONNECTIONS,
-    CONNECTIONS_MAX, REPLICATION_SECONDS, REPLICATION_BYTES, NOTIFY_QUEUE, FROZEN_AGE, TRANSACTIONS, DEADLOCKS, TEMP_BYTES, BLOCKS,
-    BLOCK_SECONDS, IO_BLOCKS, IO_SECONDS, FINDING,
-)  # fmt: skip
-
-METRICS = (*WORKER, *DATABASE)
+METRICS = _defined()
+DATABASE = METRICS[len(WORKER) :]
 
 #: The upper bounds of the histograms' buckets as their label `le` has them.
 LES = (*(f"{bound:g}" if bound != int(bound) else f"{bound:.1f}" for bound in BOUNDS), "+Inf")
