@@ -15,6 +15,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from .failures import entry
@@ -323,7 +325,13 @@ def _in_time(claim: Claimed, change: Change, rules: Rules, elapsed: float) -> Ch
 
 def extra(claim: Claimed) -> Mapping[str, Any]:
     """`claim.extra` as a dict, empty for nearly all jobs."""
-    return {} if claim.extra is None else json.loads(claim.extra)
+    return {} if claim.extra is None else _parsed(claim.extra)
+
+
+@lru_cache(1_000)
+def _parsed(text: str) -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads(text)
+    return MappingProxyType(found)
 
 
 def unwritable(change: Change, reason: str) -> Change | None:
