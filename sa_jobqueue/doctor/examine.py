@@ -56,7 +56,7 @@ class Check:
 
 CHECKS: tuple[Check, ...] = (
     Check("database", "the server's version, and whether it takes writes", check_database),
-    Check("clock", "the server's clock beside this machine's", check_clock),
+    Check("clock", "the server's clock compared with this machine's", check_clock),
     Check("schema", "the version of the job tables", check_schema_version, decides=True),
     Check("wake-ups", "whether a NOTIFY is heard", check_wake_ups),
     Check("workers", "workers that live and listen, and their releases", check_workers),
@@ -64,7 +64,7 @@ CHECKS: tuple[Check, ...] = (
     Check("tasks", "jobs and schedules of tasks that no worker knows", check_tasks),
     Check("waiting", "how long the oldest due job has waited", check_waiting),
     Check("leases", "running jobs whose worker is gone", check_leases),
-    Check("timeouts", "timeouts and leases beside how long the runs take", check_timeouts),
+    Check("timeouts", "timeouts and leases compared with the length of runs", check_timeouts),
     Check("failures", "jobs that failed for good, and outcomes that came too late", check_failures),
     Check("limits", "pauses that keep jobs waiting, and permits that do not come free", check_limits),
     Check("unique", "unique keys that no job needs any more", check_unique),
