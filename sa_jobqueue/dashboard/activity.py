@@ -17,7 +17,7 @@ from ..rules.tally import BOUNDS, BUCKETS, RANGES
 from ..sql.readings.stats import By
 from ..statements import sum_stats
 from .refusals import BadInput
-from .request import Look
+from .request import PageContext
 from .shared import Kept
 
 #: The colour of each outcome.
@@ -106,18 +106,18 @@ class Activity:
         return [int(one.timestamp()) for one in self.at]
 
 
-def window_of(look: Look) -> str:
+def window_of(context: PageContext) -> str:
     """The window that the viewer asks for. Raises BadInput."""
-    name = look.query.one("window", _DEFAULT)
+    name = context.query.one("window", _DEFAULT)
     if name not in WINDOWS:
         raise BadInput("window", name, f"one of {', '.join(WINDOWS)}")
     return name
 
 
-def read_activity(look: Look, name: str) -> Activity:
+def read_activity(context: PageContext, name: str) -> Activity:
     """What the jobs of the viewer's queues came to within this window."""
     window = WINDOWS[name]
-    found = window.kept.get(look.connection, (look.job, look.queues), lambda: _read(look, window))
+    found = window.kept.get(context.connection, (context.job, context.queues), lambda: _read(context, window))
     length = window.step.total_seconds()
     starts = _starts(found.now, window)
     places = {start: place for place, start in enumerate(starts)}
@@ -139,20 +139,20 @@ def read_activity(look: Look, name: str) -> Activity:
     )
 
 
-def _read(look: Look, window: Window) -> _Sums:
-    now: Any = look.connection.scalar(sa.select(sa.func.now()))
-    if look.queues is not None and not look.queues:
+def _read(context: PageContext, window: Window) -> _Sums:
+    now: Any = context.connection.scalar(sa.select(sa.func.now()))
+    if context.queues is not None and not context.queues:
         return _Sums(now, (), ())
-    queues = sorted(look.queues or ())
+    queues = sorted(context.queues or ())
     asked: dict[str, Any] = {
         "since": window.back,
         "step": window.step,
         "queues": queues,
-        "stat": look.options.beside.stat,
+        "stat": context.options.beside.stat,
     }
     steps = sum_stats(**asked, values=_OF_STEP)
     ended = sum_stats(**asked, by=_BY_QUEUE, values=ENDS)
-    return _Sums(now, look.connection.execute(steps).all(), look.connection.execute(ended).all())
+    return _Sums(now, context.connection.execute(steps).all(), context.connection.execute(ended).all())
 
 
 def _figures(rows: Sequence[Any], seconds: float) -> Figures:

@@ -17,18 +17,18 @@ from ..models import Job, JobMixin, is_own, schema_of
 from ..rules.words import jobs_of as count_of_jobs
 from ..sql.edit import record_action
 from .access import Access, Who, access_of
-from .actions.base import Deed, Done
-from .actions.jobs import CHANGE_DEEDS, JOB_DEEDS
-from .actions.limits import LIMIT_DEEDS, QUEUE_DEEDS
-from .actions.schedules import SCHEDULE_DEEDS, WORKER_DEEDS
-from .actions.workflows import WORKFLOW_DEEDS
+from .actions.base import Done, PageAction
+from .actions.jobs import CHANGE_ACTIONS, JOB_ACTIONS
+from .actions.limits import LIMIT_ACTIONS, QUEUE_ACTIONS
+from .actions.schedules import SCHEDULE_ACTIONS, WORKER_ACTIONS
+from .actions.workflows import WORKFLOW_ACTIONS
 from .database import Anywhere, Database
 from .pages import PAGES
-from .pages.errors import ERROR_DEEDS
+from .pages.errors import ERROR_ACTIONS
 from .query import Query, read_form
 from .refusals import BadInput, Refusal
 from .render import Renderer, local_path
-from .request import Elsewhere, FormatArgs, LinkSubject, Look, Missing, Options, Page
+from .request import Elsewhere, FormatArgs, LinkSubject, Missing, Options, Page, PageContext
 from .security import CSP, Guard
 from .shared import Shared
 
@@ -47,15 +47,20 @@ _NAME = 200
 
 
 class Site:
-    """Pages and deeds over one database."""
+    """Pages and actions over one database."""
 
     def __init__(
-        self, database: Database, who: Who | None, options: Options, pages: Sequence[Page], deeds: Mapping[str, Deed]
+        self,
+        database: Database,
+        who: Who | None,
+        options: Options,
+        pages: Sequence[Page],
+        actions: Mapping[str, PageAction],
     ) -> None:
         self._database, self._who, self._options = database, who, options
-        self._pages, self._deeds = pages, deeds
-        #: What an address says of the deed that led to it.
-        self._of_deeds = ("did", "n", "left", "of", *{end for deed in deeds.values() for end in deed.apart})
+        self._pages, self._actions = pages, actions
+        #: What an address says of the action that led to it.
+        self._of_actions = ("did", "n", "left", "of", *{end for action in actions.values() for end in action.apart})
         self._renderer = Renderer(options.title)
         self._shared: Shared[dict[str, Any]] = Shared()
 
@@ -63,7 +68,7 @@ class Site:
         """The routes. The first page is at the root."""
         routes = [
             *(Route(page.path, self._shows(page), methods=["GET"], name=page.name) for page in self._pages),
-            Route("/act/{deed}", self._act, methods=["POST"]),
+            Route("/act/{action}", self._act, methods=["POST"]),
             Mount("/static", _Static(packages=[("sa_jobqueue.dashboard", "static")]), name="static"),
             Route("/{rest:path}", self._missing, methods=["GET"]),
         ]
@@ -103,7 +108,7 @@ class Site:
 
         async def read() -> dict[str, Any]:
             return await self._database.read(
-                lambda connection: page.read(Look(connection, query, access, self._options, dict(path)))
+                lambda connection: page.read(PageContext(connection, query, access, self._options, dict(path)))
             )
 
         if access.where is not None:
@@ -122,21 +127,21 @@ class Site:
             (page.path for page in self._pages if page.in_menu and self._may_see(page, access)), self._pages[-1].path
         )
 
-    # ---- deeds
+    # ---- actions
 
     async def _act(self, request: Request) -> Response:
         access = await access_of(self._who, request)
-        deed = self._deeds.get(request.path_params["deed"])
-        if not access.may("read") or (deed is not None and not access.may(deed.needs)):
+        action = self._actions.get(request.path_params["action"])
+        if not access.may("read") or (action is not None and not access.may(action.needs)):
             return self._forbidden(request, access, "You may not do this.")
-        if deed is None:
+        if action is None:
             return await self._missing(request)
         query = Query()
         try:
             query = await read_form(request)
-            if await self._is_to_confirm(deed, query, access):
-                return await self._confirm(request, access, deed, query)
-            done, rest = await self._do(request, deed, query, access)
+            if await self._is_to_confirm(action, query, access):
+                return await self._confirm(request, access, action, query)
+            done, rest = await self._do(request, action, query, access)
         except ClientDisconnect:
             return Response(status_code=400)  # the client has closed the connection
         except BadInput as error:
@@ -144,63 +149,66 @@ class Site:
         except Missing as error:
             return self._notice(request, access, None, query, 404, missing=str(error))
         except Refusal as refusal:
-            status = (
-                409 if refusal.what == "slow" else refusal.status
-            )  # a look that is given up is an answer, a deed is not
+            # A page that is given up is an answer, an action is not.
+            status = 409 if refusal.what == "slow" else refusal.status
             return self._notice(request, access, None, query, status, refusal=refusal)
         if rest is not None:
-            return self._html(request, access, "more.html", 200, deed=deed, fields=rest.pairs(), done=done)
+            return self._html(request, access, "more.html", 200, action=action, fields=rest.pairs(), done=done)
         came = local_path(query.one("next")) or self._home(access)
         apart = {end: number or None for end, number in done.apart.items()}
         back = Query.parse(came.partition("?")[2]).but(
-            did=deed.name, n=done.count, left=done.left or None, of=done.of or None, **apart
+            did=action.name, n=done.count, left=done.left or None, of=done.of or None, **apart
         )
         path = done.to or came.partition("?")[0]
         return RedirectResponse(f"{request.scope.get('root_path', '')}{path}?{back}", 303)
 
-    async def _is_to_confirm(self, deed: Deed, query: Query, access: Access) -> bool:
-        if deed.count is None:
+    async def _is_to_confirm(self, action: PageAction, query: Query, access: Access) -> bool:
+        if action.count is None:
             return False
         if query.one("confirmed") == "yes":
-            return deed.typed is not None and query.one("typed") != query.one(deed.typed)
-        if deed.careful or not query.one("id"):
+            return action.typed is not None and query.one("typed") != query.one(action.typed)
+        if action.careful or not query.one("id"):
             return True
-        asks = deed.asks
+        asks = action.asks
         if asks is None:
             return False
         # On the primary, as what is done then: a standby may be away or behind.
-        return await self._database.act(lambda connection: asks(Look(connection, query, access, self._options)))
+        return await self._database.act(lambda connection: asks(PageContext(connection, query, access, self._options)))
 
-    async def _confirm(self, request: Request, access: Access, deed: Deed, query: Query) -> Response:
-        """Ask, with the number that the deed's own WHERE finds now."""
-        count = deed.count
+    async def _confirm(self, request: Request, access: Access, action: PageAction, query: Query) -> Response:
+        """Ask, with the number that the action's own WHERE finds now."""
+        count = action.count
         assert count is not None
-        number = await self._database.read(lambda connection: count(Look(connection, query, access, self._options)))
-        target = query.only(*deed.target)
+        number = await self._database.read(
+            lambda connection: count(PageContext(connection, query, access, self._options))
+        )
+        target = query.only(*action.target)
         return self._html(
-            request, access, "confirm.html", 200, deed=deed, fields=query.but(confirmed="yes", typed=()).pairs(), number=number, target=target,
+            request, access, "confirm.html", 200, action=action, fields=query.but(confirmed="yes", typed=()).pairs(), number=number, target=target,
             next=local_path(query.one("next")) or self._home(access),
         )  # fmt: skip
 
-    async def _do(self, request: Request, deed: Deed, query: Query, access: Access) -> tuple[Done, Query | None]:
+    async def _do(
+        self, request: Request, action: PageAction, query: Query, access: Access
+    ) -> tuple[Done, Query | None]:
         """Do it, each part in a transaction of its own with its row of the audit; what is left of it after some time, as a form."""
         until = monotonic() + _PATIENCE
         who = access.who or (f"someone at {request.client.host}" if request.client else "someone")
         # Who may read the audit need not be one who may see arguments.
-        target = query.only(*deed.target).as_dict()
+        target = query.only(*action.target).as_dict()
         if "args" in target:
             target["args"] = ["…"]
-        count, left, *others = (query.number(name, 0, _NUMBERS) for name in ("count", "left", *deed.apart))
-        apart = dict(zip(deed.apart, others, strict=True))
+        count, left, *others = (query.number(name, 0, _NUMBERS) for name in ("count", "left", *action.apart))
+        apart = dict(zip(action.apart, others, strict=True))
         while True:
             asked = query
 
             def do(connection: Any, asked: Query = asked) -> Done:
-                done = deed.do(Look(connection, asked, access, self._options, {}))
+                done = action.do(PageContext(connection, asked, access, self._options, {}))
                 if done.count:
                     connection.execute(
                         record_action(
-                            deed.name, who=who, target=done.target or target, count=done.count, job=self._options.job
+                            action.name, who=who, target=done.target or target, count=done.count, job=self._options.job
                         )
                     )
                 return done
@@ -210,7 +218,7 @@ class Site:
             except Refusal as refusal:
                 if not count:
                     raise
-                before = f"Before that it was done: {_units(deed, count)}."
+                before = f"Before that it was done: {_units(action, count)}."
                 raise Refusal(refusal.what, f"{refusal.detail} {before}".strip()) from refusal
             count, left = count + done.count, left + done.left
             apart = {end: number + done.apart.get(end, 0) for end, number in apart.items()}
@@ -252,10 +260,10 @@ class Site:
     ) -> Response:  # fmt: skip
         root = request.scope.get("root_path", "")
         path = request.url.path.removeprefix(root)
-        asked = (Query() if query is None else query).but(**dict.fromkeys(self._of_deeds, ()))
+        asked = (Query() if query is None else query).but(**dict.fromkeys(self._of_actions, ()))
         said: dict[str, Any] = {
             "page": page,
-            "deeds": self._deeds,
+            "all_actions": self._actions,
             "path": path,
             "method": request.method.lower(),
             "query": asked,
@@ -274,21 +282,21 @@ class Site:
         return HTMLResponse(self._renderer.page(template, said, root=root, fragment=fragment), status, headers)
 
     def _said(self, query: Query | None) -> list[str]:
-        """What the last deed came to, as the address says it: a name that is known, and numbers."""
-        deed = None if query is None else self._deeds.get(query.one("did"))
-        if query is None or deed is None:
+        """What the last action came to, as the address says it: a name that is known, and numbers."""
+        action = None if query is None else self._actions.get(query.one("did"))
+        if query is None or action is None:
             return []
         try:
-            count, left, *others = (query.number(name, 0, _NUMBERS) for name in ("n", "left", *deed.apart))
+            count, left, *others = (query.number(name, 0, _NUMBERS) for name in ("n", "left", *action.apart))
         except BadInput:
             return []
-        became = zip((deed.done, *deed.apart.values()), (count - sum(others), *others), strict=True)
+        became = zip((action.done, *action.apart.values()), (count - sum(others), *others), strict=True)
         of = query.one("of")[:_NAME]
-        lines = [words.format(n=_units(deed, number), of=of) for words, number in became if number > 0]
+        lines = [words.format(n=_units(action, number), of=of) for words, number in became if number > 0]
         lines = lines or ["Nothing was changed."]
         if left:
             kept = "Left as they are, because another transaction had locked or changed them"
-            lines.append(f"{kept}: {_units(deed, left)}.")
+            lines.append(f"{kept}: {_units(action, left)}.")
         return lines
 
 
@@ -305,8 +313,8 @@ def _once_more(bad: BadInput, query: Query) -> list[tuple[str, str, bool]]:
     return fields if any(is_shown for *_, is_shown in fields) else []
 
 
-def _units(deed: Deed, number: int) -> str:
-    return count_of_jobs(number) if deed.unit == "job" else f"{number:,} {deed.unit}{'' if number == 1 else 's'}"
+def _units(action: PageAction, number: int) -> str:
+    return count_of_jobs(number) if action.unit == "job" else f"{number:,} {action.unit}{'' if number == 1 else 's'}"
 
 
 class _Static(StaticFiles):
@@ -319,15 +327,15 @@ class _Static(StaticFiles):
 
 
 #: All that a form can ask for, by name, in the order in which the audit lists them.
-DEEDS = {
-    **JOB_DEEDS,
-    **SCHEDULE_DEEDS,
-    **WORKFLOW_DEEDS,
-    **QUEUE_DEEDS,
-    **LIMIT_DEEDS,
-    **WORKER_DEEDS,
-    **CHANGE_DEEDS,
-    **ERROR_DEEDS,
+ACTIONS = {
+    **JOB_ACTIONS,
+    **SCHEDULE_ACTIONS,
+    **WORKFLOW_ACTIONS,
+    **QUEUE_ACTIONS,
+    **LIMIT_ACTIONS,
+    **WORKER_ACTIONS,
+    **CHANGE_ACTIONS,
+    **ERROR_ACTIONS,
 }
 
 
@@ -367,6 +375,6 @@ def dashboard(
         access,
         Options(title=title, job=job, format_args=format_args, link_subject=link_subject),
         PAGES,
-        DEEDS,
+        ACTIONS,
     )
     return Guard(site.application(), csp=csp, trusted_origins=trusted_origins)

@@ -1,4 +1,4 @@
-"""The database of a dashboard: looks that change nothing and are given up after 2 s, and actions."""
+"""The database of a dashboard: reads that change nothing and are given up after 2 s, and actions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 #: Both kinds of engines.
 Anywhere: TypeAlias = sa.Engine | AsyncEngine
 
-#: A look that takes longer is given up: a busy server must not become busier by those who look at it.
+#: A read that takes longer is given up: a busy server must not become busier by those who look at it.
 PATIENCE = timedelta(seconds=2)
 #: An action waits this long for rows that others have locked; what it does itself may take longer.
 _LOCK_PATIENCE = timedelta(seconds=2)
@@ -48,13 +48,13 @@ class Database:
         self._own = own
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
-    async def read(self, look: Callable[[sa.Connection], T]) -> T:
-        """Look, in a READ ONLY transaction. Raises Refusal where the database does not let it."""
+    async def read(self, context: Callable[[sa.Connection], T]) -> T:
+        """Read, in a READ ONLY transaction. Raises Refusal where the database does not let it."""
 
         def looked(connection: sa.Connection) -> T:
             make_reading(connection, statement=PATIENCE, lock=PATIENCE / 4, idle=5 * PATIENCE)
             check_schema(connection, self._own)
-            return look(connection)
+            return context(connection)
 
         # One that has made its callers wait belongs to their event loop.
         async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE)):

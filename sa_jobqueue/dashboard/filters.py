@@ -1,4 +1,4 @@
-"""The filter of the jobs, as an address or a form says it, and the criteria that it means: for looks and for actions."""
+"""The filter of the jobs, as an address or a form says it, and the criteria that it means: for pages and for actions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..sql.readings.depths import CAP, capped
 from ..util.schema import schema_on
 from .query import Query, as_id
 from .refusals import BadInput
-from .request import Look
+from .request import PageContext
 from .shared import Kept
 
 #: The names of a filter's values. All of them narrow what is shown, and what is done.
@@ -31,9 +31,9 @@ FILTERS = (
 )  # fmt: skip
 
 
-def chosen(look: Look) -> list[sa.ColumnElement[bool]]:
+def chosen(context: PageContext) -> list[sa.ColumnElement[bool]]:
     """The criteria of the jobs that the viewer asks for, and may see. Raises BadInput."""
-    query, job = look.query, look.job
+    query, job = context.query, context.job
     found: list[sa.ColumnElement[bool]] = []
     if ids := query.ids("id"):
         # One parameter, because a statement takes 65,535 at most.
@@ -47,12 +47,12 @@ def chosen(look: Look) -> list[sa.ColumnElement[bool]]:
         **named,
         status=[_status(one) for one in query.all("status")],
         subject=[_subject(one) for one in query.all("subject")],
-        args=_args(look),
+        args=_args(context),
         older_than=query.duration("older_than"),
         newer_than=query.duration("newer_than"),
         job=job,
     )
-    return [*found, *look.mine()]
+    return [*found, *context.mine()]
 
 
 def _status(text: str) -> Status:
@@ -71,11 +71,11 @@ def _subject(text: str) -> str:
     return text
 
 
-def _args(look: Look) -> dict[str, Any] | None:
+def _args(context: PageContext) -> dict[str, Any] | None:
     """The arguments that a job must have. A viewer who may not see them must not find them by guessing, either."""
-    if not (given := look.query.one("args")):
+    if not (given := context.query.one("args")):
         return None
-    if look.options.format_args is not None and not look.access.may("search_arguments"):
+    if context.options.format_args is not None and not context.access.may("search_arguments"):
         raise BadInput("args", given, "nothing: arguments are masked here, and you may not search them")
     try:
         found = json.loads(given)
@@ -86,7 +86,7 @@ def _args(look: Look) -> dict[str, Any] | None:
     return found
 
 
-# ---- How far a look at jobs goes: so far that it takes milliseconds, however many jobs there are.
+# ---- How many jobs a page searches: as many as take milliseconds, however many jobs there are.
 
 #: Ids that are looked at where no index finds the jobs.
 RANGE = 100_000
@@ -103,44 +103,47 @@ _QUEUED = frozenset((Status.QUEUED, Status.DUE, Status.SCHEDULED, Status.RETRYIN
 _OF_LINE = 500
 
 
-def highest_id(look: Look) -> int:
+def highest_id(context: PageContext) -> int:
     """The id of the newest job; 0 where there is none."""
     return (
-        look.connection.scalar(sa.select(look.job.id).order_by(look.job.id.desc()).limit(sa.literal_column("1"))) or 0
+        context.connection.scalar(
+            sa.select(context.job.id).order_by(context.job.id.desc()).limit(sa.literal_column("1"))
+        )
+        or 0
     )
 
 
-def reach(look: Look, above: int) -> tuple[int, list[sa.ColumnElement[bool]]]:
+def reach(context: PageContext, above: int) -> tuple[int, list[sa.ColumnElement[bool]]]:
     """The lowest id that is looked at of the jobs with lower ids than `above`, 0 where all are; and as criteria."""
-    query, job, found = look.query, look.job, None
+    query, job, found = context.query, context.job, None
     within: list[sa.ColumnElement[bool]] = [job.id < above]
-    if _is_about_few(query) or not (any(query.one(name) for name in FILTERS) or look.mine()):
+    if _is_about_few(query) or not (any(query.one(name) for name in FILTERS) or context.mine()):
         return 0, within
     if workflow := query.id("workflow"):
         found = job.workflow_id == workflow
     elif len(statuses := query.all("status")) == 1 and statuses[0] in set(JobStatus):
         status = JobStatus(statuses[0])
-        if status is JobStatus.BLOCKED and not _are_many_blocked(look):
-            return 0, [*within, _of(look, status)]
+        if status is JobStatus.BLOCKED and not _are_many_blocked(context):
+            return 0, [*within, _of(context, status)]
         if status in _IN_ORDER:
-            found = _of(look, status)
-    lowest = _floor(look, above) if found is None else look.connection.scalar(_last(look, found, *within)) or 0
+            found = _of(context, status)
+    lowest = _floor(context, above) if found is None else context.connection.scalar(_last(context, found, *within)) or 0
     # Ids are from 1 on, unless they were said by hand.
     return (lowest, [*within, job.id >= lowest]) if lowest > 1 else (0, within)
 
 
-def _floor(look: Look, above: int) -> int:
+def _floor(context: PageContext, above: int) -> int:
     """The lowest id of a range of ids, which has some jobs at least, also where ids are missing; 0: it has all."""
-    last: int | None = look.connection.scalar(_last(look, look.job.id < above))
+    last: int | None = context.connection.scalar(_last(context, context.job.id < above))
     return 0 if last is None else max(min(last, above - RANGE), 0)
 
 
-def tabs(look: Look, highest: int) -> list[tuple[str, str]]:
+def tabs(context: PageContext, highest: int) -> list[tuple[str, str]]:
     """Each status, and how many of the jobs that are looked at have it, up to a cap."""
-    asked = Look(look.connection, look.query.but(status=()), look.access, look.options)
+    asked = PageContext(context.connection, context.query.but(status=()), context.access, context.options)
     found = dict.fromkeys(JobStatus, (0, False))
     for part in _counts(asked, highest):
-        rows: Any = look.connection.execute(part)
+        rows: Any = context.connection.execute(part)
         for status, number, is_cut in rows:
             before, was_cut = found[JobStatus(status)]
             found[JobStatus(status)] = before + number, was_cut or is_cut
@@ -153,19 +156,19 @@ def _said(number: int, is_cut: bool) -> str:
     return f"{number:,}+" if number else "–"
 
 
-def _counts(look: Look, highest: int) -> list[Any]:
+def _counts(context: PageContext, highest: int) -> list[Any]:
     """Statements that count by status: the status, a number, and whether there are jobs that were not looked at."""
-    job, criteria = look.job, chosen(look)
-    if _is_about_few(look.query) or look.query.one("workflow"):
+    job, criteria = context.job, chosen(context)
+    if _is_about_few(context.query) or context.query.one("workflow"):
         most = len(JobStatus) * CAP
         return [_split(sa.select(job.status).where(*criteria).limit(most), tuple(JobStatus), sa.func.count() >= most)]
-    floor = _floor(look, highest + 1)
+    floor = _floor(context, highest + 1)
     newest = sa.select(job.status).where(*criteria, job.id >= floor)
     parts = [_split(newest, _REST, sa.true() if floor > 1 else _FALSE)]
-    is_narrow = any(look.query.one(name) for name in FILTERS) or bool(look.mine())
+    is_narrow = any(context.query.one(name) for name in FILTERS) or bool(context.mine())
     for status in (JobStatus.BLOCKED, *_IN_ORDER):
-        which = among_newest(look, status) if is_narrow else _of(look, status)
-        is_cut = _is_cut(look, status) if is_narrow else _FALSE
+        which = among_newest(context, status) if is_narrow else _of(context, status)
+        is_cut = _is_cut(context, status) if is_narrow else _FALSE
         some = (
             sa.select(sa.literal_column("1"))
             .select_from(job)
@@ -174,7 +177,7 @@ def _counts(look: Look, highest: int) -> list[Any]:
             .subquery(f"of_{status}")
         )
         parts.append(sa.select(status_literal(status), sa.func.count(), is_cut).select_from(some))
-    return [*parts, *_queued(look, criteria)]
+    return [*parts, *_queued(context, criteria)]
 
 
 def _split(statuses: Any, wanted: Sequence[JobStatus], is_cut: sa.ColumnElement[bool]) -> Any:
@@ -185,9 +188,9 @@ def _split(statuses: Any, wanted: Sequence[JobStatus], is_cut: sa.ColumnElement[
     return sa.union_all(*(sa.select(status_literal(one), counted.c[one.value], counted.c.is_cut) for one in wanted))
 
 
-def _queued(look: Look, criteria: list[sa.ColumnElement[bool]]) -> list[Any]:
+def _queued(context: PageContext, criteria: list[sa.ColumnElement[bool]]) -> list[Any]:
     """Of each index of queued jobs its first ones, of the queues that are asked for."""
-    table, names, found = table_of(look.job), _queues(look), []
+    table, names, found = table_of(context.job), _queues(context), []
     for kind in (is_keyless, is_ready, is_later):
         of = [] if names is None else [table.c.queue.in_(names)]
         fits = sa.case((sa.and_(sa.true(), *criteria), sa.true()), else_=False).label("fits")
@@ -197,22 +200,27 @@ def _queued(look: Look, criteria: list[sa.ColumnElement[bool]]) -> list[Any]:
     return found
 
 
-def _is_cut(look: Look, status: JobStatus) -> sa.ColumnElement[bool]:
+def _is_cut(context: PageContext, status: JobStatus) -> sa.ColumnElement[bool]:
     """Whether there are more jobs of this status than are looked at."""
-    which = _of(look, status)
+    which = _of(context, status)
     if status is JobStatus.BLOCKED:
         return (
-            sa.select(look.job.id).where(which).offset(MOST - 1).limit(sa.literal_column("1")).correlate(None).exists()
+            sa.select(context.job.id)
+            .where(which)
+            .offset(MOST - 1)
+            .limit(sa.literal_column("1"))
+            .correlate(None)
+            .exists()
         )
-    return _last(look, which).exists()
+    return _last(context, which).exists()
 
 
-def _queues(look: Look) -> list[str] | None:
+def _queues(context: PageContext) -> list[str] | None:
     """The queues whose jobs are asked for, and may be seen; None: all."""
-    asked = look.query.all("queue")
-    if look.queues is None:
+    asked = context.query.all("queue")
+    if context.queues is None:
         return asked or None
-    return sorted(look.queues.intersection(asked) if asked else look.queues)
+    return sorted(context.queues.intersection(asked) if asked else context.queues)
 
 
 # ---- queued jobs, by the time at which they are due
@@ -237,21 +245,21 @@ def is_by_due(query: Query) -> bool:
     return len(statuses) == 1 and statuses[0] in _QUEUED and not _is_about_few(query) and not query.one("workflow")
 
 
-def due_page(look: Look, most: int) -> Due:
+def due_page(context: PageContext, most: int) -> Due:
     """The first `most` queued jobs of the filter, behind those of the page before. Raises BadInput."""
-    query, job, names = look.query, look.job, _queues(look)
+    query, job, names = context.query, context.job, _queues(context)
     after, number = query.one("due").rpartition(",")[::2]
     narrowing = [name for name in FILTERS if name not in ("queue", "key", "status") and query.one(name)]
     status = Status(query.one("status"))
     each = most + 1
-    if narrowing or status is Status.RETRYING or look.access.where is not None:
+    if narrowing or status is Status.RETRYING or context.access.where is not None:
         each = MOST if names is not None and len(names) == 1 else _OF_LINE
     times = {Status.DUE: [job.run_at <= sa.func.now()], Status.SCHEDULED: [job.run_at > sa.func.now()]}.get(status, [])
     statement = queued_in_order(
-        *chosen(look), queues=names, keys=query.all("key"), times=times, after=(after, as_id("due", number)) if after else None,
+        *chosen(context), queues=names, keys=query.all("key"), times=times, after=(after, as_id("due", number)) if after else None,
         each=each, limit=most + 1, job=job,
     )  # fmt: skip
-    rows = look.connection.execute(statement).all()
+    rows = context.connection.execute(statement).all()
     found = [row for row in rows if row.fits]
     last = found[most - 1] if len(found) > most else rows[-1] if rows[-1].ends else None
     return Due(
@@ -268,39 +276,39 @@ def _is_about_few(query: Query) -> bool:
     return bool(query.one("id") or (subjects and all(":" in subject for subject in subjects)))
 
 
-def _last(look: Look, *criteria: sa.ColumnElement[bool]) -> sa.Select[int]:
+def _last(context: PageContext, *criteria: sa.ColumnElement[bool]) -> sa.Select[int]:
     """The id of the last of the jobs that are looked at, newest first."""
-    ids = sa.select(look.job.id).where(*criteria).order_by(look.job.id.desc())
+    ids = sa.select(context.job.id).where(*criteria).order_by(context.job.id.desc())
     # It is part of a statement on the same table, of which it is not about the same row.
     return ids.offset(MOST - 1).limit(sa.literal_column("1")).correlate(None)
 
 
-def among_newest(look: Look, status: JobStatus) -> sa.ColumnElement[bool]:
+def among_newest(context: PageContext, status: JobStatus) -> sa.ColumnElement[bool]:
     """Whether a job is one of those of a status that are looked at: failed, running or blocked."""
-    which = _of(look, status)
+    which = _of(context, status)
     if status is JobStatus.BLOCKED:
-        return look.job.id.in_(sa.select(look.job.id).where(which).limit(MOST).correlate(None))
-    return sa.and_(which, look.job.id >= sa.func.coalesce(_last(look, which).scalar_subquery(), 0))
+        return context.job.id.in_(sa.select(context.job.id).where(which).limit(MOST).correlate(None))
+    return sa.and_(which, context.job.id >= sa.func.coalesce(_last(context, which).scalar_subquery(), 0))
 
 
-def _of(look: Look, status: JobStatus) -> sa.ColumnElement[bool]:
+def _of(context: PageContext, status: JobStatus) -> sa.ColumnElement[bool]:
     """As the condition of the status's index says it."""
-    found = look.job.status == status_literal(status)
-    return sa.and_(found, look.job.blocked_by.is_not(None)) if status is JobStatus.BLOCKED else found
+    found = context.job.status == status_literal(status)
+    return sa.and_(found, context.job.blocked_by.is_not(None)) if status is JobStatus.BLOCKED else found
 
 
-def _are_many_blocked(look: Look) -> bool:
+def _are_many_blocked(context: PageContext) -> bool:
     some = (
         sa.select(sa.literal_column("1"))
-        .select_from(look.job)
-        .where(_of(look, JobStatus.BLOCKED))
+        .select_from(context.job)
+        .where(_of(context, JobStatus.BLOCKED))
         .limit(MOST + 1)
         .subquery()
     )
-    return (look.connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0) > MOST
+    return (context.connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0) > MOST
 
 
-# ---- A look at the archive: the same question, with the same access, asked of jobs that are not in their table any more.
+# ---- The archive: the same question, with the same access, asked of jobs that are not in their table any more.
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,9 +324,9 @@ class Archive:
 _KEPT: Kept[Archive] = Kept(60.0)
 
 
-def archive_of(look: Look) -> Archive:
+def archive_of(context: PageContext) -> Archive:
     """The archive of the jobs; without months where nothing is archived, or the role may not read it."""
-    connection, job = look.connection, look.job
+    connection, job = context.connection, context.job
     key = schema_on(connection, table_of(job)), table_of(job).name
     return _KEPT.get(connection, key, lambda: _read(connection, *key, job))
 
@@ -331,21 +339,21 @@ def _read(connection: sa.Connection, schema: str, table: str, job: type[JobMixin
     return Archive(parts, bool(parts) and connection.scalar(some) is not None)
 
 
-def seen_in_archive(look: Look) -> Look | None:
-    """The same look, at the archive. None: there is none, or the viewer's condition cannot be asked of it, so nothing is shown."""
-    if not archive_of(look).parts:
+def seen_in_archive(context: PageContext) -> PageContext | None:
+    """The context with the archive in place of the jobs. None: there is no archive, or the viewer's condition cannot be asked of it, so nothing is shown."""
+    if not archive_of(context).parts:
         return None
-    archived, where = look.options.beside.archived_job, look.access.where
-    if where is not None and (where := of_archive(where, look.job, archived)) is None:
+    archived, where = context.options.beside.archived_job, context.access.where
+    if where is not None and (where := of_archive(where, context.job, archived)) is None:
         return None
     # It reads like a class of jobs.
-    options = replace(look.options, job=cast(type[JobMixin], archived))
-    return replace(look, access=replace(look.access, where=where), options=options)
+    options = replace(context.options, job=cast(type[JobMixin], archived))
+    return replace(context, access=replace(context.access, where=where), options=options)
 
 
-def has_archive(look: Look) -> bool:
+def has_archive(context: PageContext) -> bool:
     """Whether the viewer may find something in the archive."""
-    return archive_of(look).has_jobs and seen_in_archive(look) is not None
+    return archive_of(context).has_jobs and seen_in_archive(context) is not None
 
 
 # ---- the condition of a viewer

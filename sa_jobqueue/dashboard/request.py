@@ -36,8 +36,8 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """One look of a page at the database."""
+class PageContext:
+    """What a page or an action works with: a connection, the query, the viewer's access, and the dashboard's options."""
 
     connection: sa.Connection
     query: Query
@@ -70,7 +70,7 @@ class Look:
 
 
 def jobs_of(access: Access, job: type[JobMixin]) -> list[sa.ColumnElement[bool]]:
-    """The criteria of the jobs that this access reaches, for looks and for actions alike."""
+    """The criteria of the jobs that this access reaches, for pages and for actions alike."""
     found: list[sa.ColumnElement[bool]] = []
     if access.queues is not None:
         found.append(job.queue.in_(sorted(access.queues)))
@@ -82,7 +82,7 @@ def jobs_of(access: Access, job: type[JobMixin]) -> list[sa.ColumnElement[bool]]
 # ---- A page: where it is, what it reads, and how it is shown.
 
 #: Reads what the template shows, by name. Raises BadInput for a filter that cannot be read, Missing, and Elsewhere.
-Read: TypeAlias = Callable[[Look], dict[str, Any]]
+Read: TypeAlias = Callable[[PageContext], dict[str, Any]]
 
 
 class Missing(Exception):

@@ -73,8 +73,8 @@ class _Place(Generic[T]):
 class Kept(Generic[T]):
     """Answers by engine and key, each kept for some seconds.
 
-    While one look reads an answer again, the others get the last one; where there is none yet, they read it as well. They must not
-    wait: over an async engine all looks are on one thread. An error goes to the one that reads, and is not kept.
+    While a page reads an answer again, the others get the last one; where there is none yet, they read it as well. They must not
+    wait: over an async engine all pages are read on one thread. An error goes to the one that reads, and is not kept.
     """
 
     def __init__(self, seconds: float) -> None:

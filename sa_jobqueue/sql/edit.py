@@ -134,7 +134,7 @@ def _as_far(limit: sa.ColumnElement[Any], since: sa.ColumnElement[Any]) -> sa.Co
     )
 
 
-# ---- What operators did: written in the transaction of the deed, and read again.
+# ---- What operators did: written in the transaction of the action, and read again.
 
 
 @with_companions

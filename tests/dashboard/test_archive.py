@@ -21,7 +21,7 @@ from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.dashboard.pages.archived import ARCHIVED
 from sa_jobqueue.models import ArchivedJob, LogPart, Progress
 from tests.dashboard.test_hostile import BAD
-from tests.dashboard.test_plans import look_of, reading
+from tests.dashboard.test_plans import context_of, reading
 from tests.support.archiving import ERROR, archived_job, move
 from tests.support.browsing import Seen, Viewer
 from tests.support.factory import make_job, unfolding
@@ -63,8 +63,8 @@ def test_a_job_of_the_archive_is_shown_as_it_was(engine: Engine) -> None:
     assert page.all("form", method="post") == []
     assert f"/jobs/{id}/edit" not in page.links
     assert Viewer(engine).get(f"/jobs/{id}/edit").status_code == 404
-    for deed in ("retry", "copy", "edit", "delete"):
-        assert "Nothing was changed" in Viewer(engine).do(deed, id=id, priority=9).text
+    for action in ("retry", "copy", "edit", "delete"):
+        assert "Nothing was changed" in Viewer(engine).do(action, id=id, priority=9).text
 
 
 def test_a_job_that_is_there_is_not_looked_for_in_the_archive(engine: Engine) -> None:
@@ -268,9 +268,9 @@ def reads_no_more_than_some(engine: Engine, query: str, queues: list[str] | None
             seen.append((statement, parameters))
 
     with reading(engine) as connection:
-        look = look_of(connection, query, queues=queues)
+        context = context_of(connection, query, queues=queues)
         event.listen(connection, "before_cursor_execute", note)
-        ARCHIVED.read(look)
+        ARCHIVED.read(context)
         event.remove(connection, "before_cursor_execute", note)
         assert seen
         for statement, parameters in seen:

@@ -1,4 +1,4 @@
-"""What a deed asks before it is done, and what the audit keeps of it."""
+"""What an action asks before it is done, and what the audit keeps of it."""
 
 from __future__ import annotations
 

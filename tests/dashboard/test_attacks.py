@@ -154,7 +154,7 @@ def test_what_the_database_refuses_has_words(state: str, what: str | None) -> No
     assert (None if found is None else found.what) == what
 
 
-def test_a_deed_that_is_given_up_in_the_middle_says_what_was_done(engine: Engine, connection: Connection) -> None:
+def test_an_action_that_is_given_up_in_the_middle_says_what_was_done(engine: Engine, connection: Connection) -> None:
     for _ in range(2):
         connection.exec_driver_sql(
             "INSERT INTO sa_jobqueue.job (task, status, finished_at) SELECT 'a_task', 'failed', now() FROM generate_series(1, 1000)"

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, create_engine, func, select, text, update
 from starlette.responses import PlainTextResponse, RedirectResponse
 
 from sa_jobqueue.dashboard import Access, dashboard
-from sa_jobqueue.dashboard.app import DEEDS
+from sa_jobqueue.dashboard.app import ACTIONS
 from sa_jobqueue.models import AuditEntry, Job, Schedule, WorkflowRow
 from tests.support.browsers import chromium, served
 from tests.support.databases import Databases, driver_url
@@ -392,7 +392,7 @@ def test_a_fan_out_is_folded_into_one_box(tab: Tab) -> None:
     assert "task=shop.index_page" in tab.page.url
 
 
-# ---- deeds, with JavaScript and without
+# ---- actions, with JavaScript and without
 
 
 @pytest.mark.parametrize(
@@ -497,7 +497,7 @@ def test_what_a_row_says_is_not_run(browser: Any, site: Site, names: Sequence[st
             assert tab.page.locator("img").count() == 0
 
 
-# ---- every deed
+# ---- every action
 
 
 @pytest.fixture(scope="module")
@@ -508,11 +508,11 @@ def clicked(databases: Databases, browser: Any) -> Iterator[Site]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("deed", DEEDS)
-def test_each_deed_has_a_button_that_does_it(browser: Any, clicked: Site, deed: str) -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, action: str) -> None:
     """Found on some page, and clicked; what is asked for is confirmed; and it is in the audit."""
-    before = number_of_deeds(clicked, deed)
-    if deed in {"retry_node", "retry_workflow"}:  # another deed may have brought it back
+    before = number_of_actions(clicked, action)
+    if action in {"retry_node", "retry_workflow"}:  # another action may have brought it back
         with clicked.engine.begin() as connection:
             first = select(func.min(Job.id)).where(Job.workflow_id == clicked.scene.workflow).scalar_subquery()
             failed = {"status": "failed", "finished_at": func.now()}
@@ -522,10 +522,10 @@ def test_each_deed_has_a_button_that_does_it(browser: Any, clicked: Site, deed: 
             connection.execute(update(WorkflowRow).where(WorkflowRow.id == clicked.scene.workflow).values(failed))
     with Tab(browser, clicked) as tab:
         tab.context.add_init_script("localStorage.setItem('sa_jobqueue.refresh', '0')")
-        button = button_for(tab, deed)
+        button = button_for(tab, action)
         button.evaluate("one => one.closest('details') && (one.closest('details').open = true)")
         form = button.evaluate_handle("one => one.form").as_element()
-        for name, value in FIELDS.get(deed, {}).items():
+        for name, value in FIELDS.get(action, {}).items():
             form.query_selector(f"[name={name}]").fill(value)
         if form.get_attribute("id") == "chosen":
             tab.page.check("#chosen tbody input[type=checkbox] >> nth=0")
@@ -537,7 +537,7 @@ def test_each_deed_has_a_button_that_does_it(browser: Any, clicked: Site, deed: 
         tab.page.wait_for_selector(".said")
         assert "Nothing was changed" not in tab.page.text_content("main")
         assert tab.said == []
-    assert number_of_deeds(clicked, deed) == before + 1
+    assert number_of_actions(clicked, action) == before + 1
 
 
 #: What a form must say that the page has not filled in.
@@ -552,22 +552,26 @@ WHERE = {
 }
 
 
-def button_for(tab: Tab, deed: str) -> Any:
+def button_for(tab: Tab, action: str) -> Any:
     """The first button for it, on a page where there is one."""
     paths = addresses(tab.site.scene)
     rest = ["/schedules?state=paused", f"/jobs/{tab.site.scene.running}", "/workflows?state=paused"]
     with tab.site.engine.connect() as connection:
         paused = connection.scalars(select(WorkflowRow.id).where(WorkflowRow.paused_at.is_not(None))).all()
-    for path in [WHERE[deed]] if deed in WHERE else [*paths.values(), *rest, *(f"/workflows/{id}" for id in paused)]:
+    for path in (
+        [WHERE[action]] if action in WHERE else [*paths.values(), *rest, *(f"/workflows/{id}" for id in paused)]
+    ):
         tab.page.goto(tab.site.url + path, wait_until="domcontentloaded")
-        found = tab.page.locator(f'[formaction$="/act/{deed}"], form[action$="/act/{deed}"] button:not([formaction])')
+        found = tab.page.locator(
+            f'[formaction$="/act/{action}"], form[action$="/act/{action}"] button:not([formaction])'
+        )
         if found.count():
             tab.page.wait_for_load_state("networkidle")
             tab.said.clear()
             return found.first
-    raise AssertionError(f"no page has a button for {deed}")
+    raise AssertionError(f"no page has a button for {action}")
 
 
-def number_of_deeds(site: Site, deed: str) -> int:
+def number_of_actions(site: Site, action: str) -> int:
     with site.engine.connect() as connection:
-        return connection.scalar(select(func.count()).where(AuditEntry.action == deed)) or 0
+        return connection.scalar(select(func.count()).where(AuditEntry.action == action)) or 0

@@ -178,9 +178,9 @@ def test_a_copy_reaches_only_what_its_viewer_may_see(engine: Engine, connection:
     assert connection.scalar(text("SELECT count(*) FROM sa_jobqueue.job")) == 1
 
 
-@pytest.mark.parametrize("deed", ["edit", "copy"])
-def test_a_form_without_a_job_is_refused(engine: Engine, deed: str) -> None:
-    assert Viewer(engine).send(deed, {"priority": "9"}).status_code == 404
+@pytest.mark.parametrize("action", ["edit", "copy"])
+def test_a_form_without_a_job_is_refused(engine: Engine, action: str) -> None:
+    assert Viewer(engine).send(action, {"priority": "9"}).status_code == 404
 
 
 # ---- finding

@@ -28,13 +28,13 @@ def failed(connection: Connection, task: str, name: str, message: str, **columns
     return make_job(connection, "failed", task=task, errors=[{"type": "Earlier", "message": "else"}, error], **columns)
 
 
-def fields(page: Seen, deed: str) -> list[dict[str, str]]:
-    """What each form of this deed would send, as a browser does."""
+def fields(page: Seen, action: str) -> list[dict[str, str]]:
+    """What each form of this action would send, as a browser does."""
     found: list[dict[str, str]] = []
     current: dict[str, str] | None = None
     for name, attributes in page.elements:
         if name == "form":
-            current = {} if attributes.get("action") == f"/act/{deed}" else None
+            current = {} if attributes.get("action") == f"/act/{action}" else None
             if current is not None:
                 found.append(current)
         elif name == "input" and current is not None and attributes.get("type") == "hidden":
@@ -77,23 +77,23 @@ def test_the_jobs_of_a_group_are_shown(engine: Engine, some: Any) -> None:
     assert f"/jobs/{some['none'][0]}" in viewer.see(link).links
 
 
-@pytest.mark.parametrize("deed", ["retry_group", "delete_group"])
+@pytest.mark.parametrize("action", ["retry_group", "delete_group"])
 @pytest.mark.parametrize("place", range(4))
 def test_a_button_reaches_what_its_line_has_counted(
-    engine: Engine, connection: Connection, some: dict[str, list[int]], deed: str, place: int
+    engine: Engine, connection: Connection, some: dict[str, list[int]], action: str, place: int
 ) -> None:
     """Once it is confirmed with that number; and nothing else."""
     viewer = Viewer(engine, Access.ADMIN.named("ada"))
-    sent = fields(viewer.see("/errors"), deed)[place]
-    answer = viewer.send(deed, sent)
+    sent = fields(viewer.see("/errors"), action)[place]
+    answer = viewer.send(action, sent)
     ids = next(ids for ids in some.values() if sent["task"] in ("send", "pay", "raw") and ids == _of(connection, sent))
     assert f"{len(ids)} job{'' if len(ids) == 1 else 's'} that failed like this" in Seen(answer.text).text
     connection.rollback()
     assert list(statuses(connection).values()).count("failed") == 9
     connection.rollback()
-    viewer.do(deed, **sent)
+    viewer.do(action, **sent)
     after = statuses(connection)
-    assert [after.get(id) for id in ids] == ["queued" if deed == "retry_group" else None] * len(ids)
+    assert [after.get(id) for id in ids] == ["queued" if action == "retry_group" else None] * len(ids)
     assert list(after.values()).count("failed") == 9 - len(ids)
     assert connection.execute(select(AuditEntry.who, AuditEntry.count)).all() == [("ada", len(ids))]
 

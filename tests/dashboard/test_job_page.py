@@ -32,7 +32,7 @@ def made(connection: Connection, status: str = "queued", **columns: Any) -> int:
     return id
 
 
-def deeds(page: Seen) -> set[str]:
+def actions(page: Seen) -> set[str]:
     return {str(one["action"]).removeprefix("/act/") for one in page.all("form", method="post")}
 
 
@@ -322,12 +322,12 @@ def test_the_buttons_are_those_that_can_be_pressed(
     id = made(connection, status, **columns)
     viewer = Viewer(engine)
     page = viewer.see(f"/jobs/{id}")
-    assert deeds(page) == expected
+    assert actions(page) == expected
     assert (f"/jobs/{id}/edit" in page.links) is (status != "running")
-    for deed in expected:
+    for action in expected:
         connection.rollback()
         again = made(connection, status, **columns)
-        page = viewer.do(deed, id=again, next=f"/jobs/{again}" if deed != "delete" else "/jobs")
+        page = viewer.do(action, id=again, next=f"/jobs/{again}" if action != "delete" else "/jobs")
         assert page.all("p", **{"class": "said"})
         assert "Nothing was changed" not in page.text
 
@@ -337,7 +337,7 @@ def test_each_button_needs_its_right(engine: Engine, connection: Connection, rig
     for status in ("queued", "failed"):
         id = made(connection, status)
         page = Viewer(engine, Access(can=[right])).see(f"/jobs/{id}")
-        assert deeds(page) <= {right}
+        assert actions(page) <= {right}
         assert (f"/jobs/{id}/edit" in page.links) is (right == "edit")
 
 

@@ -278,8 +278,8 @@ def test_a_viewer_of_some_queues_sees_and_changes_the_limits_of_these_alone(engi
         assert other not in page.html
     assert "key 42" in page.text
     for fields in ({"name": "mail"}, {"owner": "task", "name": "sync"}, {"name": "reports", "key": "a"}):
-        for deed in ("set_limit", "remove_limit", "pause", "resume"):
-            assert viewer.send(deed, {**fields, "running": "1"}).status_code == 404
+        for action in ("set_limit", "remove_limit", "pause", "resume"):
+            assert viewer.send(action, {**fields, "running": "1"}).status_code == 404
     with engine.connect() as connection:
         seen = shown_limits(limit_of(connection, "sync")._mapping)
     viewer.do("set_limit", name="sync", running="4", seen=seen)

@@ -59,13 +59,13 @@ def test_what_rows_of_workers_limits_and_counts_say_is_text(engine: Engine) -> N
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.parametrize("deed", ["pause", "resume", "set_limit", "remove_limit", "cancel_queue", "drain_worker"])
-def test_what_a_form_says_is_text(engine: Engine, deed: str) -> None:
+@pytest.mark.parametrize("action", ["pause", "resume", "set_limit", "remove_limit", "cancel_queue", "drain_worker"])
+def test_what_a_form_says_is_text(engine: Engine, action: str) -> None:
     for fields in (
         {"owner": BAD, "name": BAD, "key": BAD, "running": BAD, "rate": BAD, "weight": BAD, "queue": BAD, "worker": BAD, "next": BAD},
         {"owner": "queue", "name": BAD, "key": BAD, "reason": BAD, "running": "1"},
     ):  # fmt: skip
-        answer = Viewer(engine).send(deed, fields)
+        answer = Viewer(engine).send(action, fields)
         assert answer.status_code in {200, 303, 400}
         assert "<script>alert" not in answer.text
         assert Seen(answer.text).all("img") == []

@@ -57,8 +57,8 @@ def test_a_tenant_sees_and_changes_its_own(own: Engine) -> None:
         assert viewer.get("/find", q=str(theirs.id)).status_code == 200
         viewer.do("edit", id=mine.id, args='{"text": "new"}', again="yes")
         viewer.do("copy", id=mine.id)
-        for deed in ("edit", "copy", "retry"):
-            assert "Nothing was changed" in viewer.do(deed, id=theirs.id, priority=9).text
+        for action in ("edit", "copy", "retry"):
+            assert "Nothing was changed" in viewer.do(action, id=theirs.id, priority=9).text
         session.expire_all()
         assert (mine.status, mine.args) == ("queued", {"text": "new"})
         assert (theirs.status, theirs.priority) == ("failed", 4)

@@ -48,10 +48,10 @@ def test_pages_show_what_is_beside_the_jobs(own: Engine) -> None:
     assert "shop.report" in viewer.see("/workflows/1").text
 
 
-def test_deeds_reach_what_is_beside_the_jobs(own: Engine) -> None:
+def test_actions_reach_what_is_beside_the_jobs(own: Engine) -> None:
     """And are noted there."""
     viewer = Viewer(own, job=Job)
-    for deed in (
+    for action in (
         "pause_schedule",
         "resume_schedule",
         "run_schedule",
@@ -59,7 +59,7 @@ def test_deeds_reach_what_is_beside_the_jobs(own: Engine) -> None:
         "resume_workflow",
         "cancel_workflow",
     ):
-        assert "Nothing" not in viewer.do(deed, id=1).text
+        assert "Nothing" not in viewer.do(action, id=1).text
     assert (
         "Enqueued 4 jobs" in viewer.do("backfill", id=1, **{"from": "2026-01-01T00:00", "to": "2026-01-01T04:00"}).text
     )

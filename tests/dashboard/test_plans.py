@@ -9,10 +9,10 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, event
 
 from sa_jobqueue.dashboard.access import Access
-from sa_jobqueue.dashboard.app import DEEDS
+from sa_jobqueue.dashboard.app import ACTIONS
 from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.dashboard.query import Query
-from sa_jobqueue.dashboard.request import Look, Options
+from sa_jobqueue.dashboard.request import Options, PageContext
 from sa_jobqueue.doctor import reading
 from sa_jobqueue.sql.chosen import Status
 from tests.support.databases import Databases
@@ -71,8 +71,8 @@ def plans(connection: Connection, look: Any) -> list[Plan]:
     return found
 
 
-def look_of(connection: Connection, query: str, **access: Any) -> Look:
-    return Look(connection, Query.parse(query), Access(can=Access.ADMIN.can, **access), Options())
+def context_of(connection: Connection, query: str, **access: Any) -> PageContext:
+    return PageContext(connection, Query.parse(query), Access(can=Access.ADMIN.can, **access), Options())
 
 
 def check(found: list[Plan]) -> None:
@@ -92,8 +92,8 @@ def check_page(engine: Engine, name: str, *queries: str) -> None:
     for queues in (None, ["q1"]):
         for query in queries:
             with noted(failures, (query, queues)), reading(engine) as connection:
-                look = look_of(connection, query, queues=queues)
-                check(plans(connection, lambda look=look: page.read(look)))
+                context = context_of(connection, query, queues=queues)
+                check(plans(connection, lambda context=context: page.read(context)))
     assert not failures, "\n".join(failures)
 
 
@@ -119,9 +119,9 @@ def test_a_page_of_jobs_reads_a_range_at_most(large: Engine, monkeypatch: pytest
 
 
 def test_what_a_drain_would_cancel_is_counted_by_the_indexes_of_queued_jobs(large: Engine) -> None:
-    count = DEEDS["cancel_queue"].count
+    count = ACTIONS["cancel_queue"].count
     assert count is not None
     with reading(large) as connection:
-        look = look_of(connection, "queue=q1")
-        assert count(look) == 100
-        check(plans(connection, lambda: count(look)))
+        context = context_of(connection, "queue=q1")
+        assert count(context) == 100
+        check(plans(connection, lambda: count(context)))

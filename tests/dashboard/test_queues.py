@@ -142,14 +142,14 @@ def test_a_viewer_of_some_queues_sees_and_changes_these_alone(engine: Engine, sc
     assert row_of(page, "index")
     for other in ("mail", "sync", "reports"):
         assert other not in page.html
-    for deed, fields in (
+    for action, fields in (
         ("pause", {"name": "mail"}),
         ("pause", {"owner": "task", "name": "shop.index"}),
         ("resume", {"name": "reports"}),
         ("cancel_queue", {"queue": "mail", "confirmed": "yes"}),
         ("cancel_queue", {"queue": "mail"}),
     ):
-        assert viewer.send(deed, fields).status_code == 404, deed
+        assert viewer.send(action, fields).status_code == 404, action
     assert "Paused" in viewer.do("pause", name="index", next="/queues").text
 
 

@@ -152,7 +152,7 @@ def test_schedules_are_filtered(
     assert shown == found
 
 
-# ---- deeds
+# ---- actions
 
 
 def test_a_schedule_is_paused_with_a_reason_and_resumed(engine: Engine, connection: Connection) -> None:
@@ -248,12 +248,12 @@ def test_a_range_that_cannot_be_used_is_said(
     assert connection.scalar(select(func.count()).select_from(Job)) == 0
 
 
-@pytest.mark.parametrize("deed", ["pause_schedule", "resume_schedule", "run_schedule", "backfill"])
-def test_a_schedule_that_is_not_there_is_said(engine: Engine, connection: Connection, deed: str) -> None:
+@pytest.mark.parametrize("action", ["pause_schedule", "resume_schedule", "run_schedule", "backfill"])
+def test_a_schedule_that_is_not_there_is_said(engine: Engine, connection: Connection, action: str) -> None:
     fields = {"from": "2026-01-01"}
-    assert Viewer(engine).send(deed, {"id": 7, **fields}).status_code == 404
-    assert Viewer(engine).send(deed, {"id": "x", **fields}).status_code == 400
-    assert Viewer(engine).send(deed, fields).status_code == 400
+    assert Viewer(engine).send(action, {"id": 7, **fields}).status_code == 404
+    assert Viewer(engine).send(action, {"id": "x", **fields}).status_code == 400
+    assert Viewer(engine).send(action, fields).status_code == 400
     assert Viewer(engine).get("/schedules/7/backfill").status_code == 404
     assert Viewer(engine).get("/schedules/x/backfill").status_code == 400
 
@@ -263,14 +263,14 @@ def test_a_schedule_that_is_not_there_is_said(engine: Engine, connection: Connec
     [Access(can=Access.ADMIN.can, queues=["mail"]), Access(can=Access.ADMIN.can, where=Job.queue == "mail")],
     ids=["queues", "where"],
 )
-@pytest.mark.parametrize("deed", ["pause_schedule", "resume_schedule", "run_schedule", "backfill"])
+@pytest.mark.parametrize("action", ["pause_schedule", "resume_schedule", "run_schedule", "backfill"])
 def test_a_viewer_reaches_the_schedules_of_their_queues_alone(
-    engine: Engine, connection: Connection, access: Access, deed: str
+    engine: Engine, connection: Connection, access: Access, action: str
 ) -> None:
     """And a tenant reaches none: a schedule is nobody's."""
     id = add(connection, columns={"counts_from": func.now() - 100 * HOUR})
     viewer = Viewer(engine, access)
-    assert viewer.send(deed, {"id": id, "from": lately()}).status_code == 404
+    assert viewer.send(action, {"id": id, "from": lately()}).status_code == 404
     assert viewer.get(f"/schedules/{id}/backfill").status_code in (403, 404)
     assert row(connection, id).paused_at is None
     assert connection.scalar(select(func.count()).select_from(Job)) == 0
@@ -278,9 +278,9 @@ def test_a_viewer_reaches_the_schedules_of_their_queues_alone(
     mine = add(connection, name="mine", queue="mail")
     if access.queues is None:
         assert viewer.get("/schedules").status_code == 403
-        assert viewer.send(deed, {"id": mine, "from": lately()}).status_code == 404
+        assert viewer.send(action, {"id": mine, "from": lately()}).status_code == 404
     else:
         page = viewer.see("/schedules")
         assert "mine" in page.text
         assert "report" not in page.text.replace("shop.report", "")
-        assert viewer.send(deed, {"id": mine, "from": lately()}).status_code == 303
+        assert viewer.send(action, {"id": mine, "from": lately()}).status_code == 303

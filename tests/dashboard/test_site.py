@@ -16,7 +16,7 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from sa_jobqueue.dashboard import Access, dashboard
-from sa_jobqueue.dashboard.app import DEEDS
+from sa_jobqueue.dashboard.app import ACTIONS
 from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.dashboard.security import CSP
 from sa_jobqueue.errors import ConfigurationError
@@ -56,14 +56,14 @@ def test_it_is_closed_unless_it_is_opened(engine: Engine, access: Access | None)
     assert seen == []
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-def test_each_deed_needs_its_right(engine: Engine, connection: Connection, deed: str) -> None:
+@pytest.mark.parametrize("action", ACTIONS)
+def test_each_action_needs_its_right(engine: Engine, connection: Connection, action: str) -> None:
     """Others do not help."""
     make_job(connection, "failed")
     connection.commit()
-    rights = Access.ADMIN.can - {DEEDS[deed].needs}  # type: ignore[operator]
+    rights = Access.ADMIN.can - {ACTIONS[action].needs}  # type: ignore[operator]
     for access in (Access.READ, Access(can=rights), Access.NONE):
-        assert Viewer(engine, access).send(deed, {"id": "1", "confirmed": "yes"}).status_code == 403
+        assert Viewer(engine, access).send(action, {"id": "1", "confirmed": "yes"}).status_code == 403
     assert connection.scalar(select(func.count()).select_from(AuditEntry)) == 0
 
 
@@ -75,9 +75,9 @@ def test_who_may_only_look_sees_no_button(engine: Engine, connection: Connection
     assert [path for path in PATHS if "/act/" in viewer.get(path).text] == []
 
 
-@pytest.mark.parametrize("deed", [*DEEDS, "nothing"])
-def test_a_change_that_another_site_asks_for_is_refused(engine: Engine, deed: str) -> None:
-    is_refused(Viewer(engine).client.post(f"/act/{deed}", data={"id": "1"}))
+@pytest.mark.parametrize("action", [*ACTIONS, "nothing"])
+def test_a_change_that_another_site_asks_for_is_refused(engine: Engine, action: str) -> None:
+    is_refused(Viewer(engine).client.post(f"/act/{action}", data={"id": "1"}))
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_is_not_there_is_said(engine: Engine) -> None:
     ],
 )
 def test_a_filter_that_cannot_be_read_is_said(engine: Engine, query: dict[str, str], said: str) -> None:
-    """And nothing is done where it is the filter of a deed."""
+    """And nothing is done where it is the filter of an action."""
     assert said in Viewer(engine).see("/jobs", expected=400, **query).text
     if "before" not in query:
         answer = Viewer(engine).send("cancel", {**query, "confirmed": "yes"})
@@ -300,7 +300,7 @@ def test_a_table_that_is_locked_is_waited_for_shortly(engine: Engine) -> None:
     assert "has locked it" in page.text
 
 
-def test_a_row_that_is_locked_is_left_by_a_deed(engine: Engine, connection: Connection) -> None:
+def test_a_row_that_is_locked_is_left_by_an_action(engine: Engine, connection: Connection) -> None:
     ids = [make_job(connection, "failed") for _ in range(2)]
     connection.commit()
     connection.execute(select(Job.id).where(Job.id == ids[0]).with_for_update())
@@ -393,10 +393,10 @@ def test_the_callback_may_be_a_coroutine_function(engine: Engine) -> None:
     assert TestClient(app).get("/jobs", headers={"x-user": "ada"}).status_code == 200
 
 
-# ---- deeds
+# ---- actions
 
 
-def test_a_deed_and_its_row_in_the_audit_are_one_transaction(
+def test_an_action_and_its_row_in_the_audit_are_one_transaction(
     database_url: str, engine: Engine, connection: Connection
 ) -> None:
     ids = [make_job(connection, "failed", queue="mail") for _ in range(3)]
@@ -442,7 +442,7 @@ def test_more_than_a_page_is_done_in_several_transactions(engine: Engine, connec
     assert counts == [1000, 1000, 500]
 
 
-def test_each_deed_has_a_button(engine: Engine) -> None:
+def test_each_action_has_a_button(engine: Engine) -> None:
     """On some page; `test_browser.py` clicks on them."""
     with engine.begin() as connection:
         scene = fill(connection)
@@ -451,8 +451,8 @@ def test_each_deed_has_a_button(engine: Engine) -> None:
     paths = [
         *addresses(scene).values(), paused, f"/jobs/{scene.running}", "/jobs?status=queued", "/jobs?status=completed", "/schedules?state=paused",
     ]  # fmt: skip
-    seen = {deed for path in paths for deed in re.findall(r'action="/act/(\w+)"', viewer.get(path).text)}
-    assert seen == DEEDS.keys()
+    seen = {action for path in paths for action in re.findall(r'action="/act/(\w+)"', viewer.get(path).text)}
+    assert seen == ACTIONS.keys()
 
 
 def test_what_takes_long_goes_on_with_the_next_request(
@@ -487,9 +487,9 @@ def test_a_form_leads_back_to_our_own_pages_only(engine: Engine, connection: Con
     ],
     ids=["queues", "where"],
 )
-@pytest.mark.parametrize("deed", ["retry", "cancel", "discard", "delete"])
-def test_a_deed_reaches_only_what_its_viewer_may_see(
-    engine: Engine, connection: Connection, access: Access, deed: str
+@pytest.mark.parametrize("action", ["retry", "cancel", "discard", "delete"])
+def test_an_action_reaches_only_what_its_viewer_may_see(
+    engine: Engine, connection: Connection, access: Access, action: str
 ) -> None:
     """By id, and by a filter."""
     for status in ("failed", "queued", "completed"):
@@ -498,8 +498,8 @@ def test_a_deed_reaches_only_what_its_viewer_may_see(
     before = statuses(connection)
     connection.rollback()
     viewer = Viewer(engine, access)
-    viewer.do(deed, id=sorted(before))
-    viewer.do(deed, all="yes")
+    viewer.do(action, id=sorted(before))
+    viewer.do(action, all="yes")
     assert statuses(connection) == before
 
 

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 
 import sa_jobqueue.dashboard
-from sa_jobqueue.dashboard.actions.base import Deed
-from sa_jobqueue.dashboard.app import DEEDS
+from sa_jobqueue.dashboard.actions.base import PageAction
+from sa_jobqueue.dashboard.app import ACTIONS
 from sa_jobqueue.dashboard.pages.schedules import MISSED, OVERLAP
 from sa_jobqueue.dashboard.refusals import Refusal, What
 from sa_jobqueue.models import Overlap
@@ -35,15 +35,15 @@ def test_a_text_is_good_english_of_one_thing_too() -> None:
     assert found == OF_MANY
 
 
-@pytest.mark.parametrize("deed", DEEDS.values(), ids=DEEDS)
-def test_the_texts_of_an_action_can_be_filled_in(deed: Deed) -> None:
+@pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
+def test_the_texts_of_an_action_can_be_filled_in(action: PageAction) -> None:
     """With how many, and what it was done to; without what a browser would take for markup."""
-    for text in (deed.label, deed.done, *deed.apart.values()):
+    for text in (action.label, action.done, *action.apart.values()):
         filled = text.format(n="7 jobs", of="mail")
         assert filled.strip()
         assert "<" not in filled
-    question = deed.question.format(n="7", unit="jobs")
-    assert bool(question) == (deed.count is not None)
+    question = action.question.format(n="7", unit="jobs")
+    assert bool(question) == (action.count is not None)
     assert "<" not in question
 
 

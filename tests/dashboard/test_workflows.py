@@ -175,7 +175,7 @@ def test_a_workflow_that_is_not_there_is_said(engine: Engine, path: str) -> None
     assert Viewer(engine).get(path).status_code == (404 if path.endswith("7") else 400)
 
 
-# ---- deeds
+# ---- actions
 
 
 def test_a_workflow_is_cancelled_after_a_question(engine: Engine, connection: Connection) -> None:
@@ -261,21 +261,21 @@ def test_what_another_job_has_failed_for_is_not_retried_before_it(engine: Engine
     assert "Retried" not in page.text
 
 
-DEEDS = ("cancel_workflow", "pause_workflow", "resume_workflow", "retry_workflow", "retry_node")
+ACTIONS = ("cancel_workflow", "pause_workflow", "resume_workflow", "retry_workflow", "retry_node")
 
 
-@pytest.mark.parametrize("deed", DEEDS)
-def test_a_deed_for_a_workflow_that_is_not_there_is_said(engine: Engine, deed: str) -> None:
-    assert Viewer(engine).send(deed, {"id": 7, "node": 1, "confirmed": "yes"}).status_code == 404
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_for_a_workflow_that_is_not_there_is_said(engine: Engine, action: str) -> None:
+    assert Viewer(engine).send(action, {"id": 7, "node": 1, "confirmed": "yes"}).status_code == 404
 
 
 ACCESS = [Access(can=Access.ADMIN.can, queues=["mail"]), Access(can=Access.ADMIN.can, where=Job.queue == "mail")]
 
 
 @pytest.mark.parametrize("access", ACCESS, ids=["queues", "where"])
-@pytest.mark.parametrize("deed", DEEDS)
+@pytest.mark.parametrize("action", ACTIONS)
 def test_only_who_may_see_all_jobs_of_a_workflow_may_change_it(
-    engine: Engine, connection: Connection, access: Access, deed: str
+    engine: Engine, connection: Connection, access: Access, action: str
 ) -> None:
     """One without a job of theirs is not there for them; of one with some they see these, and no more."""
     others = flow_of(connection, "a", name="of others")
@@ -300,7 +300,7 @@ def test_only_who_may_see_all_jobs_of_a_workflow_may_change_it(
     assert "/act/" not in shown.html
     for flow in (others, mixed):
         fields = {"id": flow.id, "node": flow.job("a"), "confirmed": "yes"}
-        assert viewer.send(deed, fields).status_code == 404
+        assert viewer.send(action, fields).status_code == 404
     assert (others.statuses(), mixed.statuses()) == before
 
 

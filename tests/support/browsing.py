@@ -66,15 +66,17 @@ class Viewer:
         assert answer.status_code == expected, answer.text
         return Seen(answer.text)
 
-    def send(self, deed: str, fields: Mapping[str, Any] | Sequence[tuple[str, Any]] = (), **headers: str) -> Response:
+    def send(self, action: str, fields: Mapping[str, Any] | Sequence[tuple[str, Any]] = (), **headers: str) -> Response:
         """Send a form of the page."""
-        return self.client.post(f"/act/{deed}", data=dict(fields), headers={"sec-fetch-site": "same-origin", **headers})
+        return self.client.post(
+            f"/act/{action}", data=dict(fields), headers={"sec-fetch-site": "same-origin", **headers}
+        )
 
-    def do(self, deed: str, **fields: Any) -> Seen:
+    def do(self, action: str, **fields: Any) -> Seen:
         """Send a form, confirm it where that is asked for, and follow to the page that comes then."""
-        answer = self.send(deed, fields)
+        answer = self.send(action, fields)
         if answer.status_code == 200 and 'name="confirmed"' in answer.text:
             typed = {"typed": fields["queue"]} if 'name="typed"' in answer.text else {}
-            answer = self.send(deed, {**fields, "confirmed": "yes", **typed})
+            answer = self.send(action, {**fields, "confirmed": "yes", **typed})
         assert answer.status_code == 303, answer.text
         return self.see(answer.headers["location"])

@@ -1,4 +1,4 @@
-"""What a form of a page may do: each deed is a statement of `sa_jobqueue.statements`, and a row that says who did it, in one transaction."""
+"""What a form of a page may do: each action is a statement of `sa_jobqueue.statements`, and a row that says who did it, in one transaction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..access import Action
-from ..request import Look
+from ..request import PageContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class Done:
     of: str = ""
     """The name of what it was done to, where the text names it."""
     apart: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of `count`, how many became something else than `Deed.done` says, by the names of `Deed.apart`."""
+    """Of `count`, how many became something else than `PageAction.done` says, by the names of `PageAction.apart`."""
 
 
-#: Does it, in the transaction of the look. Raises BadInput for a form that cannot be read.
-Do: TypeAlias = Callable[[Look], Done]
+#: Performs the action in the request's transaction. Raises BadInput for a form that cannot be read.
+Do: TypeAlias = Callable[[PageContext], Done]
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
+class PageAction:
     """One thing that a form can ask for, at `act/NAME`."""
 
     name: str
@@ -46,13 +46,13 @@ class Deed:
     """What came of it, as the next page says it: `{n}` is how many, `{of}` what it was done to."""
     needs: Action
     do: Do
-    count: Callable[[Look], int] | None = None
+    count: Callable[[PageContext], int] | None = None
     """Says how many it would be, up to a cap: it is asked where a filter says which, and the viewer must confirm. None: it is done at once."""
     question: str = ""
     """What the viewer is asked to confirm: `{n}` is how many, `{unit}` what is counted."""
     careful: bool = False
     """Whether the viewer must confirm it also where each was named."""
-    asks: Callable[[Look], bool] | None = None
+    asks: Callable[[PageContext], bool] | None = None
     """Says whether the viewer must confirm it for those that were named."""
     typed: str | None = None
     """The field whose value the viewer must type once more to confirm it."""

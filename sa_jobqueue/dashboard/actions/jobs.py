@@ -19,54 +19,54 @@ from ..access import Action
 from ..filters import FILTERS, chosen
 from ..query import Query
 from ..refusals import BadInput
-from ..request import Look, Missing
-from .base import Deed, Done
+from ..request import Missing, PageContext
+from .base import Done, PageAction
 from .workflows import reopened
 
 _ARGS = 'a JSON object, as in {"order_id": 7}'
 
 
-def _edit(look: Look) -> Done:
+def _edit(context: PageContext) -> Done:
     """Change one job; with `again`, run it again as it is then. All of it, or nothing."""
-    job, query = look.job, look.query
-    mine = [job.id == _id(query), *look.mine()]
-    changes = _changes(look)
+    job, query = context.job, context.query
+    mine = [job.id == _id(query), *context.mine()]
+    changes = _changes(context)
     again = query.one("again") == "yes"
-    if again and not look.access.may("retry"):
+    if again and not context.access.may("retry"):
         raise BadInput("again", "yes", "nothing: you may not run jobs again")
     if not changes and not again:
         raise BadInput("the form", "nothing new", "arguments, a queue, a priority or a time")
     done = Done(1)
     if again:
-        seen = list(look.connection.scalars(sa.select(job.id).where(*mine)))
-        if not reopened(look, seen):
-            done = _changed(look, retry_jobs(*mine, locked="skip", job=job))
+        seen = list(context.connection.scalars(sa.select(job.id).where(*mine)))
+        if not reopened(context, seen):
+            done = _changed(context, retry_jobs(*mine, locked="skip", job=job))
     if changes and done.count:
         try:
             statement = edit_jobs(*mine, **changes, locked="skip", job=job)
         except (PayloadError, OptionError) as error:
             raise BadInput("the form", ", ".join(changes), f"values that a job can have ({error})") from error
-        done = _changed(look, statement)
-        if done.count and look.connection.scalar(sa.select(job.id).where(*mine)) is None:
+        done = _changed(context, statement)
+        if done.count and context.connection.scalar(sa.select(job.id).where(*mine)) is None:
             raise BadInput("the form", ", ".join(changes), "values with which you may still see the job")
     return done
 
 
-def _changed(look: Look, statement: Any) -> Done:
-    rows = look.connection.execute(statement).all()
+def _changed(context: PageContext, statement: Any) -> Done:
+    rows = context.connection.execute(statement).all()
     changed = sum(row.changed for row in rows)
     return Done(changed, len(rows) - changed)
 
 
-def _changes(look: Look) -> dict[str, Any]:
+def _changes(context: PageContext) -> dict[str, Any]:
     """What is to become of the job. An empty field leaves what is there."""
-    query = look.query
+    query = context.query
     found: dict[str, Any] = {}
     if given := query.one("args"):
         found["args"] = _object(given)
     if queue := query.one("queue"):
-        if look.queues is not None and queue not in look.queues:
-            raise BadInput("queue", queue, f"one of {', '.join(sorted(look.queues))}")
+        if context.queues is not None and queue not in context.queues:
+            raise BadInput("queue", queue, f"one of {', '.join(sorted(context.queues))}")
         found["queue"] = queue
     if query.one("priority"):
         found["priority"] = query.number("priority", 0, range(MAX_PRIORITY + 1))
@@ -85,10 +85,10 @@ def _object(given: str) -> dict[str, Any]:
     return found
 
 
-def _copy(look: Look) -> Done:
+def _copy(context: PageContext) -> Done:
     """Enqueue a copy of one job, and go to it."""
-    job = look.job
-    rows = look.connection.execute(copy_jobs(job.id == _id(look.query), *look.mine(), job=job)).all()
+    job = context.job
+    rows = context.connection.execute(copy_jobs(job.id == _id(context.query), *context.mine(), job=job)).all()
     return Done(len(rows), to=f"/jobs/{rows[0].id}" if rows else None)
 
 
@@ -100,11 +100,13 @@ def _id(query: Query) -> int:
 
 
 #: By name. The arguments are not in the audit: who may read that need not be one who may see them.
-CHANGE_DEEDS = {
-    deed.name: deed
-    for deed in (
-        Deed("edit", "Edit", "Changed {n}.", "edit", _edit, target=("id", "queue", "priority", "run_at", "again")),
-        Deed("copy", "Run a copy", "Enqueued a copy: this one.", "copy", _copy),
+CHANGE_ACTIONS = {
+    action.name: action
+    for action in (
+        PageAction(
+            "edit", "Edit", "Changed {n}.", "edit", _edit, target=("id", "queue", "priority", "run_at", "again")
+        ),
+        PageAction("copy", "Run a copy", "Enqueued a copy: this one.", "copy", _copy),
     )
 }
 
@@ -120,95 +122,97 @@ WAITS: Apart = MappingProxyType(
 )
 
 
-def possible(look: Look, statuses: Sequence[JobStatus]) -> list[sa.ColumnElement[bool]]:
+def possible(context: PageContext, statuses: Sequence[JobStatus]) -> list[sa.ColumnElement[bool]]:
     """The criteria of the jobs to act on: those of the form, in a status that allows it. Raises BadInput where it names none."""
-    if not any(look.query.one(name) for name in FILTERS) and look.query.one("all") != "yes":
+    if not any(context.query.one(name) for name in FILTERS) and context.query.one("all") != "yes":
         raise BadInput("the form", "no job", "at least one: tick some, or filter them")
-    return [*chosen(look), status_in(look.job.status, statuses)]
+    return [*chosen(context), status_in(context.job.status, statuses)]
 
 
-def deed_of_jobs(
+def action_on_jobs(
     name: str,
     label: str,
     done: str,
     needs: Action,
     *,
-    which: Callable[[Look], list[sa.ColumnElement[bool]]],
+    which: Callable[[PageContext], list[sa.ColumnElement[bool]]],
     build: Callable[..., Any],
     question: str,
     target: tuple[str, ...],
     careful: bool = False,
-    asks: Callable[[Look], bool] | None = None,
+    asks: Callable[[PageContext], bool] | None = None,
     apart: Apart = MappingProxyType({}),
     **options: Any,
-) -> Deed:
-    """A deed that executes the statement `build(...)` for the jobs that `which` names, a page at a time."""
+) -> PageAction:
+    """An action that executes the statement `build(...)` for the jobs that `which` names, a page at a time."""
 
-    def count(look: Look) -> int:
-        some: sa.Select[Any] = sa.select(sa.literal_column("1")).select_from(look.job).where(*which(look)).limit(CAP)
-        return look.connection.scalar(sa.select(sa.func.count()).select_from(some.subquery())) or 0
+    def count(context: PageContext) -> int:
+        some: sa.Select[Any] = (
+            sa.select(sa.literal_column("1")).select_from(context.job).where(*which(context)).limit(CAP)
+        )
+        return context.connection.scalar(sa.select(sa.func.count()).select_from(some.subquery())) or 0
 
-    def do(look: Look) -> Done:
-        job = look.job
-        after = look.query.number("after", 0, range(2**63))
-        page = sa.select(job.id).where(*which(look), job.id > after).order_by(job.id).limit(_PAGE)
-        ids = list(look.connection.scalars(page))
+    def do(context: PageContext) -> Done:
+        job = context.job
+        after = context.query.number("after", 0, range(2**63))
+        page = sa.select(job.id).where(*which(context), job.id > after).order_by(job.id).limit(_PAGE)
+        ids = list(context.connection.scalars(page))
         if not ids:
             return Done(0)
-        back = reopened(look, ids) if build is retry_jobs else []
-        rows = look.connection.execute(build(job.id.in_(ids), *which(look), job=job, **options)).all()
+        back = reopened(context, ids) if build is retry_jobs else []
+        rows = context.connection.execute(build(job.id.in_(ids), *which(context), job=job, **options)).all()
         changed = [*back, *(row.id for row in rows if getattr(row, "changed", True))]
-        became = {end: _number(look, changed, status) for end, (status, _) in apart.items()}
+        became = {end: _number(context, changed, status) for end, (status, _) in apart.items()}
         return Done(
             len(changed), len(set(ids).difference(changed)), ids[-1] if len(ids) == _PAGE else None, apart=became
         )
 
     texts = {end: words for end, (_, words) in apart.items()}
-    return Deed(name, label, done, needs, do, count, question, careful, asks, target=target, apart=texts)
+    return PageAction(name, label, done, needs, do, count, question, careful, asks, target=target, apart=texts)
 
 
-def _number(look: Look, ids: Sequence[int], status: JobStatus) -> int:
+def _number(context: PageContext, ids: Sequence[int], status: JobStatus) -> int:
     """How many of these jobs have this status."""
-    job = look.job
+    job = context.job
     statement = sa.select(sa.func.count()).where(job.id.in_(ids), status_in(job.status, (status,)))
-    return look.connection.scalar(statement) or 0
+    return context.connection.scalar(statement) or 0
 
 
-def _has_completed(look: Look) -> bool:
+def _has_completed(context: PageContext) -> bool:
     """Whether one of the jobs has completed: it does again what it has done."""
     some: sa.Select[Any] = (
-        sa.select(sa.literal_column("1")).select_from(look.job).where(*possible(look, (JobStatus.COMPLETED,)))
+        sa.select(sa.literal_column("1")).select_from(context.job).where(*possible(context, (JobStatus.COMPLETED,)))
     )
-    return look.connection.scalar(some.limit(sa.literal_column("1"))) is not None
+    return context.connection.scalar(some.limit(sa.literal_column("1"))) is not None
 
 
-def _deed(
+def _action(
     name: Action, done: str, statuses: Sequence[JobStatus], build: Callable[..., Any], question: str, **options: Any
-) -> Deed:
-    return deed_of_jobs(
-        name, name.capitalize(), done, name, which=lambda look: possible(look, statuses), build=build, question=question,
+) -> PageAction:
+    return action_on_jobs(
+        name, name.capitalize(), done, name, which=lambda context: possible(context, statuses), build=build, question=question,
         target=(*FILTERS, "all"), **options,
     )  # fmt: skip
 
 
 #: By name. A row that another transaction has locked is left as it is, and said.
-JOB_DEEDS = {
-    deed.name: deed
-    for deed in (
-        _deed(
+JOB_ACTIONS = {
+    action.name: action
+    for action in (
+        _action(
             "retry", "Retried {n}.", sources(Event.REQUEUE), retry_jobs,
             "Run {n} {unit} again, now? What a completed job has done, it does once more.",
             asks=_has_completed, apart=WAITS, locked="skip",
         ),
-        _deed(
+        _action(
             "cancel", "Cancelled {n}.", sources(Event.CANCEL), cancel_jobs, "Cancel {n} {unit}? What runs is asked to stop.",
             apart=_ASKED, locked="skip",
         ),
-        _deed(
+        _action(
             "discard", "Discarded {n}.", sources(Event.DISCARD), discard_jobs,
             "Give up {n} waiting {unit}? What is given up ends as failed.", careful=True, locked="skip",
         ),
-        _deed(
+        _action(
             "delete", "Deleted {n}.", tuple(one for one in JobStatus if one in FINISHED), prune_jobs,
             "Delete {n} finished {unit}, permanently?", careful=True, limit=_PAGE,
         ),

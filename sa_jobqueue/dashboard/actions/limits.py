@@ -20,8 +20,8 @@ from ...sql.workers import serves
 from ...statements import cancel_jobs, pause, remove_limit, resume, set_limit
 from ..query import Query
 from ..refusals import BadInput
-from ..request import Look, Missing
-from .base import Deed, Done
+from ..request import Missing, PageContext
+from .base import Done, PageAction
 
 #: The fields that say it.
 PLACE = ("owner", "name", "key")
@@ -46,22 +46,22 @@ class Place:
         return f"{self.owner} {self.name}" + (f", key {self.key}" if self.key else "")
 
 
-def place_of(look: Look) -> Place:
+def place_of(context: PageContext) -> Place:
     """The place that the viewer names, and may change. Raises BadInput, and Missing for one that belongs to others as well."""
-    query = look.query
+    query = context.query
     owner: Any = query.one("owner", "queue")
     if owner not in get_args(Owner):
         raise BadInput("owner", owner, f"one of {', '.join(get_args(Owner))}")
     if not (name := query.one("name")):
         raise BadInput("name", "", f"the name of a {owner}")
-    if not is_mine(look, owner, name):
+    if not is_mine(context, owner, name):
         raise Missing(f"There is no {owner} {name} that you may change.")
     return Place(owner, name, query.one("key") or None)
 
 
-def done_to(look: Look, place: Place, count: int) -> Done:
+def done_to(context: PageContext, place: Place, count: int) -> Done:
     """The result of an action on a queue or a task. It warns if no live worker serves a queue of this name, which may be misspelt."""
-    live = [worker.queues for worker in look.connection.execute(list_workers(job=look.job)) if not worker.stale]
+    live = [worker.queues for worker in context.connection.execute(list_workers(job=context.job)) if not worker.stale]
     unserved = place.owner == "queue" and bool(live) and not any(serves(queues, place.name) for queues in live)
     return Done(count, of=place.said, apart={"unserved": count} if unserved else {})
 
@@ -76,11 +76,11 @@ def shown_limits(row: Mapping[str, Any]) -> str:
     )
 
 
-def is_mine(look: Look, owner: str, name: str) -> bool:
+def is_mine(context: PageContext, owner: str, name: str) -> bool:
     """Whether the viewer sees all of its jobs. The jobs of a task may be in any queue."""
-    if look.access.is_partial:
+    if context.access.is_partial:
         return False
-    return look.queues is None or (owner == "queue" and name in look.queues)
+    return context.queues is None or (owner == "queue" and name in context.queues)
 
 
 # ---- What is done to limits: set those of a queue, a task or a key as a form says them, and take them back.
@@ -88,10 +88,10 @@ def is_mine(look: Look, owner: str, name: str) -> bool:
 _BURSTS = range(1, 1_000_000_001)
 
 
-def _set(look: Look) -> Done:
+def _set(context: PageContext) -> Done:
     """An empty field takes the limit away. So a form that has not shown all there are is refused."""
-    place, query, beside = place_of(look), look.query, look.options.beside
-    there = _there(look, place)
+    place, query, beside = place_of(context), context.query, context.options.beside
+    there = _there(context, place)
     if there != query.one("seen"):
         shown = query.one("seen") or "none"
         expected = f"{there}, which there are" if there else "none: they were removed meanwhile"
@@ -106,28 +106,28 @@ def _set(look: Look) -> Done:
         statement = set_limit(place.name, **place.given, **given, limit=beside.limit, limit_key=beside.key)
     except OptionError as error:
         raise BadInput("the limit", place.name, str(error)) from error
-    return done_to(look, place, len(look.connection.execute(statement).all()))
+    return done_to(context, place, len(context.connection.execute(statement).all()))
 
 
-def _there(look: Look, place: Place) -> str:
+def _there(context: PageContext, place: Place) -> str:
     """The limits that there are, as a form says that it has shown them. They stay until the transaction ends.
 
     A row that is not there is made, without limits: another that makes it, too, is waited for, and its limits are found.
     """
-    of = table_of(look.options.beside.limit if place.key is None else look.options.beside.key)
+    of = table_of(context.options.beside.limit if place.key is None else context.options.beside.key)
     its = {"owner": place.owner, "name": place.name, **({} if place.key is None else {"key": place.key})}
-    look.connection.execute(insert(of).values(its).on_conflict_do_nothing())
-    row = look.connection.execute(sa.select(of).filter_by(**its).with_for_update()).mappings().one_or_none()
+    context.connection.execute(insert(of).values(its).on_conflict_do_nothing())
+    row = context.connection.execute(sa.select(of).filter_by(**its).with_for_update()).mappings().one_or_none()
     return shown_limits({} if row is None else {**row})
 
 
-def _remove(look: Look) -> Done:
-    place, beside = place_of(look), look.options.beside
+def _remove(context: PageContext) -> Done:
+    place, beside = place_of(context), context.options.beside
     try:
         statement = remove_limit(place.name, **place.given, limit=beside.limit, limit_key=beside.key)
     except OptionError as error:
         raise BadInput("the limit", place.name, str(error)) from error
-    return Done(len(look.connection.execute(statement).all()), of=place.said)
+    return Done(len(context.connection.execute(statement).all()), of=place.said)
 
 
 def _running(query: Query, name: str) -> int | None:
@@ -151,16 +151,16 @@ def _rate(query: Query, prefix: str) -> Rate | None:
 
 
 #: By name.
-LIMIT_DEEDS = {
-    deed.name: deed
-    for deed in (
-        Deed(
+LIMIT_ACTIONS = {
+    action.name: action
+    for action in (
+        PageAction(
             "set_limit", "Set limits", "The limits of {of} are set. Code does not change them until they are removed.", "limit", _set,
             target=(*PLACE, "running", "rate", "burst", "weight", "key_running", "key_rate", "key_burst"),
             apart={"unserved": "The limits of {of} are set, but no live worker serves it. Is its name right?"},
             unit="limit",
         ),
-        Deed(
+        PageAction(
             "remove_limit", "Remove", "Removed those of {of}: what code declares holds again, or no limit.", "limit", _remove,
             target=PLACE, unit="limit",
         ),
@@ -173,69 +173,73 @@ LIMIT_DEEDS = {
 _PAGE = 1_000
 
 
-def _pause(look: Look) -> Done:
-    place, beside = place_of(look), look.options.beside
+def _pause(context: PageContext) -> Done:
+    place, beside = place_of(context), context.options.beside
     try:
         statement = pause(
-            place.name, **place.given, reason=look.query.one("reason") or None, limit=beside.limit, limit_key=beside.key
+            place.name,
+            **place.given,
+            reason=context.query.one("reason") or None,
+            limit=beside.limit,
+            limit_key=beside.key,
         )
     except OptionError as error:
         raise BadInput("name", place.name, str(error)) from error
-    return done_to(look, place, len(look.connection.execute(statement).all()))
+    return done_to(context, place, len(context.connection.execute(statement).all()))
 
 
-def _resume(look: Look) -> Done:
-    place, beside = place_of(look), look.options.beside
+def _resume(context: PageContext) -> Done:
+    place, beside = place_of(context), context.options.beside
     try:
         statement = resume(place.name, **place.given, limit=beside.limit, limit_key=beside.key)
     except OptionError as error:
         raise BadInput("name", place.name, str(error)) from error
-    return Done(len(look.connection.execute(statement).all()), of=place.said)
+    return Done(len(context.connection.execute(statement).all()), of=place.said)
 
 
-def _waiting(look: Look, most: int) -> sa.Select[Any]:
+def _waiting(context: PageContext, most: int) -> sa.Select[Any]:
     """The ids of jobs that wait in the queue of the form, `most` at most. In no order: each index of queued jobs is read from its front."""
-    name = look.query.one("queue")
+    name = context.query.one("queue")
     if not name:
         raise BadInput("queue", "", "the name of a queue")
-    if look.queues is not None and name not in look.queues:
+    if context.queues is not None and name not in context.queues:
         raise Missing(f"There is no queue {name} that you may change.")
-    table = table_of(look.job)
+    table = table_of(context.job)
     parts = [
-        sa.select(look.job.id).where(kind(table), look.job.queue == name, *look.mine()).limit(most)
+        sa.select(context.job.id).where(kind(table), context.job.queue == name, *context.mine()).limit(most)
         for kind in (is_keyless, is_ready, is_later)
     ]
     some = sa.union_all(*(sa.select(part.subquery()) for part in parts)).subquery("some")
     return sa.select(some.c.id).limit(most)
 
 
-def _count(look: Look) -> int:
-    return look.connection.scalar(sa.select(sa.func.count()).select_from(_waiting(look, CAP).subquery())) or 0
+def _count(context: PageContext) -> int:
+    return context.connection.scalar(sa.select(sa.func.count()).select_from(_waiting(context, CAP).subquery())) or 0
 
 
-def _cancel(look: Look) -> Done:
-    job = look.job
-    ids = list(look.connection.scalars(_waiting(look, _PAGE)))
+def _cancel(context: PageContext) -> Done:
+    job = context.job
+    ids = list(context.connection.scalars(_waiting(context, _PAGE)))
     if not ids:
         return Done(0)
-    still = (job.id.in_(ids), job.status == status_literal(JobStatus.QUEUED), *look.mine())
-    rows = look.connection.execute(cancel_jobs(*still, locked="skip", job=job)).all()
+    still = (job.id.in_(ids), job.status == status_literal(JobStatus.QUEUED), *context.mine())
+    rows = context.connection.execute(cancel_jobs(*still, locked="skip", job=job)).all()
     changed = sum(row.changed for row in rows)
     if len(ids) == _PAGE and changed:
-        return Done(changed, after=1, of=look.query.one("queue"))  # what was cancelled is not found again
-    return Done(changed, left=len(ids) - changed, of=look.query.one("queue"))
+        return Done(changed, after=1, of=context.query.one("queue"))  # what was cancelled is not found again
+    return Done(changed, left=len(ids) - changed, of=context.query.one("queue"))
 
 
 #: By name.
-QUEUE_DEEDS = {
-    deed.name: deed
-    for deed in (
-        Deed(
+QUEUE_ACTIONS = {
+    action.name: action
+    for action in (
+        PageAction(
             "pause", "Pause", "Paused {of}: what runs goes on, and nothing more is started.", "pause", _pause, target=PLACE,
             apart={"unserved": "Paused {of}, which no live worker serves. Is its name right?"}, unit="pause",
         ),
-        Deed("resume", "Resume", "Resumed {of}.", "pause", _resume, target=PLACE, unit="pause"),
-        Deed(
+        PageAction("resume", "Resume", "Resumed {of}.", "pause", _resume, target=PLACE, unit="pause"),
+        PageAction(
             "cancel_queue", "Cancel all waiting…", "Cancelled {n} of queue {of}.", "discard", _cancel, _count,
             "Cancel {n} waiting {unit} of this queue, also what is due later? What runs goes on. "
             "Type the name of the queue to say that you mean it.",

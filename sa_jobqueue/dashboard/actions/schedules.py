@@ -18,8 +18,8 @@ from ...statements import drain_workers, list_schedules, pause_schedules, resume
 from ..access import Action
 from ..query import as_id
 from ..refusals import BadInput
-from ..request import Look, Missing
-from .base import Deed, Done
+from ..request import Missing, PageContext
+from .base import Done, PageAction
 
 #: A backfill of the dashboard has at most this many ticks: they are worked out while the viewer waits.
 MOST = 5_000
@@ -28,23 +28,23 @@ _REASON = 300
 _A_TIME = "a time such as 2030-01-31 or 2030-01-31T09:00+01:00"
 
 
-def schedule_of(look: Look) -> type[Schedule]:
+def schedule_of(context: PageContext) -> type[Schedule]:
     """The mapped class of the schedules."""
-    return look.options.beside.schedule
+    return context.options.beside.schedule
 
 
-def reached_schedules(look: Look) -> list[sa.ColumnElement[bool]]:
+def reached_schedules(context: PageContext) -> list[sa.ColumnElement[bool]]:
     """The criteria of the schedules that the viewer may see. No tenant has any."""
-    if look.access.is_partial:
+    if context.access.is_partial:
         return [sa.false()]
-    return [] if look.queues is None else [schedule_of(look).queue.in_(sorted(look.queues))]
+    return [] if context.queues is None else [schedule_of(context).queue.in_(sorted(context.queues))]
 
 
-def found_schedule(look: Look, id: str) -> sa.RowMapping:
+def found_schedule(context: PageContext, id: str) -> sa.RowMapping:
     """The schedule of this id, a row of `list_schedules`. Raises BadInput, and Missing."""
-    schedule = schedule_of(look)
-    statement = list_schedules(job=look.job).where(schedule.id == as_id("id", id), *reached_schedules(look))
-    row = look.connection.execute(statement).mappings().one_or_none()
+    schedule = schedule_of(context)
+    statement = list_schedules(job=context.job).where(schedule.id == as_id("id", id), *reached_schedules(context))
+    row = context.connection.execute(statement).mappings().one_or_none()
     if row is None:
         raise Missing(f"There is no schedule {id}.")
     return row
@@ -58,24 +58,24 @@ def zone_in(row: sa.RowMapping) -> tzinfo:
         raise BadInput("rule", row["expression"], str(error)) from error
 
 
-def plan_of(look: Look, row: sa.RowMapping, zone: tzinfo, *, lock: bool) -> Backfill:
+def plan_of(context: PageContext, row: sa.RowMapping, zone: tzinfo, *, lock: bool) -> Backfill:
     """What a backfill would enqueue, or will: from the form's `from` on, and before its `to`. Raises BadInput."""
-    start, end = _time(look, "from", zone), _time(look, "to", zone)
+    start, end = _time(context, "from", zone), _time(context, "to", zone)
     if start is None:
         raise BadInput("from", "", _A_TIME)
     if end is not None and end <= start:
-        raise BadInput("to", look.query.one("to"), "a time after the first one")
+        raise BadInput("to", context.query.one("to"), "a time after the first one")
     try:
-        plan = plan_backfill(look.connection, row["name"], start, end, lock=lock, most=MOST, job=look.job)
+        plan = plan_backfill(context.connection, row["name"], start, end, lock=lock, most=MOST, job=context.job)
     except OptionError as error:
-        raise BadInput("from", look.query.one("from"), f"another time: {error}") from error
+        raise BadInput("from", context.query.one("from"), f"another time: {error}") from error
     if plan is None:
         raise Missing(f"There is no schedule {row['id']}.")
     return plan
 
 
-def _time(look: Look, name: str, zone: tzinfo) -> datetime | None:
-    given = look.query.one(name)
+def _time(context: PageContext, name: str, zone: tzinfo) -> datetime | None:
+    given = context.query.one(name)
     if not given:
         return None
     try:
@@ -89,80 +89,80 @@ def _named(row: sa.RowMapping, **more: Any) -> dict[str, Any]:
     return {"id": [str(row["id"])], "name": [row["name"]], **more}
 
 
-def _deed(
-    name: str, label: str, done: str, needs: Action, act: Callable[[Look, sa.ColumnElement[bool]], Sequence[Any]], *, unit: str = "schedule"
-) -> Deed:  # fmt: skip
-    def do(look: Look) -> Done:
-        row = found_schedule(look, look.query.one("id"))
-        chosen = schedule_of(look).id == row["id"]
-        return Done(len(act(look, chosen)), target=_named(row), of=row["name"])
+def _action(
+    name: str, label: str, done: str, needs: Action, act: Callable[[PageContext, sa.ColumnElement[bool]], Sequence[Any]], *, unit: str = "schedule"
+) -> PageAction:  # fmt: skip
+    def do(context: PageContext) -> Done:
+        row = found_schedule(context, context.query.one("id"))
+        chosen = schedule_of(context).id == row["id"]
+        return Done(len(act(context, chosen)), target=_named(row), of=row["name"])
 
-    return Deed(name, label, done, needs, do, unit=unit)
+    return PageAction(name, label, done, needs, do, unit=unit)
 
 
-def _pause(look: Look, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
-    who = look.access.who
-    given = look.query.one("reason")[:_REASON]
+def _pause(context: PageContext, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
+    who = context.access.who
+    given = context.query.one("reason")[:_REASON]
     reason = f"{given} ({who})" if given and who else given or f"paused by {who or 'an operator'}"
-    return look.connection.scalars(pause_schedules(chosen, reason=reason, schedule=schedule_of(look))).all()
+    return context.connection.scalars(pause_schedules(chosen, reason=reason, schedule=schedule_of(context))).all()
 
 
-def _resume(look: Look, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
-    return look.connection.scalars(resume_schedules(chosen, schedule=schedule_of(look))).all()
+def _resume(context: PageContext, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
+    return context.connection.scalars(resume_schedules(chosen, schedule=schedule_of(context))).all()
 
 
-def _run(look: Look, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
-    return look.connection.scalars(run_schedules(chosen, schedule=schedule_of(look))).all()
+def _run(context: PageContext, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
+    return context.connection.scalars(run_schedules(chosen, schedule=schedule_of(context))).all()
 
 
-def _backfill(look: Look) -> Done:
-    row = found_schedule(look, look.query.one("id"))
-    plan = plan_of(look, row, zone_in(row), lock=True)
-    plan.enqueue(look.connection)
+def _backfill(context: PageContext) -> Done:
+    row = found_schedule(context, context.query.one("id"))
+    plan = plan_of(context, row, zone_in(row), lock=True)
+    plan.enqueue(context.connection)
     return Done(
         len(plan.ticks),
         to="/schedules",
         of=row["name"],
-        target=_named(row, **{name: look.query.all(name) for name in ("from", "to") if look.query.one(name)}),
+        target=_named(row, **{name: context.query.all(name) for name in ("from", "to") if context.query.one(name)}),
     )
 
 
-SCHEDULE_DEEDS = {
-    deed.name: deed
-    for deed in (
-        _deed("pause_schedule", "Pause", "Paused the schedule {of}.", "pause", _pause),
-        _deed("resume_schedule", "Resume", "Resumed the schedule {of}: it goes on from now.", "pause", _resume),
-        _deed("run_schedule", "Run now", "Enqueued {n} of the schedule {of}.", "run_schedule", _run, unit="job"),
-        Deed("backfill", "Enqueue them", "Enqueued {n} of the past of the schedule {of}.", "backfill", _backfill),
+SCHEDULE_ACTIONS = {
+    action.name: action
+    for action in (
+        _action("pause_schedule", "Pause", "Paused the schedule {of}.", "pause", _pause),
+        _action("resume_schedule", "Resume", "Resumed the schedule {of}: it goes on from now.", "pause", _resume),
+        _action("run_schedule", "Run now", "Enqueued {n} of the schedule {of}.", "run_schedule", _run, unit="job"),
+        PageAction("backfill", "Enqueue them", "Enqueued {n} of the past of the schedule {of}.", "backfill", _backfill),
     )
 }
 
 # ---- What is done to workers: to ask one to drain.
 
 
-def may_drain(look: Look) -> bool:
+def may_drain(context: PageContext) -> bool:
     """Whether the viewer may ask any worker to drain. One that serves several queues does not drain for one of them alone."""
-    return look.access.may("drain_worker") and look.queues is None and not look.access.is_partial
+    return context.access.may("drain_worker") and context.queues is None and not context.access.is_partial
 
 
-def _drain(look: Look) -> Done:
-    given = look.query.one("worker")
+def _drain(context: PageContext) -> Done:
+    given = context.query.one("worker")
     try:
         wanted = UUID(given)
     except ValueError as error:
         raise BadInput("worker", given, "the id of a worker") from error
-    if not may_drain(look):
+    if not may_drain(context):
         raise Missing("There is no worker that you may ask.")
-    worker = look.options.beside.worker
-    asked = look.connection.execute(drain_workers(worker.id == wanted, job=look.job)).all()
-    seen = list_workers(job=look.job, worker=worker)
-    stale = sum(row.stale for row in look.connection.execute(seen) if row.id == wanted) if asked else 0
+    worker = context.options.beside.worker
+    asked = context.connection.execute(drain_workers(worker.id == wanted, job=context.job)).all()
+    seen = list_workers(job=context.job, worker=worker)
+    stale = sum(row.stale for row in context.connection.execute(seen) if row.id == wanted) if asked else 0
     return Done(len(asked), apart={"stale": stale})
 
 
 #: By name.
-WORKER_DEEDS = {
-    "drain_worker": Deed(
+WORKER_ACTIONS = {
+    "drain_worker": PageAction(
         "drain_worker",
         "Ask to drain",
         "Asked. It hears of it within 20 s, finishes what it runs, and ends.",

@@ -15,7 +15,7 @@ from ...rules.lifecycle import FINISHED
 from ...sql.chosen import error_type
 from ..filters import FILTERS, archive_of, chosen, seen_in_archive
 from ..refusals import BadInput
-from ..request import Look, Page
+from ..request import Page, PageContext
 
 _PAGE = 50
 #: Jobs that are looked at where no index and no month finds those of a filter.
@@ -23,20 +23,20 @@ MOST = 10_000
 _MONTH = re.compile(r"(19[789]\d|[2-8]\d{3})-(0[1-9]|1[0-2])")
 
 
-def read_archived(look: Look) -> dict[str, Any]:
+def read_archived(context: PageContext) -> dict[str, Any]:
     """A page of them; none where nothing is archived, or the viewer may see nothing of it."""
-    query, connection = look.query, look.connection
+    query, connection = context.query, context.connection
     month, before = _month(query.one("month")), query.id("before")
-    archived = seen_in_archive(look)
+    archived = seen_in_archive(context)
     shown: dict[str, Any] = {
         "now": connection.scalar(sa.select(sa.func.now())),
         "jobs": [],
         "before": None,
         "searched": None,
-        "months": [one for one in archive_of(look).parts if _MONTH.fullmatch(one)],
+        "months": [one for one in archive_of(context).parts if _MONTH.fullmatch(one)],
         "statuses": [status.value for status in FINISHED],
         "filtered": any(query.one(name) for name in (*FILTERS, "month")),
-        "may_search_arguments": look.options.format_args is None or look.access.may("search_arguments"),
+        "may_search_arguments": context.options.format_args is None or context.access.may("search_arguments"),
     }
     if archived is None:
         return shown
@@ -66,12 +66,12 @@ def read_archived(look: Look) -> dict[str, Any]:
     }
 
 
-def _is_found(look: Look) -> bool:
+def _is_found(context: PageContext) -> bool:
     """Whether an index finds the jobs: by their ids, or their row; or all are asked for, of which the newest are shown."""
-    query, subjects = look.query, look.query.all("subject")
+    query, subjects = context.query, context.query.all("subject")
     if query.one("id") or (subjects and all(":" in subject for subject in subjects)):
         return True
-    return not (look.mine() or any(query.one(name) for name in FILTERS))
+    return not (context.mine() or any(query.one(name) for name in FILTERS))
 
 
 def _last(job: Any, within: list[sa.ColumnElement[bool]]) -> Any:

@@ -17,7 +17,7 @@ from ...rules.words import listed
 from ...sql.store import store_of
 from ...statements import list_audit
 from ..database import PATIENCE
-from ..request import Look, Page
+from ..request import Page, PageContext
 from ..shared import Kept
 
 _PAGE = 50
@@ -27,18 +27,18 @@ _NAMED = 10
 _NEWEST = 100_000
 
 
-def read_audit(look: Look) -> dict[str, Any]:
+def read_audit(context: PageContext) -> dict[str, Any]:
     """A page of entries."""
-    query, audit = look.query, look.options.beside.audit
+    query, audit = context.query, context.options.beside.audit
     who, action = query.one("who"), query.one("action")
     statement = list_audit(
-        before=query.id("before"), who=who or None, action=action or None, limit=_PAGE + 1, job=look.job
+        before=query.id("before"), who=who or None, action=action or None, limit=_PAGE + 1, job=context.job
     )
     if who or action:
         statement = statement.where(audit.id > sa.select(sa.func.max(audit.id) - _NEWEST).scalar_subquery())
-    rows = look.connection.execute(statement).mappings().all()
+    rows = context.connection.execute(statement).mappings().all()
     return {
-        "now": look.connection.scalar(sa.select(sa.func.now())),
+        "now": context.connection.scalar(sa.select(sa.func.now())),
         "entries": [{**row, "target": _said(row["target"])} for row in rows[:_PAGE]],
         "before": rows[_PAGE - 1]["id"] if len(rows) > _PAGE else None,
         "filtered": bool(who or action),
@@ -91,21 +91,21 @@ class Examined:
 _kept: Kept[Examined] = Kept(60.0)
 
 
-def examined(look: Look) -> Examined:
+def examined(context: PageContext) -> Examined:
     """What it found. A viewer who may see some queues alone gets what is said of the server."""
-    found = _kept.get(look.connection, look.job, lambda: _examine(look))
-    if look.queues is None:
+    found = _kept.get(context.connection, context.job, lambda: _examine(context))
+    if context.queues is None:
         return found
     return Examined(found.at, [one for one in found.findings if one.name in _OF_SERVER])
 
 
-def _examine(look: Look) -> Examined:
-    connection = look.connection
+def _examine(context: PageContext) -> Examined:
+    connection = context.connection
     at = connection.scalar(sa.select(sa.func.now()))
     # LISTEN and NOTIFY are not tried: that takes two more connections.
     findings: list[Finding] = []
     until = monotonic() + _WHOLE
-    for finding in look_at(Examination(connection, store=store_of(look.job)), patience=PATIENCE):
+    for finding in look_at(Examination(connection, store=store_of(context.job)), patience=PATIENCE):
         findings.append(finding)
         if monotonic() > until:
             left = [check.name for check in CHECKS if check.name not in {one.name for one in findings}]
@@ -129,12 +129,12 @@ _SHORT, _FEW = 5.0, 1_000
 _QUERY = 300
 
 
-def read_database(look: Look) -> dict[str, Any]:
+def read_database(context: PageContext) -> dict[str, Any]:
     """All of it. A viewer who may see some queues alone is not shown what sessions of the database do."""
-    connection = look.connection
-    doctor = examined(look)
-    readings = Readings(connection, store_of(look.job))
-    tables, indexes = _sizes.get(connection, look.job, lambda: (readings.tables, readings.indexes))
+    connection = context.connection
+    doctor = examined(context)
+    readings = Readings(connection, store_of(context.job))
+    tables, indexes = _sizes.get(connection, context.job, lambda: (readings.tables, readings.indexes))
     levels = [one.level for one in doctor.findings]
     return {
         "now": connection.scalar(sa.select(sa.func.now())),
@@ -145,8 +145,8 @@ def read_database(look: Look) -> dict[str, Any]:
         "tables": sorted(tables, key=lambda one: -(one.bytes + one.index_bytes + one.toast_bytes)),
         "total": sum(one.bytes + one.index_bytes + one.toast_bytes for one in tables),
         "indexes": sorted(indexes, key=lambda one: -one.bytes)[:_INDEXES],
-        "sees_sessions": look.queues is None,
-        "holders": [one for one in readings.holders if _lasts(one)][:_HOLDERS] if look.queues is None else [],
+        "sees_sessions": context.queues is None,
+        "holders": [one for one in readings.holders if _lasts(one)][:_HOLDERS] if context.queues is None else [],
         "letters": _QUERY,
     }
 

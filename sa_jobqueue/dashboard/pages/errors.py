@@ -14,33 +14,35 @@ from ...rules.lifecycle import JobStatus
 from ...sql.readings.depths import HOURS, MOST_GROUPS, NEWEST_FAILED, extent_of_errors, group_errors, line_of, sign_of
 from ...statements import prune_jobs, retry_jobs
 from ...util.urls import mask_passwords
-from ..actions.jobs import WAITS, deed_of_jobs
+from ..actions.jobs import WAITS, action_on_jobs
 from ..filters import among_newest
 from ..query import Query
 from ..refusals import BadInput
-from ..request import Look, Page
+from ..request import Page, PageContext
 
 #: What names a group in an address, and in a form.
 _NAMES = ("task", "error", "group")
 
 
-def _where(look: Look) -> list[sa.ColumnElement[bool]]:
+def _where(context: PageContext) -> list[sa.ColumnElement[bool]]:
     """Those that the viewer may see. They are looked for among the newest of all, so that few behind many of others cost no more."""
-    return [among_newest(look, JobStatus.FAILED), *mine] if (mine := look.mine()) else []
+    return [among_newest(context, JobStatus.FAILED), *mine] if (mine := context.mine()) else []
 
 
-def groups(look: Look, *, newest: int = NEWEST_FAILED, most: int = MOST_GROUPS) -> tuple[Sequence[Any], int, int, int]:
+def groups(
+    context: PageContext, *, newest: int = NEWEST_FAILED, most: int = MOST_GROUPS
+) -> tuple[Sequence[Any], int, int, int]:
     """The `most` largest groups of the `newest` jobs; how many there are of them all; of how many jobs; and the lowest id of these."""
-    where = _where(look)
-    statement = group_errors(*where, newest=newest, most=most, job=look.job)
-    rows: Sequence[Any] = look.connection.execute(statement).all()
-    extent: Any = look.connection.execute(extent_of_errors(*where, newest=newest, job=look.job)).one()
+    where = _where(context)
+    statement = group_errors(*where, newest=newest, most=most, job=context.job)
+    rows: Sequence[Any] = context.connection.execute(statement).all()
+    extent: Any = context.connection.execute(extent_of_errors(*where, newest=newest, job=context.job)).one()
     return rows, rows[0].groups if rows else 0, extent.jobs, extent.floor or 0
 
 
-def of_group(look: Look) -> list[sa.ColumnElement[bool]]:
+def of_group(context: PageContext) -> list[sa.ColumnElement[bool]]:
     """The criteria of the jobs of one group, as an address or a form names it. Raises BadInput where it names none."""
-    query, job = look.query, look.job
+    query, job = context.query, context.job
     if not (task := query.one("task")) or not (group := query.one("group")):
         raise BadInput("the form", "no group", "a task, and a group of its errors")
     last = job.errors[-1]
@@ -51,7 +53,7 @@ def of_group(look: Look) -> list[sa.ColumnElement[bool]]:
         job.task == task,
         sa.func.coalesce(last["type"].astext, "", type_=sa.Text()) == sa.literal(query.one("error"), sa.Text),
         sign_of(line_of(last)) == sa.literal(group, sa.Text),
-        *look.mine(),
+        *context.mine(),
     ]
 
 
@@ -61,14 +63,14 @@ def named(query: Query) -> Query:
 
 
 #: By name. A failed job can be run again, or be deleted.
-ERROR_DEEDS = {
-    deed.name: deed
-    for deed in (
-        deed_of_jobs(
+ERROR_ACTIONS = {
+    action.name: action
+    for action in (
+        action_on_jobs(
             "retry_group", "Retry all", "Retried {n}.", "retry", which=of_group, build=retry_jobs,
             question="Run {n} {unit} that failed like this again, now?", target=_NAMES, apart=WAITS, locked="skip",
         ),
-        deed_of_jobs(
+        action_on_jobs(
             "delete_group", "Delete all", "Deleted {n}.", "delete", which=of_group, build=prune_jobs,
             question="Delete {n} {unit} that failed like this, permanently?", target=_NAMES, careful=True, limit=1_000,
         ),
@@ -82,14 +84,14 @@ _WIDTH, _HEIGHT = 96, 20
 _COLUMNS = ("task", "group", "jobs", "first", "last", "error")
 
 
-def read_errors(look: Look) -> dict[str, Any]:
+def read_errors(context: PageContext) -> dict[str, Any]:
     """The groups; or, where one is named, its newest jobs."""
-    now = look.connection.scalar(sa.select(sa.func.now()))
-    actions = [name for name, deed in ERROR_DEEDS.items() if look.access.may(deed.needs)]
+    now = context.connection.scalar(sa.select(sa.func.now()))
+    actions = [name for name, action in ERROR_ACTIONS.items() if context.access.may(action.needs)]
     shown: dict[str, Any] = {"now": now, "actions": actions, "most": NEWEST_FAILED, "group": None}
-    if look.query.one("group"):
-        return {**shown, "group": named(look.query), "jobs": _jobs(look)}
-    rows, number, of_all, floor = groups(look)
+    if context.query.one("group"):
+        return {**shown, "group": named(context.query), "jobs": _jobs(context)}
+    rows, number, of_all, floor = groups(context)
     found = [_shown(row) for row in rows]
     return {**shown, "rows": found, "floor": floor, "number": number, "of_all": of_all}
 
@@ -116,18 +118,18 @@ def _points(hours: Sequence[int]) -> str:
     )
 
 
-def _jobs(look: Look) -> list[dict[str, Any]]:
-    job = look.job
+def _jobs(context: PageContext) -> list[dict[str, Any]]:
+    job = context.job
     statement = (
         sa.select(
             job.id, job.task, job.queue, job.attempt, job.max_attempts, clamped(job.finished_at).label("finished_at"),
             job.errors[-1]["type"].astext.label("error"), job.errors[-1]["message"].astext.label("message"),
         )
-        .where(*of_group(look))
+        .where(*of_group(context))
         .order_by(job.id.desc())
         .limit(_PAGE + 1)
     )  # fmt: skip
-    rows = look.connection.execute(statement).mappings().all()
+    rows = context.connection.execute(statement).mappings().all()
     return [{**row, "message": mask_passwords(row["message"] or "")} for row in rows]
 
 

@@ -13,24 +13,24 @@ from ...rules.lifecycle import JobStatus
 from ..filters import seen_in_archive
 from ..query import Query, as_id
 from ..refusals import BadInput
-from ..request import Elsewhere, Look, Page
+from ..request import Elsewhere, Page, PageContext
 
 #: Names are looked for among those of this time.
 _LATELY = timedelta(days=1)
 
 
-def read_find(look: Look) -> dict[str, Any]:
+def read_find(context: PageContext) -> dict[str, Any]:
     """Raises Elsewhere where it is clear what is meant. Else the page asks what it is."""
-    asked = look.query.one("q")
+    asked = context.query.one("q")
     if not asked:
         return {"asked": "", "is_id": False, "kinds": []}
     number = _id(asked)
     if number is not None:
-        if _is_there(look, number):
+        if _is_there(context, number):
             raise Elsewhere(f"/jobs/{number}")
     elif ":" in asked and _is_subject(asked):
         raise Elsewhere("/jobs", Query([("subject", asked)]))
-    kinds = [] if number is not None else _kinds(look, asked)
+    kinds = [] if number is not None else _kinds(context, asked)
     if len(kinds) == 1:
         raise Elsewhere("/jobs", Query([(kinds[0], asked)]))
     return {
@@ -40,14 +40,14 @@ def read_find(look: Look) -> dict[str, Any]:
     }
 
 
-def _is_there(look: Look, id: int) -> bool:
+def _is_there(context: PageContext, id: int) -> bool:
     """Whether there is a job with this id that the viewer may see, in its table or in the archive."""
 
-    def has(seen: Look) -> bool:
+    def has(seen: PageContext) -> bool:
         found = sa.select(seen.job.id).where(seen.job.id == id, *seen.mine()).limit(sa.literal_column("1"))
         return seen.connection.scalar(found) is not None
 
-    return has(look) or ((archived := seen_in_archive(look)) is not None and has(archived))
+    return has(context) or ((archived := seen_in_archive(context)) is not None and has(archived))
 
 
 def _id(asked: str) -> int | None:
@@ -65,17 +65,17 @@ def _is_subject(asked: str) -> bool:
     return True
 
 
-def _kinds(look: Look, name: str) -> list[str]:
+def _kinds(context: PageContext, name: str) -> list[str]:
     """Whether a task or a queue of this name is known: to a worker, of the last day, or by a job that is queued."""
-    job, beside = look.job, look.options.beside
-    if look.access.is_partial:
+    job, beside = context.job, context.options.beside
+    if context.access.is_partial:
         return []
     worker, stat = beside.worker, beside.stat
     lately = [stat.seconds == 60, stat.at > sa.func.now() - _LATELY]
-    queues = [] if look.queues is None else [stat.queue.in_(sorted(look.queues))]
+    queues = [] if context.queues is None else [stat.queue.in_(sorted(context.queues))]
     is_task = [
         sa.select(sa.literal(1)).where(*lately, *queues, stat.task == name).exists(),
-        *([sa.select(sa.literal(1)).where(worker.tasks.has_key(name)).exists()] if look.queues is None else []),
+        *([sa.select(sa.literal(1)).where(worker.tasks.has_key(name)).exists()] if context.queues is None else []),
     ]
     queued = job.status == status_literal(JobStatus.QUEUED)
     is_queue = [
@@ -83,9 +83,9 @@ def _kinds(look: Look, name: str) -> list[str]:
         sa.select(sa.literal(1)).where(sa.literal(name) == sa.any_(worker.queues)).exists(),
         sa.select(sa.literal(1)).where(queued, job.concurrency_key.is_(None), job.queue == name).exists(),
     ]
-    found = look.connection.execute(sa.select(*is_task, *is_queue)).one()
+    found = context.connection.execute(sa.select(*is_task, *is_queue)).one()
     task, queue = any(found[: len(is_task)]), any(found[len(is_task) :])
-    may_see = look.queues is None or name in look.queues
+    may_see = context.queues is None or name in context.queues
     return [kind for kind, is_there in (("task", task), ("queue", queue and may_see)) if is_there]
 
 

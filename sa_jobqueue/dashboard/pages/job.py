@@ -21,48 +21,48 @@ from ..access import Action
 from ..filters import seen_in_archive
 from ..query import as_id
 from ..render import archived_lines, errors_of, subject_link, too_large, value_of
-from ..request import Look, Missing, Page
+from ..request import Missing, Page, PageContext
 from ..timeline import timeline_of
 
 #: Log lines that are shown unless all are asked for.
 _LAST_LINES = 200
 
 
-def seen_of(look: Look) -> JobSeen:
+def seen_of(context: PageContext) -> JobSeen:
     """The job that the path names. Raises Missing where there is none that the viewer may see."""
-    named = as_id("id", look.path["id"])
-    seen = read_job(look.connection, named, where=look.mine(), job=look.job)
+    named = as_id("id", context.path["id"])
+    seen = read_job(context.connection, named, where=context.mine(), job=context.job)
     if seen is None:
         raise Missing(f"There is no job {named} here, or it is none that you may see.")
     return seen
 
 
-def _seen_anywhere(look: Look) -> JobSeen:
+def _seen_anywhere(context: PageContext) -> JobSeen:
     """The same, or one of the archive."""
     try:
-        return seen_of(look)
+        return seen_of(context)
     except Missing:
-        archived = seen_in_archive(look)
+        archived = seen_in_archive(context)
         if archived is None:
             raise
         return seen_of(archived)
 
 
-def read_one(look: Look) -> dict[str, Any]:
+def read_one(context: PageContext) -> dict[str, Any]:
     """All that its page shows."""
-    seen = _seen_anywhere(look)
-    job, options = seen.job, look.options
+    seen = _seen_anywhere(context)
+    job, options = seen.job, context.options
     failures, older = errors_of(seen)
-    lines, more = _lines(look, seen)
+    lines, more = _lines(context, seen)
     subject = None if job.subject_type is None else Subject(job.subject_type, job.subject_id or "")
     return {
         "now": seen.now,
         "job": job,
         "reading": seen.reading,
         "key": None if (job.concurrency_key or TASK_GROUP).startswith(TASK_GROUP) else job.concurrency_key,
-        "why": _why(look, job.id),
-        "buttons": _buttons(look, seen),
-        "may_edit": look.access.may("edit") and job.status not in HELD and job.archived_at is None,
+        "why": _why(context, job.id),
+        "buttons": _buttons(context, seen),
+        "may_edit": context.access.may("edit") and job.status not in HELD and job.archived_at is None,
         "timeline": timeline_of(seen, failures),
         "failures": failures,
         "errors_note": _errors_note(seen, older),
@@ -73,10 +73,10 @@ def read_one(look: Look) -> dict[str, Any]:
         "more_lines": more,
         "subject": None if subject is None else str(subject),
         "subject_link": None if subject is None else subject_link(subject, options.link_subject),
-        "worker": _worker(look, job.worker),
-        "schedule": _schedule(look, job.schedule_id),
-        "holder": _holder(look, job.unique_key),
-        "duplicate_of": next(iter(look.seen([job.duplicate_of])), None) if job.duplicate_of else None,
+        "worker": _worker(context, job.worker),
+        "schedule": _schedule(context, job.schedule_id),
+        "holder": _holder(context, job.unique_key),
+        "duplicate_of": next(iter(context.seen([job.duplicate_of])), None) if job.duplicate_of else None,
     }
 
 
@@ -86,11 +86,11 @@ def _errors_note(seen: JobSeen, older: int) -> str:
     return f"The errors of the last attempts. Older ones, not shown: {older:,}." if older else ""
 
 
-def _why(look: Look, id: int) -> list[dict[str, Any]] | None:
+def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
     """Why it is not being run, or what became of it: a sentence each, and what can be done. None: its row cannot be read for it."""
-    point = look.connection.begin_nested()
+    point = context.connection.begin_nested()
     try:
-        found = explain_job(look.connection, id, job=look.job)
+        found = explain_job(context.connection, id, job=context.job)
     except (ValueError, RecursionError):
         point.rollback()
         return None
@@ -101,7 +101,7 @@ def _why(look: Look, id: int) -> list[dict[str, Any]] | None:
         point.rollback()
         return None
     point.commit()
-    reasons = [_told(look, one) for one in found.reasons]
+    reasons = [_told(context, one) for one in found.reasons]
     return [
         {
             "said": mask_passwords(one.said(found.distant)),
@@ -113,15 +113,15 @@ def _why(look: Look, id: int) -> list[dict[str, Any]] | None:
     ]
 
 
-def _told(look: Look, reason: WaitReason) -> WaitReason:
+def _told(context: PageContext, reason: WaitReason) -> WaitReason:
     """A viewer who may see only some jobs is not told the ids of the others, nor how many there are."""
-    ids = reason.job_ids and look.seen(reason.job_ids)
-    counts_others = look.access.is_partial or (look.queues is not None and reason.owner == "task")
+    ids = reason.job_ids and context.seen(reason.job_ids)
+    counts_others = context.access.is_partial or (context.queues is not None and reason.owner == "task")
     return reason._replace(job_ids=ids, used=None if reason.what == "turn" and counts_others else reason.used)
 
 
-def _buttons(look: Look, seen: JobSeen) -> list[tuple[str, str, str]]:
-    """What can be done to it now: the deed, the text of its button, and the button's kind."""
+def _buttons(context: PageContext, seen: JobSeen) -> list[tuple[str, str, str]]:
+    """What can be done to it now: the action, the text of its button, and the button's kind."""
     job = seen.job
     if job.archived_at is not None:
         return []  # nothing of the queue's changes it any more
@@ -139,47 +139,49 @@ def _buttons(look: Look, seen: JobSeen) -> list[tuple[str, str, str]]:
         (is_done, "delete", "delete", "Delete", "danger"),
     ]
     return [
-        (deed, label, kind) for is_possible, needs, deed, label, kind in wanted if is_possible and look.access.may(needs)
+        (action, label, kind) for is_possible, needs, action, label, kind in wanted if is_possible and context.access.may(needs)
     ]  # fmt: skip
 
 
-def _lines(look: Look, seen: JobSeen) -> tuple[Sequence[Any], int]:
+def _lines(context: PageContext, seen: JobSeen) -> tuple[Sequence[Any], int]:
     """Its last log lines, and how many there are before them."""
     if seen.job.archived_at is None:
         found: Sequence[Any] = (
-            look.connection.execute(job_logs(seen.job.id, log=look.options.beside.log)).mappings().all()
+            context.connection.execute(job_logs(seen.job.id, log=context.options.beside.log)).mappings().all()
         )
     else:
         found = archived_lines(seen.job)
-    kept = found if look.query.one("logs") == "all" else found[-_LAST_LINES:]
+    kept = found if context.query.one("logs") == "all" else found[-_LAST_LINES:]
     return [{**one, "message": mask_passwords(one["message"] or "")} for one in kept], len(found) - len(kept)
 
 
-def _worker(look: Look, id: str | None) -> str:
+def _worker(context: PageContext, id: str | None) -> str:
     """Its host and process, if it has not left; else its id."""
     if id is None:
         return ""
-    worker = look.options.beside.worker
-    row = look.connection.execute(sa.select(worker.host, worker.pid).where(sa.cast(worker.id, sa.Text) == id)).first()
+    worker = context.options.beside.worker
+    row = context.connection.execute(
+        sa.select(worker.host, worker.pid).where(sa.cast(worker.id, sa.Text) == id)
+    ).first()
     return f"{id}, which has left" if row is None else f"{row.host}:{row.pid}"
 
 
-def _schedule(look: Look, id: int | None) -> str:
+def _schedule(context: PageContext, id: int | None) -> str:
     """The name of the one that made it."""
     if id is None:
         return ""
-    schedule = look.options.beside.schedule
-    name = look.connection.scalar(sa.select(schedule.name).where(schedule.id == id))
+    schedule = context.options.beside.schedule
+    name = context.connection.scalar(sa.select(schedule.name).where(schedule.id == id))
     return f"number {id}, which was removed" if name is None else name
 
 
-def _holder(look: Look, key: str | None) -> int | None:
+def _holder(context: PageContext, key: str | None) -> int | None:
     """The job that has this unique key now."""
     if key is None:
         return None
-    held = look.options.beside.unique_key
-    holder = look.connection.scalars(sa.select(held.job_id).where(held.key == key)).all()
-    return next(iter(look.seen(holder)), None)
+    held = context.options.beside.unique_key
+    holder = context.connection.scalars(sa.select(held.job_id).where(held.key == key)).all()
+    return next(iter(context.seen(holder)), None)
 
 
 JOB = Page("job", "Job", "/jobs/{id}", read_one, in_menu=False)
@@ -187,21 +189,21 @@ JOB = Page("job", "Job", "/jobs/{id}", read_one, in_menu=False)
 # ---- The form that changes what a job is to do: a page of its own, so that nothing refreshes itself under the hands of who fills it in.
 
 
-def read_edit(look: Look) -> dict[str, Any]:
+def read_edit(context: PageContext) -> dict[str, Any]:
     """What stands in the fields at first. Arguments that are masked, or too long, do not: an empty field leaves them as they are."""
-    seen = seen_of(look)
-    value = value_of("args", seen, look.options.format_args)
+    seen = seen_of(context)
+    value = value_of("args", seen, context.options.format_args)
     return {
         "now": seen.now,
         "job": seen.job,
         "reading": seen.reading,
-        "may_edit": look.access.may("edit") and seen.job.status not in HELD,
+        "may_edit": context.access.may("edit") and seen.job.status not in HELD,
         "is_running": seen.job.status in HELD,
-        "may_retry": seen.job.status in FINISHED and look.access.may("retry"),
+        "may_retry": seen.job.status in FINISHED and context.access.may("retry"),
         "args": value.said if value.is_whole else "",
         "is_hidden": not value.is_whole,
         "priorities": range(MAX_PRIORITY, -1, -1),
-        "queues": sorted(look.queues) if look.queues is not None else None,
+        "queues": sorted(context.queues) if context.queues is not None else None,
     }
 
 

@@ -14,36 +14,36 @@ from ...rules.failures import error_text
 from ...rules.lifecycle import JobStatus
 from ...sql.chosen import error_type, reading_of
 from ...util.urls import mask_passwords
-from ..actions.jobs import JOB_DEEDS
+from ..actions.jobs import JOB_ACTIONS
 from ..filters import FILTERS, chosen, due_page, has_archive, highest_id, is_by_due, reach, tabs
-from ..request import Look, Page
+from ..request import Page, PageContext
 
 _PAGE = 50
 _TIMES = ("created_at", "run_at", "claimed_at", "finished_at")
 
 
-def read_jobs(look: Look) -> dict[str, Any]:
+def read_jobs(context: PageContext) -> dict[str, Any]:
     """A page of jobs, and how many there are of each status."""
-    query, connection = look.query, look.connection
-    highest = highest_id(look)
-    page = _by_due(look) if is_by_due(query) else _by_id(look, highest)
+    query, connection = context.query, context.connection
+    highest = highest_id(context)
+    page = _by_due(context) if is_by_due(query) else _by_id(context, highest)
     return {
         "now": connection.scalar(sa.select(sa.func.now())),
         **page,
-        "tabs": tabs(look, highest),
-        "actions": [name for name, deed in JOB_DEEDS.items() if look.access.may(deed.needs)],
+        "tabs": tabs(context, highest),
+        "actions": [name for name, action in JOB_ACTIONS.items() if context.access.may(action.needs)],
         "filtered": any(query.one(name) for name in FILTERS),
-        "has_archive": has_archive(look),
-        "may_search_arguments": look.options.format_args is None or look.access.may("search_arguments"),
+        "has_archive": has_archive(context),
+        "may_search_arguments": context.options.format_args is None or context.access.may("search_arguments"),
     }
 
 
-def _by_id(look: Look, highest: int) -> dict[str, Any]:
-    before, job = look.query.id("before"), look.job
+def _by_id(context: PageContext, highest: int) -> dict[str, Any]:
+    before, job = context.query.id("before"), context.job
     above = highest + 1 if before is None else before
-    lowest, within = reach(look, above)
-    rows = _rows(look, *chosen(look), *within).order_by(job.id.desc()).limit(_PAGE + 1)
-    found = look.connection.execute(rows).mappings().all()
+    lowest, within = reach(context, above)
+    rows = _rows(context, *chosen(context), *within).order_by(job.id.desc()).limit(_PAGE + 1)
+    found = context.connection.execute(rows).mappings().all()
     is_full = len(found) > _PAGE
     return {
         "jobs": [_shown(row) for row in found[:_PAGE]],
@@ -54,13 +54,13 @@ def _by_id(look: Look, highest: int) -> dict[str, Any]:
     }
 
 
-def _by_due(look: Look) -> dict[str, Any]:
-    job, page = look.job, due_page(look, _PAGE)
-    rows = _rows(look, job.id == sa.func.any(sa.literal(page.ids, sa.ARRAY(sa.BigInteger)))).order_by(
+def _by_due(context: PageContext) -> dict[str, Any]:
+    job, page = context.job, due_page(context, _PAGE)
+    rows = _rows(context, job.id == sa.func.any(sa.literal(page.ids, sa.ARRAY(sa.BigInteger)))).order_by(
         job.run_at, job.id
     )
     return {
-        "jobs": [_shown(row) for row in look.connection.execute(rows).mappings()],
+        "jobs": [_shown(row) for row in context.connection.execute(rows).mappings()],
         "next": ("due", page.after),
         "searched": None,
         "until": page.until,
@@ -68,8 +68,8 @@ def _by_due(look: Look) -> dict[str, Any]:
     }
 
 
-def _rows(look: Look, *where: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    job = look.job
+def _rows(context: PageContext, *where: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    job = context.job
     error = error_type(job)
     return sa.select(
         job.id, job.status, reading_of(job).label("reading"), job.queue, job.task, job.attempt, job.max_attempts,

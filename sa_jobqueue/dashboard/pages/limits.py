@@ -15,34 +15,34 @@ from ...sql.limits.use import due_of_queues, full_rates, ready_of_keys, running_
 from ...sql.parts import table_of
 from ...sql.store import store_of
 from ..actions.limits import is_mine, shown_limits
-from ..request import Look, Page
+from ..request import Page, PageContext
 
 #: Rows of a table.
 _MOST = 100
 _RATES = ("", "key_")
 
 
-def read_limits(look: Look) -> dict[str, Any]:
+def read_limits(context: PageContext) -> dict[str, Any]:
     """All of it. A viewer who may see some queues alone is shown the limits of these queues, and not those of tasks."""
-    connection, store, access = look.connection, store_of(look.job), look.access
-    used = _used(look)
-    owners, keys = _owners(look, used), _keys(look, used)
+    connection, store, access = context.connection, store_of(context.job), context.access
+    used = _used(context)
+    owners, keys = _owners(context, used), _keys(context, used)
     paused: list[LimitUse | PausedKey] = [one for one in read_limit_uses(connection, store) if one.paused is not None]
     paused += read_paused_keys(connection, store)
     now: Any = connection.scalar(sa.select(sa.func.now()))
     return {
         "now": now,
-        "name": look.query.one("name"),
-        "key": look.query.one("key"),
-        "full": _full(look),
-        "rates": _full_rates(look, now),
+        "name": context.query.one("name"),
+        "key": context.query.one("key"),
+        "full": _full(context),
+        "rates": _full_rates(context, now),
         "paused": [
             {
                 "owner": one.owner, "name": one.name, "key": _key_of(one), "place": _place(one.owner, one.name, _key_of(one)),
                 "since": one.paused, "reason": one.pause_reason, "due": one.due,
             }
             for one in paused
-            if is_mine(look, one.owner, one.name)
+            if is_mine(context, one.owner, one.name)
         ],
         "owners": owners[:_MOST],
         "keys": keys[:_MOST],
@@ -62,10 +62,10 @@ def _place(owner: str, name: str, key: str | None) -> list[tuple[str, str]]:
     return [("owner", owner), ("name", name), *([] if key is None else [("key", key)])]
 
 
-def _used(look: Look) -> Counter[tuple[str, str, str | None]]:
+def _used(context: PageContext) -> Counter[tuple[str, str, str | None]]:
     """How many jobs of each queue, task and key run."""
     used: Counter[tuple[str, str, str | None]] = Counter()
-    for row in look.connection.execute(running_of_keys(job=look.job)):
+    for row in context.connection.execute(running_of_keys(job=context.job)):
         for owner, name in (("queue", row.queue), ("task", row.task)):
             used[owner, name, None] += row.running
             if row.key is not None:
@@ -73,26 +73,26 @@ def _used(look: Look) -> Counter[tuple[str, str, str | None]]:
     return used
 
 
-def _owners(look: Look, used: Counter[tuple[str, str, str | None]]) -> list[dict[str, Any]]:
+def _owners(context: PageContext, used: Counter[tuple[str, str, str | None]]) -> list[dict[str, Any]]:
     """The queues and tasks."""
-    return [_shown(row, None, used) for row in _rows(look, look.options.beside.limit, sa.literal(""))]
+    return [_shown(row, None, used) for row in _rows(context, context.options.beside.limit, sa.literal(""))]
 
 
-def _keys(look: Look, used: Counter[tuple[str, str, str | None]]) -> list[dict[str, Any]]:
+def _keys(context: PageContext, used: Counter[tuple[str, str, str | None]]) -> list[dict[str, Any]]:
     """The single keys of which an operator has said something."""
-    mapped = look.options.beside.key
+    mapped = context.options.beside.key
     key = table_of(mapped).c.key
-    wanted = look.query.one("key")
-    return [_shown(row, row["key"], used) for row in _rows(look, mapped, key, *([key == wanted] if wanted else []))]
+    wanted = context.query.one("key")
+    return [_shown(row, row["key"], used) for row in _rows(context, mapped, key, *([key == wanted] if wanted else []))]
 
 
-def _rows(look: Look, mapped: type[Any], key: Any, *where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:
+def _rows(context: PageContext, mapped: type[Any], key: Any, *where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:
     """The rows that the viewer asks for, and may see, and until when each is blocked."""
-    of, state = table_of(mapped), table_of(look.options.beside.limit_state)
+    of, state = table_of(mapped), table_of(context.options.beside.limit_state)
     criteria = list(where)
-    if look.queues is not None:
-        criteria += [of.c.owner == "queue", of.c.name.in_(sorted(look.queues))]
-    if name := look.query.one("name"):
+    if context.queues is not None:
+        criteria += [of.c.owner == "queue", of.c.name.in_(sorted(context.queues))]
+    if name := context.query.one("name"):
         criteria.append(of.c.name == name)
     its_own = sa.and_(state.c.owner == of.c.owner, state.c.name == of.c.name, state.c.key == key)
     statement = (
@@ -102,7 +102,7 @@ def _rows(look: Look, mapped: type[Any], key: Any, *where: sa.ColumnElement[bool
         .order_by(*of.primary_key.columns)
         .limit(_MOST + 1)
     )
-    return look.connection.execute(statement).mappings().all()
+    return context.connection.execute(statement).mappings().all()
 
 
 def _shown(row: Any, key: str | None, used: Counter[tuple[str, str, str | None]]) -> dict[str, Any]:
@@ -117,12 +117,12 @@ def _rate(row: Any, prefix: str) -> tuple[Any, Any, Any]:
     return count, seconds, burst
 
 
-def _full(look: Look) -> list[dict[str, Any]]:
+def _full(context: PageContext) -> list[dict[str, Any]]:
     """The limits all of whose permits are held: by which jobs, for how long, and how many jobs wait for one."""
-    beside = look.options.beside
-    statement = stuck_permits(seconds=0.0, most=_MOST, job=look.job, limit=beside.limit, limit_key=beside.key)
-    full = [row for row in look.connection.execute(statement) if is_mine(look, row.owner, row.name)]
-    waiting = _waiting(look, full)
+    beside = context.options.beside
+    statement = stuck_permits(seconds=0.0, most=_MOST, job=context.job, limit=beside.limit, limit_key=beside.key)
+    full = [row for row in context.connection.execute(statement) if is_mine(context, row.owner, row.name)]
+    waiting = _waiting(context, full)
     return [
         {
             "owner": row.owner, "name": row.name, "key": row.key, "limit": row.limit, "used": row.used, "seconds": row.seconds,
@@ -132,12 +132,12 @@ def _full(look: Look) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _full_rates(look: Look, now: datetime) -> list[dict[str, Any]]:
+def _full_rates(context: PageContext, now: datetime) -> list[dict[str, Any]]:
     """The rates that hold jobs back now: how many jobs, and until when."""
-    beside = look.options.beside
+    beside = context.options.beside
     statement = full_rates(most=_MOST, limit=beside.limit, limit_key=beside.key, limit_state=beside.limit_state)
-    full = [row for row in look.connection.execute(statement) if is_mine(look, row.owner, row.name)]
-    waiting = _waiting(look, full)
+    full = [row for row in context.connection.execute(statement) if is_mine(context, row.owner, row.name)]
+    waiting = _waiting(context, full)
     return [
         {
             "owner": row.owner, "name": row.name, "key": row.key, "rate": rate_said(row.starts, row.seconds, row.burst),
@@ -149,9 +149,9 @@ def _full_rates(look: Look, now: datetime) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _waiting(look: Look, full: Sequence[Any]) -> dict[tuple[str, str, str | None], int]:
+def _waiting(context: PageContext, full: Sequence[Any]) -> dict[tuple[str, str, str | None], int]:
     """How many due jobs wait behind each of them."""
-    connection, job = look.connection, look.job
+    connection, job = context.connection, context.job
     found: dict[tuple[str, str, str | None], int] = {}
     if queues := [row.name for row in full if row.owner == "queue" and row.key is None]:
         found |= {("queue", row.name, None): row.due for row in connection.execute(due_of_queues(queues, job=job))}

@@ -11,7 +11,7 @@ from ...sql.readings.depths import CAP, capped_sum
 from ...sql.store import store_of
 from ...util.urls import mask_passwords
 from ..activity import WINDOWS, Activity, bars, points, read_activity, window_of
-from ..request import Look, Page
+from ..request import Page, PageContext
 from .database import examined
 from .errors import groups
 
@@ -24,12 +24,12 @@ _SEEN_AT = {
 }  # fmt: skip
 
 
-def read_overview(look: Look) -> dict[str, Any]:
+def read_overview(context: PageContext) -> dict[str, Any]:
     """All of it."""
-    window = window_of(look)
-    working = read_working(look.connection, store_of(look.job), only=look.queues)
-    activity = read_activity(look, window)
-    doctor = examined(look)
+    window = window_of(context)
+    working = read_working(context.connection, store_of(context.job), only=context.queues)
+    activity = read_activity(context, window)
+    doctor = examined(context)
     queues = working.queues
     oldest = max((one.oldest for one in queues if one.oldest is not None), default=None)
     stale = sum(one.stale for one in working.workers)
@@ -52,7 +52,7 @@ def read_overview(look: Look) -> dict[str, Any]:
         "histogram": bars(activity.all.waits),
         "queues": [_shown(one, activity) for one in queues[:_QUEUES]],
         "more_queues": max(len(queues) - _QUEUES, 0),
-        "errors": _errors(look),
+        "errors": _errors(context),
         "newest": _NEWEST,
         "alarms": doctor.alarms,
         "seen_at": _SEEN_AT,
@@ -70,9 +70,9 @@ def _shown(queue: QueueSeen, activity: Activity) -> dict[str, Any]:
     }
 
 
-def _errors(look: Look) -> list[Mapping[str, Any]]:
+def _errors(context: PageContext) -> list[Mapping[str, Any]]:
     """The most frequent errors among the newest failed jobs, with when each came last."""
-    rows, *_ = groups(look, newest=_NEWEST, most=_ERRORS)
+    rows, *_ = groups(context, newest=_NEWEST, most=_ERRORS)
     return [
         {"task": row.task, "type": row.error, "message": mask_passwords(row.line), "count": row.jobs, "last": row.last}
         for row in rows

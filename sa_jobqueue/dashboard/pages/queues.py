@@ -13,16 +13,16 @@ from ...sql.readings.depths import arrivals
 from ...sql.store import store_of
 from ..actions.schedules import may_drain
 from ..activity import points, read_activity
-from ..request import Look, Page
+from ..request import Page, PageContext
 
 
-def read_queues(look: Look) -> dict[str, Any]:
+def read_queues(context: PageContext) -> dict[str, Any]:
     """A row for each queue that has jobs, that a worker serves, that is paused, or whose jobs ended within the last minutes."""
-    working = read_working(look.connection, store_of(look.job), only=look.queues)
-    activity = read_activity(look, "1h")
+    working = read_working(context.connection, store_of(context.job), only=context.queues)
+    activity = read_activity(context, "1h")
     came = {
         row.queue: row.number * 60 / row.seconds
-        for row in look.connection.execute(arrivals(within=LATELY, job=look.job))
+        for row in context.connection.execute(arrivals(within=LATELY, job=context.job))
     }
     return {
         "now": working.now,
@@ -30,8 +30,8 @@ def read_queues(look: Look) -> dict[str, Any]:
         "queues": [_shown(one, came.get(one.name, 0.0), activity.ended(one.name)) for one in working.queues],
         "cut": len(working.queues) >= QUEUES,
         "most": QUEUES,
-        "may_pause": look.access.may("pause"),
-        "may_cancel": look.access.may("discard"),
+        "may_pause": context.access.may("pause"),
+        "may_cancel": context.access.may("discard"),
     }
 
 
@@ -55,11 +55,11 @@ QUEUES_PAGE = Page("queues", "Queues", "/queues", read_queues, adds_up=True)
 _MOST = 500
 
 
-def read_workers(look: Look) -> dict[str, Any]:
+def read_workers(context: PageContext) -> dict[str, Any]:
     """A row for each worker that has not left; the stale ones first."""
-    workers = workers_of(look.connection, store_of(look.job), only=look.queues)
+    workers = workers_of(context.connection, store_of(context.job), only=context.queues)
     return {
-        "now": look.connection.scalar(sa.select(sa.func.now())),
+        "now": context.connection.scalar(sa.select(sa.func.now())),
         "workers": workers[:_MOST],
         "more": max(len(workers) - _MOST, 0),
         "live": sum(not one.stale for one in workers),
@@ -67,7 +67,7 @@ def read_workers(look: Look) -> dict[str, Any]:
         "slots": sum(one.slots for one in workers if not one.stale),
         "running": sum(one.running for one in workers),
         "versions": sorted({one.version for one in workers if not one.stale}),
-        "may_drain": may_drain(look),
+        "may_drain": may_drain(context),
     }
 
 

@@ -17,7 +17,7 @@ from ...statements import list_schedules
 from ...util.log import one_line
 from ...util.urls import mask_passwords
 from ..actions.schedules import MOST, found_schedule, plan_of, reached_schedules, schedule_of, zone_in
-from ..request import Look, Page
+from ..request import Page, PageContext
 
 _PAGE = 50
 #: The next times that are shown.
@@ -38,10 +38,10 @@ _PAUSED_BY = {
 }
 
 
-def read_schedules(look: Look) -> dict[str, Any]:
+def read_schedules(context: PageContext) -> dict[str, Any]:
     """A page of schedules."""
-    query, schedule = look.query, schedule_of(look)
-    statement = list_schedules(job=look.job).where(*reached_schedules(look)).limit(_PAGE + 1)
+    query, schedule = context.query, schedule_of(context)
+    statement = list_schedules(job=context.job).where(*reached_schedules(context)).limit(_PAGE + 1)
     if after := query.one("after"):
         statement = statement.where(schedule.name > after)
     if name := query.one("name"):
@@ -54,7 +54,7 @@ def read_schedules(look: Look) -> dict[str, Any]:
         statement = statement.where(schedule.paused_at.is_not(None))
     elif state == "bad":
         statement = statement.where(schedule.error.is_not(None))
-    rows = look.connection.execute(statement).mappings().all()
+    rows = context.connection.execute(statement).mappings().all()
     return {
         "schedules": [_shown(row) for row in rows[:_PAGE]],
         "after": rows[_PAGE - 1]["name"] if len(rows) > _PAGE else None,
@@ -101,9 +101,9 @@ SCHEDULES = Page("schedules", "Schedules", "/schedules", read_schedules, adds_up
 _NAMED = 10
 
 
-def read_backfill(look: Look) -> dict[str, Any]:
+def read_backfill(context: PageContext) -> dict[str, Any]:
     """The form, and what it would do."""
-    row = found_schedule(look, look.path["id"])
+    row = found_schedule(context, context.path["id"])
     zone = zone_in(row)
     rule = rule_of(row["expression"], row["timezone"])
     shown: dict[str, Any] = {
@@ -113,11 +113,11 @@ def read_backfill(look: Look) -> dict[str, Any]:
         "most": MOST,
         "plan": None,
     }
-    if not look.query.one("from"):
+    if not context.query.one("from"):
         return shown
-    plan = plan_of(look, row, zone, lock=False)
+    plan = plan_of(context, row, zone, lock=False)
     ticks = [local(at, zone) for at in plan.ticks]
-    until = look.query.one("to") or row["now"].astimezone(UTC).isoformat()
+    until = context.query.one("to") or row["now"].astimezone(UTC).isoformat()
     return {
         **shown,
         "plan": plan,
@@ -126,7 +126,7 @@ def read_backfill(look: Look) -> dict[str, Any]:
         "between": max(len(ticks) - 2 * _NAMED, 0),
         "left_from": None if plan.left_from is None else local(plan.left_from, zone),
         # What is confirmed is what was shown: a range that ends now ends when this was read.
-        "fields": [("id", row["id"]), ("from", look.query.one("from")), ("to", until)],
+        "fields": [("id", row["id"]), ("from", context.query.one("from")), ("to", until)],
     }
 
 

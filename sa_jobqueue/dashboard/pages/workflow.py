@@ -18,7 +18,7 @@ from ...util.log import one_line
 from ...util.urls import mask_passwords
 from ..actions.workflows import BROKEN, found_workflow, lacks_parent, may_change
 from ..folding import MOST_BOXES, Box, folded
-from ..request import Look, Page
+from ..request import Page, PageContext
 from .workflows import bar_of, counted, numbers_of, state_of_workflow
 
 _PAGE = 50
@@ -30,31 +30,31 @@ _LINES = 60
 _NAMED = 5
 
 
-def read_workflow(look: Look) -> dict[str, Any]:
+def read_workflow(context: PageContext) -> dict[str, Any]:
     """The workflow, as far as it is the viewer's."""
-    row = found_workflow(look, look.path["id"])
-    counts = counted(look, [row.id], CAP)[row.id]
-    beside = look.options.beside
-    statement = workflow_graph(row.id, limit=_DRAWN, job=look.job).where(*look.mine())
-    nodes = look.connection.execute(statement).all()
-    unfold = look.query.one("unfold") == "yes"
+    row = found_workflow(context, context.path["id"])
+    counts = counted(context, [row.id], CAP)[row.id]
+    beside = context.options.beside
+    statement = workflow_graph(row.id, limit=_DRAWN, job=context.job).where(*context.mine())
+    nodes = context.connection.execute(statement).all()
+    unfold = context.query.one("unfold") == "yes"
     picture = folded(nodes, unfold=unfold)
     boxes = list(picture.boxes)
     of_its_task = Counter(box.task for box in boxes)
-    after = look.query.id("after")
-    page = workflow_nodes(row.id, after=FIRST_ID if after is None else after, limit=_PAGE + 1, job=look.job)
-    members = look.connection.execute(page.where(*look.mine())).all()
+    after = context.query.id("after")
+    page = workflow_nodes(row.id, after=FIRST_ID if after is None else after, limit=_PAGE + 1, job=context.job)
+    members = context.connection.execute(page.where(*context.mine())).all()
     shown = members[:_PAGE]
-    seen = frozenset(look.seen([parent for one in shown for parent in one.parents or ()]))
-    changes = may_change(look, row.id)
+    seen = frozenset(context.seen([parent for one in shown for parent in one.parents or ()]))
+    changes = may_change(context, row.id)
     ended = [node.id for node in shown if node.status in BROKEN]
-    stuck = lacks_parent(look, ended) if changes else {}
+    stuck = lacks_parent(context, ended) if changes else {}
     return {
         "now": row.now,
         "workflow": row,
         "workflow_state": state_of_workflow(row),
         "note": one_line(mask_passwords(row.reason or "")),
-        "failed": _first_failed(look, row.id) if counts["failed"] else None,
+        "failed": _first_failed(context, row.id) if counts["failed"] else None,
         "number": counts.total(),
         "bar": bar_of(counts),
         "numbers": numbers_of(counts),
@@ -72,19 +72,19 @@ def read_workflow(look: Look) -> dict[str, Any]:
         "more_lines": max(len(boxes) - _LINES, 0),
         "nodes": [_node(node, seen, stuck) for node in shown],
         "after": shown[-1].id if len(members) > _PAGE else None,
-        "callbacks": look.connection.execute(workflow_callbacks(row.id, callback=beside.callback)).all(),
-        "may_cancel": changes and look.access.may("cancel_workflow") and row.finished_at is None,
-        "may_pause": changes and look.access.may("pause") and row.finished_at is None,
-        "may_retry": changes and look.access.may("retry_workflow"),
+        "callbacks": context.connection.execute(workflow_callbacks(row.id, callback=beside.callback)).all(),
+        "may_cancel": changes and context.access.may("cancel_workflow") and row.finished_at is None,
+        "may_pause": changes and context.access.may("pause") and row.finished_at is None,
+        "may_retry": changes and context.access.may("retry_workflow"),
         "may_retry_all": counts["failed"] + counts["cancelled"] > 0,
     }
 
 
-def _first_failed(look: Look, id: int) -> dict[str, Any] | None:
+def _first_failed(context: PageContext, id: int) -> dict[str, Any] | None:
     """The first of its jobs that failed, as a row of the table: why the workflow did."""
-    job = look.job
-    failed = workflow_nodes(id, limit=1, job=job).where(job.status == status_literal(JobStatus.FAILED), *look.mine())
-    return next((_node(node, (), ()) for node in look.connection.execute(failed)), None)
+    job = context.job
+    failed = workflow_nodes(id, limit=1, job=job).where(job.status == status_literal(JobStatus.FAILED), *context.mine())
+    return next((_node(node, (), ()) for node in context.connection.execute(failed)), None)
 
 
 def _drawn(box: Box, alike: int) -> dict[str, Any]:

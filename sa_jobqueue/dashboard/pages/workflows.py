@@ -15,7 +15,7 @@ from ...util.log import one_line
 from ...util.urls import mask_passwords
 from ..actions.workflows import reached_workflows, workflow_of
 from ..refusals import BadInput
-from ..request import Look, Page
+from ..request import Page, PageContext
 
 _PAGE = 50
 #: Of each workflow of the list, jobs that are counted at most: 50 such lists take 40 ms.
@@ -28,11 +28,11 @@ _NEWEST = 100_000
 STATES = ("running", "paused", "completed", "failed", "cancelled")
 
 
-def read_workflows(look: Look) -> dict[str, Any]:
+def read_workflows(context: PageContext) -> dict[str, Any]:
     """A page of workflows, and how many jobs of each have which status."""
-    query, workflow = look.query, workflow_of(look)
+    query, workflow = context.query, workflow_of(context)
     state, name, before = query.one("state"), query.one("name"), query.id("before")
-    criteria = reached_workflows(look)
+    criteria = reached_workflows(context)
     if state:
         criteria.append(_is(state, workflow))
     if name:
@@ -50,14 +50,14 @@ def read_workflows(look: Look) -> dict[str, Any]:
         .order_by(workflow.id.desc())
         .limit(_PAGE + 1)
     )  # fmt: skip
-    rows = look.connection.execute(statement).all()
+    rows = context.connection.execute(statement).all()
     shown = rows[:_PAGE]
-    counts = counted(look, [row.id for row in shown], _COUNTED)
+    counts = counted(context, [row.id for row in shown], _COUNTED)
     return {
-        "now": look.connection.scalar(sa.select(sa.func.now())),
+        "now": context.connection.scalar(sa.select(sa.func.now())),
         "workflows": [_shown(row, counts[row.id]) for row in shown],
         "before": shown[-1].id if len(rows) > _PAGE else None,
-        "tabs": _tabs(look),
+        "tabs": _tabs(context),
         "filtered": bool(name or state),
         "partly": is_partly,
         "newest": _NEWEST,
@@ -75,22 +75,22 @@ def _is(state: str, workflow: type[WorkflowRow]) -> sa.ColumnElement[bool]:
     return workflow.status == sa.literal_column(f"'{state}'")
 
 
-def counted(look: Look, ids: Sequence[int], cap: int) -> dict[int, Counter[str]]:
+def counted(context: PageContext, ids: Sequence[int], cap: int) -> dict[int, Counter[str]]:
     """How many of the viewer's jobs of these workflows have which status, up to a cap of each workflow."""
     found: dict[int, Counter[str]] = {one: Counter() for one in ids}
     if ids:
-        statement = count_some_members(ids, cap=cap, where=look.mine(), job=look.job)
-        for row in look.connection.execute(statement):
+        statement = count_some_members(ids, cap=cap, where=context.mine(), job=context.job)
+        for row in context.connection.execute(statement):
             found[row.workflow_id][str(row.status)] = row.number
     return found
 
 
-def _tabs(look: Look) -> list[tuple[str, int | None]]:
+def _tabs(context: PageContext) -> list[tuple[str, int | None]]:
     """Each state, and how many workflows have it, where an index counts them for all tenants alike."""
     numbers: dict[str, int] = {}
-    if not look.mine():
-        beside = look.options.beside
-        row = look.connection.execute(count_workflows(workflow=beside.workflow, event=beside.event)).one()
+    if not context.mine():
+        beside = context.options.beside
+        row = context.connection.execute(count_workflows(workflow=beside.workflow, event=beside.event)).one()
         numbers = {"running": row.running, "paused": row.paused, "failed": row.failed}
     return [(state, numbers.get(state)) for state in STATES]
 

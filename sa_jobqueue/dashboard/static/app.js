@@ -111,7 +111,7 @@
   if (matchMedia("(max-width: 40rem)").matches)
     for (const one of document.querySelectorAll("details.fields:not([data-filtered])")) one.open = false;
   const labelCells = () => {
-    for (const table of document.querySelectorAll("table:has(td.acts, td.deeds)")) {
+    for (const table of document.querySelectorAll("table:has(td.acts, td.actions)")) {
       const names = [...table.tHead.rows[0].cells].map(one => one.textContent.trim());
       for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.label = names[i]; });
     }
