@@ -284,27 +284,17 @@ class PausedKey:
 def read_limit_uses(connection: sa.Connection, store: Store = default_store) -> list[LimitUse]:
     """The queues and tasks with limits or a pause, by owner and name; the first 1,000. Without any it is one look at an empty table."""
     tables = store.tables
-    said = connection.execute(limit_use.limits_said(limit=tables.limit)).all()
+    said = connection.execute(limit_use.limits_said(limit=tables.limit)).mappings().all()
     used: Counter[tuple[str, str]] = Counter()
-    if any(row.running is not None for row in said):
+    if any(row["running"] is not None for row in said):
         for row in connection.execute(limit_use.running_of_tasks(job=tables.job)):
             used["queue", row.queue] += row.running
             used["task", row.task] += row.running
-    paused = [(row.owner, row.name) for row in said if row.paused is not None]
-    due = _due(connection, paused, store)
+    due = _due(connection, [(row["owner"], row["name"]) for row in said if row["paused"] is not None], store)
     return [
-        LimitUse(
-            row.owner,
-            row.name,
-            row.limited,
-            row.held,
-            row.running,
-            None if row.running is None else used[row.owner, row.name],
-            row.paused,
-            row.pause_reason,
-            due.get((row.owner, row.name), 0),
-        )
+        LimitUse(**row, used=None if row["running"] is None else used[owner], due=due.get(owner, 0))
         for row in said
+        for owner in [(row["owner"], row["name"])]
     ]
 
 
@@ -324,18 +314,13 @@ def _due(connection: sa.Connection, paused: Sequence[tuple[str, str]], store: St
 def read_paused_keys(connection: sa.Connection, store: Store = default_store) -> list[PausedKey]:
     """The paused keys; 100 at most, among the first 10,001 that operators have said something of."""
     tables = store.tables
-    said = connection.execute(limit_use.paused_keys(limit_key=tables.key)).all()
+    said = connection.execute(limit_use.paused_keys(limit_key=tables.key)).mappings().all()
     if not said:
         return []
-    owners, names, keys = ([getattr(row, part) for row in said] for part in ("owner", "name", "key"))
+    owners, names, keys = ([row[part] for row in said] for part in ("owner", "name", "key"))
     counted = connection.execute(limit_use.ready_of_keys(owners, names, keys, job=tables.job))
     due = {(row.owner, row.name, row.key): row.due for row in counted}
-    return [
-        PausedKey(
-            row.owner, row.name, row.key, row.paused, row.pause_reason, due.get((row.owner, row.name, row.key), 0)
-        )
-        for row in said
-    ]
+    return [PausedKey(**row, due=due.get((row["owner"], row["name"], row["key"]), 0)) for row in said]
 
 
 def read_ready_keys(connection: sa.Connection, store: Store = default_store) -> dict[str, int]:
