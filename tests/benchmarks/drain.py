@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from sqlalchemy import text
-
 from sa_jobqueue.trials.bench import processes as progress
 from sa_jobqueue.trials.bench.processes import Processes, processes
 
@@ -23,10 +21,7 @@ from .workers import SLOTS, work
 
 def seconds_to_drain(bench: Bench, group: Processes, last: int | None = None) -> float:
     """Let the processes begin. Seconds, taken as `sa-jobqueue bench drain` does. `last`: the id of the last job."""
-    with bench.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        # The planner's choice would be to scan the table, beside what is measured.
-        for name in ("enable_seqscan", "enable_bitmapscan"):
-            connection.execute(text(f"SET {name} = off"))
+    with bench.looking() as connection:
         try:
             return progress.seconds_to_drain(connection, group, last=last)
         finally:

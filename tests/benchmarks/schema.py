@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from sqlalchemy import URL, Connection, Engine, Executable, NullPool, create_engine, text
+from sqlalchemy import Connection, Executable, NullPool, create_engine, text
 from sqlalchemy.exc import ProgrammingError
 
 from sa_jobqueue.migrations import upgrade_database
+from sa_jobqueue.trials.bench.processes import Place
 from sa_jobqueue.util.urls import database_url
 from sa_jobqueue.worker.connections.service import Connector
 
@@ -48,11 +49,9 @@ _ARGS = "jsonb_build_object('n', n)"
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Place):
     """Where a measure works, and how large: `small` is only to see that it runs."""
 
-    url: URL
-    engine: Engine
     small: bool = False
     repetitions: int = 3
     batch: int = 100
@@ -60,11 +59,6 @@ class Bench:
     @property
     def repeat(self) -> int:
         return 1 if self.small else self.repetitions
-
-    @property
-    def address(self) -> str:
-        """The URL for another process."""
-        return self.url.render_as_string(hide_password=False)
 
     def execute(self, sql: str, **parameters: Any) -> Any:
         """Run SQL outside of a transaction; the first column of the first row."""

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import text
-
 from sa_jobqueue import Worker, WorkerSettings
-from sa_jobqueue.worker.process.inside import tune_gc
+from sa_jobqueue.trials.bench.modes import connected, run_until_told
 
 from .tasks import REGISTRY, STARTED
 
@@ -45,23 +41,10 @@ def work(
 
 def serve(ready: Callable[[], Any], address: str, queues: dict[str, int]) -> dict[int, float]:
     """Work until told to stop. Returns what the handlers noted in `STARTED`."""
-    worker = _connected(address, queues)
-    pipe = ready()
-
-    def heed() -> None:
-        with suppress(EOFError):
-            pipe.recv()
-        worker.stop(now=True)
-
-    threading.Thread(target=heed, daemon=True).start()
-    worker.run()
+    run_until_told(_connected(address, queues), ready, now=True)
     return dict(STARTED)
 
 
 def _connected(address: str, queues: dict[str, int], **options: Any) -> Worker:
     logging.getLogger("sa_jobqueue").setLevel(logging.ERROR)  # not even that max_jobs were claimed
-    worker = Worker(address, queues, registry=REGISTRY, **options)
-    with worker.engine.connect() as connection:
-        connection.execute(text("SELECT 1"))
-    tune_gc()  # as the command `work` does
-    return worker
+    return connected(Worker(address, queues, registry=REGISTRY, **options))

@@ -70,7 +70,7 @@ def note_sync(n: int, payload: str) -> None:
 
 def work(ready: Ready, url: str, slots: int) -> int:
     """A worker until nothing is due; how many jobs it completed."""
-    worker = _connected(url, slots)
+    worker = connected(_worker(url, slots))
     ready()
     worker.run(until_idle=True)
     return worker.counts["completed"]
@@ -78,25 +78,33 @@ def work(ready: Ready, url: str, slots: int) -> int:
 
 def serve(ready: Ready, url: str, slots: int) -> dict[int, float]:
     """A worker until it is told to stop; when each job began."""
-    worker = _connected(url, slots)
+    run_until_told(connected(_worker(url, slots)), ready)
+    return dict(STARTED)
+
+
+def _worker(url: str, slots: int) -> Worker:
+    return Worker(url, {"default": slots}, registry=REGISTRY, schema=SCHEMA)
+
+
+def connected(worker: Worker) -> Worker:
+    """Let a worker connect, so that this does not count, and tune the garbage collector as the command `work` does."""
+    with worker.engine.connect() as connection:
+        connection.execute(sa.text("SELECT 1"))
+    tune_gc()
+    return worker
+
+
+def run_until_told(worker: Worker, ready: Ready, *, now: bool = False) -> None:
+    """Run a worker until its process is told to stop. `now`: without waiting for running jobs."""
     pipe = ready()
 
     def wait_for_stop() -> None:
         with suppress(EOFError):
             pipe.recv()
-        worker.stop()
+        worker.stop(now=now)
 
     threading.Thread(target=wait_for_stop, daemon=True).start()
     worker.run()
-    return dict(STARTED)
-
-
-def _connected(url: str, slots: int) -> Worker:
-    worker = Worker(url, {"default": slots}, registry=REGISTRY, schema=SCHEMA)
-    with worker.engine.connect() as connection:
-        connection.execute(sa.text("SELECT 1"))
-    tune_gc()  # as the command `work` does
-    return worker
 
 
 @dataclass(frozen=True, slots=True)
