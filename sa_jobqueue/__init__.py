@@ -11,7 +11,7 @@
 
 from typing import TYPE_CHECKING
 
-from .util.lazy import lazily
+from .util import lazily
 
 __all__ = [
     "ArchivedJob",

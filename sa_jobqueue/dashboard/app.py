@@ -17,7 +17,7 @@ from ..models import Job, JobMixin, is_own, schema_of
 from ..rules.words import jobs_of as count_of_jobs
 from ..sql.edit import record_action
 from .access import Access, Who, access_of
-from .actions.base import Done, PageAction
+from .actions import Done, PageAction
 from .actions.jobs import CHANGE_ACTIONS, JOB_ACTIONS
 from .actions.limits import LIMIT_ACTIONS, QUEUE_ACTIONS
 from .actions.schedules import SCHEDULE_ACTIONS, WORKER_ACTIONS

@@ -13,9 +13,20 @@ from __future__ import annotations
 
 from ..util.schema import SCHEMA
 from .archive import ArchivedJob, ArchivedTask
-from .base import UNFINISHED, Base, JsonText, StatusText, UnfinishedJson, schema_function, status_in, status_literal
+from .base import (
+    AT_ONCE,
+    UNFINISHED,
+    Base,
+    JsonText,
+    StatusText,
+    UnfinishedJson,
+    checked_due,
+    due_text,
+    schema_function,
+    status_in,
+    status_literal,
+)
 from .companions import Companions, in_schema
-from .due_time import AT_ONCE, checked_due, due_text
 from .job import Job, JobMixin, companions_of, is_job_class, own_column
 from .job_readings import JobReadings
 from .limits import TASK_GROUP, KeyRow, LimitRow, LimitState

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Mapper, column_property
 
 from ..util.schema import SCHEMA
 from .archive import ArchivedJob, ArchivedTask
-from .due_time import DueTime
+from .base import DueTime
 from .limits import KeyRow, LimitRow, LimitState
 from .schedule import Schedule
 from .tables import AuditEntry, Awaited, LogPart, Progress, Stat, UniqueKey, Uptime, WorkerRow

@@ -12,9 +12,8 @@ from sqlalchemy.orm import ColumnProperty, MapperProperty, validates
 
 from ..errors import OptionError, StatusError
 from ..rules.lifecycle import JobStatus
-from .base import Base, decode_on_read
+from .base import AT_ONCE, Base, checked_due, decode_on_read
 from .companions import Companions, companions_in, place_in
-from .due_time import AT_ONCE, checked_due
 from .job_columns import JobColumns
 from .job_indexes import AFTER_CREATE, constraints_and_indexes, know_what_came_of_it, load_times
 from .job_readings import JobReadings

@@ -11,9 +11,8 @@ from sqlalchemy.orm import Mapped, MappedSQLExpression, Mapper, column_property,
 
 from ..rules.lifecycle import JobStatus
 from ..util.schema import SCHEMA
-from .base import JsonObject, StatusText
+from .base import AT_ONCE, DueTime, JsonObject, StatusText
 from .companions import companions_in
-from .due_time import AT_ONCE, DueTime
 from .job_readings import SubjectColumns
 from .own_table import schema_of
 

@@ -10,8 +10,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..util.schema import SCHEMA
-from .base import Base, JsonObject, field_checks, vacuum_by_traffic
-from .due_time import DueTime
+from .base import Base, DueTime, JsonObject, field_checks, vacuum_by_traffic
 
 # Left out of the INSERT where they are not set, as of `Job`.
 _UNSAID_TIME = sa.DateTime(timezone=True).evaluates_none()

@@ -11,7 +11,7 @@ that a parameter implies the predicate of a partial index. A batch is arrays, so
 
 from typing import TYPE_CHECKING
 
-from ..util.lazy import lazily
+from ..util import lazily
 
 __all__ = [
     "apply_changes",

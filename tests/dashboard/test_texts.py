@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 import sa_jobqueue.dashboard
-from sa_jobqueue.dashboard.actions.base import PageAction
+from sa_jobqueue.dashboard.actions import PageAction
 from sa_jobqueue.dashboard.app import ACTIONS
 from sa_jobqueue.dashboard.pages.schedules import MISSED, OVERLAP
 from sa_jobqueue.dashboard.refusals import Refusal, What

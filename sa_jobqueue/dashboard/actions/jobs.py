@@ -20,7 +20,7 @@ from ..filters import FILTERS, chosen
 from ..query import Query
 from ..refusals import BadInput
 from ..request import Missing, PageContext
-from .base import Done, PageAction
+from . import Done, PageAction
 from .workflows import reopened
 
 _ARGS = 'a JSON object, as in {"order_id": 7}'

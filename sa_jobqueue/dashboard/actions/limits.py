@@ -21,7 +21,7 @@ from ...statements import cancel_jobs, pause, remove_limit, resume, set_limit
 from ..query import Query
 from ..refusals import BadInput
 from ..request import Missing, PageContext
-from .base import Done, PageAction
+from . import Done, PageAction
 
 #: The fields that say it.
 PLACE = ("owner", "name", "key")

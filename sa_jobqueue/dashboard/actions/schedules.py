@@ -19,7 +19,7 @@ from ..access import Action
 from ..query import as_id
 from ..refusals import BadInput
 from ..request import Missing, PageContext
-from .base import Done, PageAction
+from . import Done, PageAction
 
 #: A backfill of the dashboard has at most this many ticks: they are worked out while the viewer waits.
 MOST = 5_000

@@ -16,7 +16,7 @@ from ..access import Action
 from ..query import as_id
 from ..refusals import BadInput
 from ..request import Missing, PageContext
-from .base import Done, PageAction
+from . import Done, PageAction
 
 _ONE: sa.ColumnElement[int] = sa.literal_column("1")
 BROKEN = (JobStatus.FAILED, JobStatus.CANCELLED)

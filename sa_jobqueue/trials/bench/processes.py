@@ -26,7 +26,7 @@ from ...migrations import upgrade_database
 from ...models import Job, status_literal
 from ...rules.lifecycle import JobStatus
 from ...util.urls import mask_passwords
-from ..scratch import drop_scratch, only_one, scratch_engine
+from .. import drop_scratch, only_one, scratch_engine
 
 SCHEMA = "sa_jobqueue_bench"
 

@@ -31,7 +31,7 @@ from ... import Job, JobStatus
 from ...errors import ConfigurationError, JobQueueError
 from ...migrations import upgrade_database
 from ...sql.readings.depths import list_workers
-from ..scratch import drop_scratch, only_one, scratch_engine
+from .. import drop_scratch, only_one, scratch_engine
 from .report import (
     Check,
     Role,
