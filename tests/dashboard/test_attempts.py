@@ -22,7 +22,10 @@ class Clock:
 
 
 def client(app: Any, host: str = "192.0.2.1") -> TestClient:
-    return TestClient(app, client=(host, 1234))
+    async def from_host(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "client": (host, 1234)}, receive, send)
+
+    return TestClient(from_host)
 
 
 @pytest.fixture

@@ -455,7 +455,8 @@ class QueueMachine(RuleBasedStateMachine):
     def end_late(self, kept: bool) -> None:
         """Maintenance ends jobs that still wait after their time."""
         with self.transaction(kept=kept) as connection:
-            waiting = {id: job for id, job in self.jobs.items() if job.status is JobStatus.QUEUED}
+            waits = (JobStatus.QUEUED, JobStatus.BLOCKED)
+            waiting = {id: job for id, job in self.jobs.items() if job.status in waits}
             expired = [id for id, job in waiting.items() if job.expired and job.attempt == 0 and not job.rescues]
             overdue = [id for id, job in waiting.items() if job.overdue and id not in expired]
             assert sorted(one.id for one in default_store.end_expired(connection)) == sorted(expired)
