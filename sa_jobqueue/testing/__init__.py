@@ -17,7 +17,7 @@ from .effects import Effects, RowChange, effects
 from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
 from .explain import Explanation, Unrun, explain
 from .inline import Drained, Ran
-from .plugin import JobQueue
+from .queue import JobQueue
 
 __all__ = [
     "Drained",

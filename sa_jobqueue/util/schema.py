@@ -1,7 +1,9 @@
-"""The schema in which the tables are: its name and its version."""
+"""The schema in which the tables are: its name, its version, and statements in files of SQL."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import ConfigurationError
@@ -33,3 +35,14 @@ def quote(schema: str, what: str = "schema") -> str:
     if not schema or "\0" in schema or BODY_TAG in schema or len(schema.encode()) > 63:
         raise ConfigurationError(f"{schema!r} cannot be the name of a {what}: expected 1 to 63 bytes, without NUL")
     return '"' + schema.replace('"', '""') + '"'
+
+
+class SqlFiles:
+    """The statements in the files `names`, next to the module `module_file`. An empty line ends a statement. Files are read on use."""
+
+    def __init__(self, module_file: str, *names: str) -> None:
+        self._paths = [Path(module_file).with_name(f"{name}.sql") for name in names]
+
+    def __iter__(self) -> Iterator[str]:
+        for path in self._paths:
+            yield from path.read_text(encoding="utf-8").strip().removesuffix(";").split(";\n\n")

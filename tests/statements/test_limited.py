@@ -15,13 +15,13 @@ from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.migrations import v01
-from sa_jobqueue.migrations.files import SqlFiles
 from sa_jobqueue.models import TASK_GROUP, LimitState
 from sa_jobqueue.rules.outcomes import ErrorEntry, Outcome, RateLimited, Released, Rescued, Snooze
 from sa_jobqueue.sql.claims import ClaimRequest, is_limits_changed
 from sa_jobqueue.sql.limits.claims import KnownLimits
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import pause, resume, set_limit
+from sa_jobqueue.util.schema import SqlFiles
 from tests.support.factory import TABLE, change, make_job, wait_until_blocked_by
 from tests.support.limits import Claimant, end, fill, key, limit, no_limit, rate
 from tests.support.nightly import nightly

@@ -29,3 +29,9 @@ def test_a_missing_extra_is_named() -> None:
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines] == list(EXTRAS)
     assert not [line for line in lines if f"pip install 'sa_jobqueue[{line.split()[0]}]'" not in line]
+
+
+def test_the_testing_kit_needs_no_pytest() -> None:
+    """Its functions serve unittest, too. Only the plugin, which pytest loads, imports pytest."""
+    program = "import sys; sys.modules['pytest'] = None; import sa_jobqueue.testing as kit; kit.JobQueue"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from ..files import SqlFiles
+from ...util.schema import SqlFiles
 
 __all__ = ["BUILT_ALONE", "COMPATIBLE_WITH", "DOWN", "UP"]
 
