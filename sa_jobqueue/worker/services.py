@@ -255,7 +255,7 @@ class Services:
         """Give these jobs back to their queues, and wait for their handlers no longer."""
         for run in runs:
             self.executor.give_up(run, Released(started=run.started is not None))
-            self.claimer.gave_up(run.job.queue)
+        self.claimer.wake()
 
     def close_slots(self) -> None:
         """Claim no more, start no more, and give back the jobs that wait."""
@@ -264,7 +264,7 @@ class Services:
         for slots in self.all_slots.values():
             for run in slots.close():
                 self.executor.give_up(run, Released())
-                self.claimer.gave_up(run.job.queue)
+        self.claimer.wake()
 
     def finish(self) -> None:
         """Write the last outcomes, and end the threads and children; maintenance strikes this worker off."""

@@ -586,7 +586,7 @@ def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
     assert output("prune", str(old), url=url) == "pruned 1 job\n"
     with engine.begin() as connection:  # a worker waits for a permit, and is told
         connection.exec_driver_sql(
-            "SELECT setval('sa_jobqueue.gate_limit', (extract(epoch FROM now())::bigint + 60) * 1000)"
+            "SELECT setval('sa_jobqueue.gate_limit', (extract(epoch FROM now())::bigint + 60) * 10000000)"
         )
     worker = {"host": "web-1", "pid": 7, "queues": ["mail"], "concurrency": 4, "version": "1"}
     with engine.begin() as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections import Counter, defaultdict
@@ -29,10 +30,13 @@ from sa_jobqueue import (
     enqueue,
     task,
 )
+from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.sql.admin import Locked
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import release_jobs
 from sa_jobqueue.worker.claiming import demand as polling
+from sa_jobqueue.worker.claiming.limited import LimitedQueues
+from sa_jobqueue.worker.dispatch import Dispatch
 from tests.support import heavy, pooler
 from tests.support.databases import connect
 from tests.support.factory import TABLE, make_job, make_jobs
@@ -127,7 +131,7 @@ def limit_gate_is_open(url: str) -> bool:
     """Whether a worker has asked to be told of a permit."""
     with connect(url) as connection:
         found = connection.execute(
-            "SELECT pg_sequence_last_value('sa_jobqueue.gate_limit') / 1000 > extract(epoch FROM clock_timestamp())"
+            "SELECT pg_sequence_last_value('sa_jobqueue.gate_limit') / 10000000 > extract(epoch FROM clock_timestamp())"
         ).fetchone()
     return found == (True,)
 
@@ -277,6 +281,52 @@ def test_a_worker_that_leaves_tells_of_each_permit_that_it_frees(
             wait_until(lambda: len(gate.begun) == 3)
             gate.all_open.set()
             wait_until(lambda: set(statuses(engine)) == {JobStatus.COMPLETED})
+
+
+def test_workers_tell_each_other_where_the_application_seeds_random(
+    url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker does not tell itself of permits; so two must never take each other for themselves."""
+    make = LimitedQueues.__init__
+
+    def seeded(self: LimitedQueues, *args: Any, **options: Any) -> None:
+        random.seed(1)
+        make(self, *args, **options)
+
+    monkeypatch.setattr(LimitedQueues, "__init__", seeded)
+    with two(url, registry) as workers:
+        assert len({services_of(worker).claimer._limited._opener for worker in workers}) == 2
+
+
+@pytest.mark.usefixtures("never_polled")
+@pytest.mark.parametrize("why", ["it leaves", "it does not know the task"])
+def test_a_permit_of_a_job_that_goes_back_at_once_is_told(
+    engine: Engine, url: str, registry: Registry, gate: Gate, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claimed job never got a slot of the first worker."""
+    told(url)
+    set_limit(engine, running=1)
+    claims, leaves = Dispatch.take_in, why == "it leaves"
+    with working(url, registry if leaves else Registry(), poll=LONG, queues={"default": 2}) as first:
+        services = services_of(first)
+
+        def when_others_wait(self: Dispatch, jobs: list[ClaimedJob], claimed_at: float) -> None:
+            if self is services.claimer._fetcher.dispatch:
+                wait_until(lambda: len(others) == 1 and rest(*others))
+                if leaves:
+                    first.stop()
+                    wait_until(lambda: services.all_slots["default"]._closed)
+            claims(self, jobs, claimed_at)
+
+        others: list[Worker] = []
+        monkeypatch.setattr(Dispatch, "take_in", when_others_wait)
+        wait_until(lambda: rest(first))
+        fill(engine, range(2))
+        wait_until(lambda: JobStatus.RUNNING in statuses(engine))
+        with working(url, registry, poll=LONG, queues={"default": 2}) as second:
+            others.append(second)
+            wait_until(lambda: gate.begun)
+            gate.all_open.set()
 
 
 @pytest.mark.usefixtures("never_polled")

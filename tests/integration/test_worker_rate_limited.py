@@ -296,7 +296,7 @@ def gate_is_open(engine: Engine) -> bool:
     """Whether a worker waits for a permit."""
     with engine.connect() as connection:
         cell = connection.scalar(text("SELECT pg_sequence_last_value('sa_jobqueue.gate_limit')")) or 0
-        return bool(cell / 1000 > connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")))
+        return bool(cell // 10_000_000 > connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")))
 
 
 @pytest.mark.parametrize("rescue", [True, False])

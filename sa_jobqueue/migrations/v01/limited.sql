@@ -27,14 +27,14 @@ RETURN greatest(least(
     owed * seconds / count - extract(epoch FROM clock - owed_at)::double precision), 0) * count / seconds;
 
 -- Permits of this worker's jobs are free again: those that wait for some are told at the commit. The gate's cell holds a second of the
--- epoch until which a worker waits, and behind it, in three digits, which one; 0: several.
+-- epoch until which a worker waits, and behind it, in seven digits, the opener: which worker; 0: several.
 CREATE FUNCTION {schema}.permits_freed(opener integer) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
     gate regclass := ({name} || '.gate_limit')::regclass;
     cell bigint := pg_sequence_last_value(gate);
 BEGIN
-    IF cell / 1000 > extract(epoch FROM clock_timestamp()) AND cell % 1000 <> opener THEN
+    IF cell / 10000000 > extract(epoch FROM clock_timestamp()) AND cell % 10000000 <> opener THEN
         PERFORM pg_notify('sa_jobqueue_' || ({name} || '.job')::regclass::oid, '(limits)'), setval(gate, 0);
     END IF;
 END
@@ -845,7 +845,7 @@ BEGIN
         IF permit THEN
             -- A permit that became free after the count, and before this worker's gate is open, is told to nobody: look again then.
             cell := coalesce(pg_sequence_last_value(({name} || '.gate_limit')::regclass), 0);
-            again := again OR cell / 1000 <= extract(epoch FROM clock) OR cell % 1000 NOT IN (opener, 0);
+            again := again OR cell / 10000000 <= extract(epoch FROM clock) OR cell % 10000000 NOT IN (opener, 0);
         END IF;
         RETURN QUERY SELECT NULL::bigint, clock,
             jsonb_build_object('queue', this, 'after', stopped, 'turns', turns, 'again', again, 'unseen', visits >= 1000 AND NOT circled,
@@ -859,10 +859,10 @@ BEGIN
     IF any_permit THEN
         cell := coalesce(pg_sequence_last_value(({name} || '.gate_limit')::regclass), 0);
         seconds := extract(epoch FROM clock_timestamp())::bigint;
-        IF cell / 1000 < seconds + 5 THEN
-            PERFORM setval(({name} || '.gate_limit')::regclass, (seconds + 10) * 1000 + opener);
-        ELSIF cell % 1000 NOT IN (opener, 0) THEN
-            PERFORM setval(({name} || '.gate_limit')::regclass, cell / 1000 * 1000);
+        IF cell / 10000000 < seconds + 5 THEN
+            PERFORM setval(({name} || '.gate_limit')::regclass, (seconds + 10) * 10000000 + opener);
+        ELSIF cell % 10000000 NOT IN (opener, 0) THEN
+            PERFORM setval(({name} || '.gate_limit')::regclass, cell / 10000000 * 10000000);
         END IF;
     END IF;
 END

@@ -179,12 +179,6 @@ class Claimer:
         if outcomes >= self._batch:
             self._enough.set()
 
-    def gave_up(self, queue: str) -> None:
-        """A job of this queue has ended, or went back, without the end of its handler."""
-        if self._limited.has(queue):
-            self._limited.freed = True
-        self._wake.set()
-
     def notify(self, queue: str | None) -> None:
         """New jobs were announced in this queue; None: perhaps in any."""
         self._demand.notify(queue)
@@ -293,14 +287,16 @@ class Claimer:
             slots.measure()
         if self._writer.asked:
             self._writer.look_up(lambda: self._begin_apart(connection), connection)
+            self._limited.freed = True
         self._workflows.move(connection)
         if self._demand.renew(connection):
             self._limited.begin_again()
             self._resume.keep(self._demand.timers)
         self._limited.refresh(connection)
         again = self._unclaimable.claim_skipped(connection)
-        self._limited.note_ends()
         changes = self._writer.take(_BATCH)
+        if self._limited.any:
+            self._limited.note_ends(self._runs.queues(changes))
         wanted = self._demand.now()
         if not changes and not wanted:
             return again
@@ -418,7 +414,9 @@ class Claimer:
         quiet: bool,
     ) -> None:
         """After a claim: hand the jobs over, and decide when each queue is polled again. `states`: of a claim under limits."""
-        jobs = self._suspects.part(connection, jobs)
+        claimed, jobs = jobs, self._suspects.part(connection, jobs)
+        if len(jobs) < len(claimed):
+            self._limited.freed = True
         if jobs:
             self._fetcher.hand_over(connection, jobs, claimed_at=self._began)
         self._connection.in_doubt = False

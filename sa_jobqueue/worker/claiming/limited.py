@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
+import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from time import monotonic
@@ -85,12 +86,13 @@ class LimitedQueues:
         self._skipped, self._worker, self._poll, self._listening = skipped, worker, poll, listening
         self._unknown = unknown
         demand.is_limited = self.has
-        self._opener = random.randrange(1, 1000)
+        # Two workers that had the same would not tell each other. An application may have seeded `random` alike in both.
+        self._opener = 1 + secrets.randbelow(9_999_999)
         # Most queues have none, and a claim that should know of some fails: so a worker reads them only then.
         self.stale = False
         """Whether to read the limits before the next claim. Set by any thread, reset by the claimer's."""
         self.freed = False
-        """Whether jobs of limited queues have ended. Set by any thread, reset by the claimer's."""
+        """Whether jobs of limited queues may have ended by a commit that is not the claimer's. Set by any thread, reset by the claimer's."""
         self._untold = False
         """Whether others may wait for permits that are free, or will be with the next commit."""
         self.dry: frozenset[str] = frozenset()
@@ -132,20 +134,27 @@ class LimitedQueues:
                 raise
 
     def ended(self, queue: str) -> bool:
-        """A job of this queue has ended. Returns whether it had a permit: that may start one of the queue, or of any other where tasks
-        have limits. For any thread.
-        """
+        """A job of this queue has ended. Returns whether it had a permit. For any thread."""
         if not self.has(queue):
             return False
         self.freed = True
-        self._demand.notify(None if self._known.tasks else queue)
+        self._use_freed(queue)
         return True
 
-    def note_ends(self) -> None:
-        """Called before outcomes are taken to be written: of those that come later others are told later."""
+    def note_ends(self, queues: Iterable[str | None]) -> None:
+        """The outcomes that are about to be written are of jobs of these queues; None: of a job that was given no slot."""
         if self.freed:
-            self.freed = False
-            self._untold = True
+            self.freed, self._untold = False, True
+        for queue in queues:
+            if queue is None:
+                self._untold = True
+            elif self.has(queue):
+                self._untold = True
+                self._use_freed(queue)
+
+    def _use_freed(self, queue: str) -> None:
+        """A permit may start a job of this queue, or of any other where tasks have limits."""
+        self._demand.notify(None if self._known.tasks else queue)
 
     def part(self, wanted: dict[str, int]) -> dict[str, int]:
         """Take the limited queues out of `wanted`. All workers have them in one order, in which claims write what they keep."""

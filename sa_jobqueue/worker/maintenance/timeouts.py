@@ -60,7 +60,7 @@ class Timeouts:
         for slots in self._all_slots.values():
             for run in slots.stale(self._hoard):
                 self._executor.give_up(run, Released())
-                self._claimer.gave_up(run.job.queue)
+                self._claimer.wake()
 
     def _give_up(self, run: Run, *, blocked: bool) -> None:
         slots, error = self._all_slots[run.job.queue], timed_out(run)
@@ -81,7 +81,7 @@ class Timeouts:
             run.stop = run.stop or Stop.TIMEOUT
         else:
             self._runs.stop(run, Stop.TIMEOUT)  # an async one is cancelled once more, in its cleanup perhaps
-        self._claimer.gave_up(run.job.queue)
+        self._claimer.wake()
 
 
 # ---- Hearing of cancels sooner than by the renewal of leases.

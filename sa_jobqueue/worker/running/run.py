@@ -267,6 +267,12 @@ class Runs:
         for change in changes:
             logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
 
+    def queues(self, changes: Iterable[Change]) -> set[str | None]:
+        """The queues of these claims; None for those of jobs that were given no slot."""
+        with self._lock:
+            runs = [self._held.get(change.id) for change in changes]
+        return {None if run is None else run.job.queue for run in runs}
+
     def drop(self, run: Run) -> None:
         """The claim of this run has ended, and there is no outcome."""
         self._drop([run.job])
