@@ -57,7 +57,7 @@ class Examination(Readings):
     @cached_property
     def queued_tasks(self) -> Sequence[tuple[str, str]]:
         """Queue and task of jobs that wait, as a sample finds them."""
-        sample = queued_tasks(sample=self.thresholds.unknown_sample, job=self.store.tables.job)
+        sample = queued_tasks(sample=self.thresholds.unknown_sample, job=self.store.job)
         return [(row.queue, row.task) for row in self.connection.execute(sample)]
 
     limit_uses = reading(read_limit_uses)
@@ -70,8 +70,7 @@ class Examination(Readings):
     @cached_property
     def workers(self) -> Sequence[Any]:
         """The rows of `list_workers`."""
-        tables = self.store.tables
-        return self.connection.execute(list_workers(job=tables.job, worker=tables.worker)).all()
+        return self.connection.execute(list_workers(job=self.store.job)).all()
 
     @property
     def live_workers(self) -> Sequence[Any]:

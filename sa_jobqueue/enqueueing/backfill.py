@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ..errors import OptionError
-from ..models import Job, JobMixin, Schedule, companions_of
+from ..models import Job, JobMixin
 from ..rules.schedules import is_stopped, rule_of, ticks_between
 from ..sql.schedules.admin import enqueued_ticks, lock_schedule
 from ..sql.schedules.due import enqueue_ticks
@@ -41,8 +41,8 @@ class Backfill:
     """How many ticks of the range have one."""
     left_from: datetime | None
     """The workers deal with the range from here on; None: it ends before."""
-    schedule: type[Schedule] = Schedule
-    """The mapped class of the schedules."""
+    job: type[JobMixin] = Job
+    """The mapped class of the jobs."""
 
     def enqueue(self, connection: sa.Connection) -> None:
         """Enqueue their jobs, which are due now. In the transaction in which the plan was made."""
@@ -55,7 +55,7 @@ class Backfill:
                     times=[at.timestamp() for at in page],
                     numbers=[1] * number,
                     delays=[0.0] * number,
-                    schedule=self.schedule,
+                    job=self.job,
                 )
             )
 
@@ -75,8 +75,7 @@ def plan_backfill(
     `lock`: the plan holds until the transaction ends, because no worker moves the schedule on. `job`: the mapped class of a job table
     of your own. Raises OptionError for a range that has more than `most` ticks, and for a rule that cannot be read.
     """  # fmt: skip
-    schedule = companions_of(job).schedule
-    row = connection.execute(lock_schedule(name, lock=lock, schedule=schedule)).one_or_none()
+    row = connection.execute(lock_schedule(name, lock=lock, job=job)).one_or_none()
     if row is None:
         return None
     limit = _open_from(row)
@@ -89,7 +88,7 @@ def plan_backfill(
         ticks.append(at)
     there = set(connection.scalars(enqueued_ticks(row.id, start=ticks[0], end=ticks[-1], job=job))) if ticks else set()
     missing = [at for at in ticks if at not in there]
-    return Backfill(row.id, missing, len(ticks) - len(missing), limit if until > limit else None, schedule)
+    return Backfill(row.id, missing, len(ticks) - len(missing), limit if until > limit else None, job)
 
 
 def _open_from(row: Any) -> datetime:

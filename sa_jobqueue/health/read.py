@@ -15,19 +15,7 @@ from ..rules.tally import BUCKETS, quantile
 from ..sql.readings import depths as depth
 from ..sql.readings import health as statements
 from ..sql.store import Store, default_store
-from .values import (
-    BlockIO,
-    Depth,
-    Holder,
-    IndexSize,
-    LockWait,
-    NextId,
-    Overdue,
-    Server,
-    Slot,
-    Standby,
-    TableSize,
-)
+from .values import BlockIO, Depth, Holder, IndexSize, LockWait, NextId, Overdue, Server, Slot, Standby, TableSize
 
 _Value = TypeVar("_Value")
 
@@ -75,9 +63,9 @@ class Readings:
     """The servers that follow this one; on a standby, also itself."""
     lock_waits = _rows(LockWait, lambda readings: statements.lock_waits(**readings.ours))
     """Who waits for a lock, and uses a table of ours; the longest first."""
-    overdue = _row(Overdue, lambda readings: depth.purge_overdue(job=readings.store.tables.job))
+    overdue = _row(Overdue, lambda readings: depth.purge_overdue(job=readings.store.job))
     """Finished jobs that cleanup has not come to yet."""
-    depths = _rows(Depth, lambda readings: depth.queue_depths(job=readings.store.tables.job))
+    depths = _rows(Depth, lambda readings: depth.queue_depths(job=readings.store.job))
     """The queues that have queued jobs, by name."""
 
     @cached_property
@@ -98,14 +86,13 @@ class Readings:
     @cached_property
     def since_first_job(self) -> float | None:
         """Seconds since the oldest job that is there or was counted; None: there is none."""
-        tables = self.store.tables
-        seconds: float | None = self.connection.scalar(depth.since_first_job(job=tables.job, stat=tables.stat))
+        seconds: float | None = self.connection.scalar(depth.since_first_job(job=self.store.job))
         return seconds
 
     @cached_property
     def ours(self) -> dict[str, Any]:
         """The schema, and the names of the tables in it that are ours."""
-        names = {table.name for table in Base.metadata.tables.values()} | {self.store.tables.job.__tablename__}
+        names = {table.name for table in Base.metadata.tables.values()} | {self.store.job.__tablename__}
         return {"schema": self.store.schema_on(self.connection), "tables": sorted(names)}
 
 

@@ -83,15 +83,14 @@ def read_working(
     connection: sa.Connection, store: Store = default_store, *, only: Collection[str] | None = None
 ) -> Working:
     """Read it. `only`: of these queues alone, and of the workers that serve one of them; None: of all."""
-    tables = store.tables
     now, since = connection.execute(
         sa.select(sa.func.now(), sa.func.date_trunc("minute", sa.func.now() - LATELY))
     ).one()
 
-    summed = sum_stats(since=LATELY, by=("queue", "task"), queues=sorted(only or ()), stat=tables.stat)
+    summed = sum_stats(since=LATELY, by=("queue", "task"), queues=sorted(only or ()), stat=store.tables.stat)
     sums = _mine(connection.execute(summed).all(), only)
-    held = _mine(connection.execute(running_jobs(job=tables.job)).all(), only)
-    failed = _mine(connection.execute(count_by_queue(JobStatus.FAILED, job=tables.job)).all(), only)
+    held = _mine(connection.execute(running_jobs(job=store.job)).all(), only)
+    failed = _mine(connection.execute(count_by_queue(JobStatus.FAILED, job=store.job)).all(), only)
     workers = _workers(connection, held, store, only)
     seconds = (now - since).total_seconds()
     return Working(
@@ -109,7 +108,7 @@ def read_workers(
     connection: sa.Connection, store: Store = default_store, *, only: Collection[str] | None = None
 ) -> list[WorkerSeen]:
     """The workers alone, likewise."""
-    held = _mine(connection.execute(running_jobs(job=store.tables.job)).all(), only)
+    held = _mine(connection.execute(running_jobs(job=store.job)).all(), only)
     return _workers(connection, held, store, only)
 
 
@@ -128,10 +127,10 @@ def _queues(
     only: Collection[str] | None,
 ) -> list[QueueSeen]:
     """Those with jobs, those that workers serve, those that are paused, and those of the last minutes; the one with the most due jobs first."""
-    said_of = connection.execute(limits_said(limit=store.tables.limit))
+    said_of = connection.execute(limits_said(job=store.job))
     limits = {row.name: row for row in said_of if row.owner == "queue"}
     paused = {name for name, row in limits.items() if row.paused is not None}
-    deep = {row.queue: row for row in connection.execute(queue_depths(queues=QUEUES, job=store.tables.job))}
+    deep = {row.queue: row for row in connection.execute(queue_depths(queues=QUEUES, job=store.job))}
     running: dict[str, int] = defaultdict(int)
     for row in held:
         running[row.queue] += row.running
@@ -226,8 +225,7 @@ class BehindWorkflow:
 
 def read_workflows(connection: sa.Connection, store: Store = default_store) -> WorkflowCounts | None:
     """How many workflows there are; None: there are none."""
-    tables = store.tables
-    row = connection.execute(watching.count_workflows(workflow=tables.workflow, event=tables.event)).one()
+    row = connection.execute(watching.count_workflows(job=store.job)).one()
     if not row.exist:
         return None
     return WorkflowCounts(row.running, row.paused, row.failed, row.overdue, row.events, row.seconds)
@@ -235,8 +233,7 @@ def read_workflows(connection: sa.Connection, store: Store = default_store) -> W
 
 def read_behind_workflows(connection: sa.Connection, store: Store = default_store) -> list[BehindWorkflow]:
     """The workflows of which something was not read yet and that are not paused; 101 at most, by id."""
-    tables = store.tables
-    behind = watching.workflows_behind(job=tables.job, workflow=tables.workflow, event=tables.event)
+    behind = watching.workflows_behind(job=store.job)
     return [
         BehindWorkflow(row.id, None if row.seconds is None else max(row.seconds, 0.0))
         for row in connection.execute(behind)
@@ -283,11 +280,10 @@ class PausedKey:
 
 def read_limit_uses(connection: sa.Connection, store: Store = default_store) -> list[LimitUse]:
     """The queues and tasks with limits or a pause, by owner and name; the first 1,000. Without any it is one look at an empty table."""
-    tables = store.tables
-    said = connection.execute(limit_use.limits_said(limit=tables.limit)).mappings().all()
+    said = connection.execute(limit_use.limits_said(job=store.job)).mappings().all()
     used: Counter[tuple[str, str]] = Counter()
     if any(row["running"] is not None for row in said):
-        for row in connection.execute(limit_use.running_of_tasks(job=tables.job)):
+        for row in connection.execute(limit_use.running_of_tasks(job=store.job)):
             used["queue", row.queue] += row.running
             used["task", row.task] += row.running
     due = _due(connection, [(row["owner"], row["name"]) for row in said if row["paused"] is not None], store)
@@ -300,7 +296,7 @@ def read_limit_uses(connection: sa.Connection, store: Store = default_store) -> 
 
 def _due(connection: sa.Connection, paused: Sequence[tuple[str, str]], store: Store) -> dict[tuple[str, str], int]:
     """The due jobs of queues and tasks that are paused."""
-    job = store.tables.job
+    job = store.job
     due: dict[tuple[str, str], int] = {}
     if queues := [name for owner, name in paused if owner == "queue"]:
         rows = connection.execute(limit_use.due_of_queues(queues, job=job))
@@ -313,17 +309,16 @@ def _due(connection: sa.Connection, paused: Sequence[tuple[str, str]], store: St
 
 def read_paused_keys(connection: sa.Connection, store: Store = default_store) -> list[PausedKey]:
     """The paused keys; 100 at most, among the first 10,001 that operators have said something of."""
-    tables = store.tables
-    said = connection.execute(limit_use.paused_keys(limit_key=tables.key)).mappings().all()
+    said = connection.execute(limit_use.paused_keys(job=store.job)).mappings().all()
     if not said:
         return []
     owners, names, keys = ([row[part] for row in said] for part in ("owner", "name", "key"))
-    counted = connection.execute(limit_use.ready_of_keys(owners, names, keys, job=tables.job))
+    counted = connection.execute(limit_use.ready_of_keys(owners, names, keys, job=store.job))
     due = {(row.owner, row.name, row.key): row.due for row in counted}
     return [PausedKey(**row, due=due.get((row["owner"], row["name"], row["key"]), 0)) for row in said]
 
 
 def read_ready_keys(connection: sa.Connection, store: Store = default_store) -> dict[str, int]:
     """How many keys of each queue have ready jobs; counted up to 1,001 of a queue, and up to 10,001 of all."""
-    rows = connection.execute(limit_use.ready_keys(job=store.tables.job))
+    rows = connection.execute(limit_use.ready_keys(job=store.job))
     return {row.queue: row.number for row in rows}

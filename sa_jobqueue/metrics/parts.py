@@ -69,13 +69,12 @@ Part = Callable[[sa.Connection, Store, Families], None]
 
 def add_jobs(connection: sa.Connection, store: Store, families: Families) -> None:
     """Jobs and workers by queue."""
-    tables = store.tables
     depths = Readings(connection, store).depths
     counted = {
-        status: {row.queue: row.number for row in connection.execute(count_by_queue(status, job=tables.job))}
+        status: {row.queue: row.number for row in connection.execute(count_by_queue(status, job=store.job))}
         for status in (JobStatus.RUNNING, JobStatus.FAILED)
     }
-    workers: Sequence[Any] = connection.execute(list_workers(job=tables.job, worker=tables.worker)).all()
+    workers: Sequence[Any] = connection.execute(list_workers(job=store.job)).all()
     live = [worker for worker in workers if not worker.stale]
     families.add(names.WORKERS, len(live), "live")
     families.add(names.WORKERS, len(workers) - len(live), "stale")
@@ -159,7 +158,7 @@ def add_workflows(connection: sa.Connection, store: Store, families: Families) -
 
 def add_schedules(connection: sa.Connection, store: Store, families: Families) -> None:
     """How far schedules are behind."""
-    row: Any = connection.execute(schedule_lag(schedule=store.tables.schedule)).one()
+    row: Any = connection.execute(schedule_lag(job=store.job)).one()
     families.add(names.SCHEDULES, row.number)
     families.add(names.SCHEDULES_BEHIND, row.behind)
     families.add(names.SCHEDULES_FAILING, row.failing)

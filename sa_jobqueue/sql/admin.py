@@ -22,17 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import OID
 from sqlalchemy.exc import ArgumentError
 
-from ..models import (
-    Job,
-    JobMixin,
-    StatusText,
-    UniqueKey,
-    WorkflowDependency,
-    WorkflowEvent,
-    schema_function,
-    status_in,
-    status_literal,
-)
+from ..models import Job, JobMixin, StatusText, companions_of, schema_function, status_in, status_literal
 from ..rules.failures import entry
 from ..rules.lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..rules.retry import Duration, seconds_of
@@ -40,7 +30,7 @@ from .apply import append_error, as_entry
 from .ends import at_end, ended, is_held, told_one
 from .expiry import is_late
 from .limits.claims import permits_freed
-from .parts import array, in_seconds, lock_in_order, members, rows, table_of, with_companions
+from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import given_back, key_of, takes_key
 from .workflows.actions import LOOK, NOT_COMPLETED, member_events
 
@@ -55,14 +45,7 @@ _TABLE_OID = sa.literal_column("tableoid", OID)
 UNSYNCHRONIZED = {"synchronize_session": False}
 
 
-@with_companions
-def cancel_jobs(
-    *where: Criterion,
-    locked: Locked = "wait",
-    job: type[JobMixin] = Job,
-    keys: type[UniqueKey] = UniqueKey,
-    events: type[WorkflowEvent] = WorkflowEvent,
-) -> sa.Executable:
+def cancel_jobs(*where: Criterion, locked: Locked = "wait", job: type[JobMixin] = Job) -> sa.Executable:
     """Cancel jobs: one that waits is cancelled, one that runs is asked to stop and not retried.
 
     The one that runs is `completed` if it completes all the same, `failed` if its last attempt fails, and else
@@ -89,19 +72,11 @@ def cancel_jobs(
         values=values,
         locked=locked,
         ends=sa.not_(held),
-        keys=keys,
-        events=events,
     )
 
 
-@with_companions
 def retry_jobs(
-    *where: Criterion,
-    spread: Duration = 0,
-    locked: Locked = "wait",
-    job: type[JobMixin] = Job,
-    events: type[WorkflowEvent] = WorkflowEvent,
-    edges: type[WorkflowDependency] = WorkflowDependency,
+    *where: Criterion, spread: Duration = 0, locked: Locked = "wait", job: type[JobMixin] = Job
 ) -> sa.Executable:
     """Run jobs again, now, however they ended, with all their attempts before them; `errors` is kept.
 
@@ -141,19 +116,11 @@ def retry_jobs(
         values=values,
         locked=locked,
         spread=seconds,
-        events=events,
-        edges=edges,
     )
 
 
-@with_companions
 def discard_jobs(
-    *where: Criterion,
-    reason: str = "discarded by an operator",
-    locked: Locked = "wait",
-    job: type[JobMixin] = Job,
-    keys: type[UniqueKey] = UniqueKey,
-    events: type[WorkflowEvent] = WorkflowEvent,
+    *where: Criterion, reason: str = "discarded by an operator", locked: Locked = "wait", job: type[JobMixin] = Job
 ) -> sa.Executable:
     """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
     if not isinstance(reason, str):
@@ -170,19 +137,11 @@ def discard_jobs(
         values=values,
         locked=locked,
         ends=sa.true(),
-        keys=keys,
-        events=events,
     )
 
 
-@with_companions
 def release_jobs(
-    *where: Criterion,
-    delay: Duration = 0,
-    locked: Locked = "wait",
-    job: type[JobMixin] = Job,
-    keys: type[UniqueKey] = UniqueKey,
-    events: type[WorkflowEvent] = WorkflowEvent,
+    *where: Criterion, delay: Duration = 0, locked: Locked = "wait", job: type[JobMixin] = Job
 ) -> sa.Executable:
     """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent. Without a delay they keep their place.
 
@@ -214,8 +173,6 @@ def release_jobs(
         locked=locked,
         ends=asked,
         frees=True,
-        keys=keys,
-        events=events,
     )
 
 
@@ -246,9 +203,6 @@ def _act(
     ends: sa.ColumnElement[bool] | None = None,
     frees: bool = False,
     spread: float = 0,
-    keys: type[UniqueKey] = UniqueKey,
-    events: type[WorkflowEvent] = WorkflowEvent,
-    edges: type[WorkflowDependency] = WorkflowDependency,
 ) -> sa.Executable:
     """The statement of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
 
@@ -282,11 +236,11 @@ def _act(
         chosen = sa.select(may.c.id).where(may.c.may)
         back_in = sa.select(may.c.id, may.c.workflow_id).where(may.c.may).cte("back_in")
         also_done = [
-            member_events([back_in], LOOK, told=True, event=events),
-            _children_taken_back(table, table_of(edges), back_in, mine),
+            member_events([back_in], LOOK, told=True, job=job),
+            _children_taken_back(table, table_of(companions_of(job).dependency), back_in, mine),
         ]
     else:
-        also_done = [*given_back([mine], keys), member_events([mine], NOT_COMPLETED, told=True, event=events)]
+        also_done = [*given_back([mine], job), member_events([mine], NOT_COMPLETED, told=True, job=job)]
     changed_id: sa.ColumnElement[int] = table.c.id if ends is None else told_one(table)
     if frees:
         # Called once for all rows, if there is one. It returns void, which is not NULL.

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.types import TypeEngine
 
 from ..arguments.context import ClaimedJob
-from ..models import Job, JobMixin, StatusText, UniqueKey, WorkflowEvent, status_in, status_literal
+from ..models import Job, JobMixin, StatusText, status_in, status_literal
 from ..rules.failures import MAX_ERRORS
 from ..rules.lifecycle import FINISHED, Change, JobStatus
 from ..rules.outcomes import ErrorEntry
@@ -30,7 +30,7 @@ from .complete import (
 )
 from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
 from .limits.state import block, limit_queues
-from .parts import array, in_seconds, lock_in_order, members, rows, table_of, with_companions
+from .parts import array, in_seconds, lock_in_order, members, rows, table_of
 from .tables import Compiled
 from .unique import ended_key, given_back, key_of
 from .workflows.actions import member_events
@@ -64,7 +64,6 @@ def apply_parameters(changes: Sequence[Change]) -> dict[str, Any]:
     return {name: list(map(fill, changes)) for name, (_, _, fill) in _ARRAYS.items()}
 
 
-@with_companions
 def apply_changes(
     changes: Sequence[Change],
     *,
@@ -72,14 +71,12 @@ def apply_changes(
     unique: bool | None = None,
     in_workflows: bool | None = None,
     job: type[JobMixin] = Job,
-    keys: type[UniqueKey] = UniqueKey,
-    event: type[WorkflowEvent] = WorkflowEvent,
 ) -> sa.Executable:
-    """Write what claimed jobs became, each only if its claim is still valid.
+    """Write the outcomes of claimed jobs, each only if its claim is still valid.
 
     `skip_locked`: do not wait for a row that another transaction has locked. Durations count from the beginning of the
-    statement, by the database's clock. `unique`: also for jobs with unique keys, which those that end give back; None: if there
-    are such among the `changes`. `in_workflows`: the same of jobs in workflows, to which their ends are told.
+    statement, by the database's clock. `unique`: whether jobs that end give back their unique keys; None: if some of the `changes`
+    are of unique jobs. `in_workflows`: whether ends are appended to the events of workflows; None: if some are of members.
 
     Returns a row per change: id, claim_token, answer. The answer is "applied"; "cancelled": applied, but as `if_cancelled`, because a
     cancel was asked for meanwhile; "lost": the claim is no longer valid, or, for a rescue, the lease was renewed; or "locked": try again.
@@ -87,9 +84,9 @@ def apply_changes(
     table = table_of(job)
     given = apply_parameters(changes)
     if unique is None:
-        unique = any(one.unique for one in changes)
+        unique = any(change.unique for change in changes)
     if in_workflows is None:
-        in_workflows = any(one.workflow is not None for one in changes)
+        in_workflows = any_members(changes)
     change = rows("change", **{column: array(name, given[name], of) for name, (column, of, _) in _ARRAYS.items()})
     ids = array("change_ids", given["change_ids"], sa.BigInteger())
     locked = lock_in_order(table, table.c.id == sa.func.any(ids), is_held(table), skip_locked=skip_locked)
@@ -97,7 +94,7 @@ def apply_changes(
     mine = sa.and_(members(table.c.id, sa.select(locked.c.id)), valid)
     deleted = _deleted(table, change, mine, skip_locked=skip_locked, unique=unique)
     updated = _updated(table, change, mine, unique=unique, in_workflows=in_workflows)
-    written = [sa.select(one.c.id, one.c.claim_token, one.c.status) for one in (deleted, updated)]
+    written = [sa.select(part.c.id, part.c.claim_token, part.c.status) for part in (deleted, updated)]
     done = sa.union_all(*written).subquery("done")
     cancelled = sa.and_(
         done.c.status == status_literal(JobStatus.CANCELLED), change.c.status != status_literal(JobStatus.CANCELLED)
@@ -113,15 +110,15 @@ def apply_changes(
         )
         .add_cte(
             locked,
-            *(given_back([deleted, updated], keys) if unique else ()),
+            *(given_back([deleted, updated], job) if unique else ()),
             # No member is deleted by its end.
-            *([member_events([updated], event=event)] if in_workflows else ()),
+            *([member_events([updated], job=job)] if in_workflows else ()),
         )
     )
 
 
 def written_before(*, ids: Sequence[int], tokens: Sequence[int | None], job: type[JobMixin] = Job) -> sa.Executable:
-    """What is there of jobs whose outcomes may have been written by a commit whose answer was lost.
+    """The state of jobs whose outcomes may have been written by a commit that was not answered.
 
     Returns a row per claim: id; status, or NULL if the job is gone; and whether the claim was the `last` one.
     """
@@ -154,8 +151,8 @@ def _deleted(
 ) -> sa.CTE:
     """Delete the rows of jobs that are not kept.
 
-    A DELETE needs a stronger lock than the one of all changes: it would wait for a row of the application's that references
-    the job in a transaction that is still open. So the rows to be deleted are locked once more.
+    A DELETE needs a stronger lock than an UPDATE: it would wait for an open transaction of the application that references
+    the job in a row. So the rows to be deleted are locked once more.
     """
     columns = table.c
     leaving = (
@@ -182,7 +179,7 @@ def _deleted(
 def _updated(
     table: sa.Table, change: sa.TableValuedAlias, mine: sa.ColumnElement[bool], *, unique: bool, in_workflows: bool
 ) -> sa.CTE:
-    """Write all others: the jobs that end, and those that go back to the queue."""
+    """Update the rows of jobs that end and are kept, and of jobs that go back to the queue."""
     columns = table.c
     status = sa.case((columns.cancel_requested_at.is_(None), change.c.status), else_=change.c.if_cancelled)
     finished = status_in(status, FINISHED)
@@ -199,7 +196,7 @@ def _updated(
             run_at=sa.case(
                 (finished, columns.run_at),
                 (change.c.delay.is_(None), sa.func.least(columns.run_at, sa.func.now())),
-                # At once, and so also for a claim in this same transaction.
+                # Due at once, also for a claim in this same transaction.
                 (change.c.delay == sa.literal_column("0"), sa.func.now()),
                 else_=in_seconds(change.c.delay, after=at_end()),
             ),
@@ -249,7 +246,7 @@ def append_error(table: Any, entry: Any) -> Any:
 
 
 def as_entry(error: ErrorEntry) -> sa.ColumnElement[Any]:
-    """An error as jsonb, for `append_error`; it has no traceback."""
+    """An error without a traceback as jsonb, for `append_error`."""
     return sa.func.jsonb_build_object(
         sa.literal_column("'type'"), sa.bindparam("error_type", error.type, sa.Text),
         sa.literal_column("'message'"), sa.bindparam("error_message", error.message, sa.Text),
@@ -258,15 +255,15 @@ def as_entry(error: ErrorEntry) -> sa.ColumnElement[Any]:
     )  # fmt: skip
 
 
-# ---- Writing what became of claimed jobs: each change behind its fence, with an answer for each job.
+# ---- Writing the outcomes of claimed jobs: each change behind its fence, with an answer for each job.
 
-#: A completed job that a foreign key keeps from being deleted at once stays this long before pruning tries; the second
-#: where it only could not be deleted in time.
+#: Seconds after which pruning tries to delete a completed job that could not be deleted at once: because a foreign key needs
+#: it, or because it took too long.
 _UNDELETABLE_RETAIN, _UNDELETED_RETAIN = 86_400.0, 60.0
 
 
 class Answer(StrEnum):
-    """What a fenced write says of each row."""
+    """The answer of a fenced write for a row."""
 
     APPLIED = "applied"
     CANCELLED = "cancelled"
@@ -279,29 +276,29 @@ _WRITTEN = frozenset({Answer.APPLIED, Answer.CANCELLED})
 
 
 def alike(changes: Sequence[Change]) -> bool:
-    """Whether one of the faster statements can write them all."""
+    """Whether a single one of the faster statements can write them all."""
     deletes = bool(changes) and changes[0].deletes
     return all(change.plain and change.deletes is deletes for change in changes)
 
 
 def any_members(changes: Sequence[Change]) -> bool:
-    """Whether some are of members of workflows, to which their ends are told."""
+    """Whether some of the jobs are members of workflows, whose events must have their ends."""
     return any(change.workflow is not None for change in changes)
 
 
 def kept_for_now(change: Change, fault: Fault) -> Change:
-    """What to write in place of a change that would delete its row and, for this fault, cannot."""
+    """The change that keeps the row for now, in place of one that could not delete it because of `fault`."""
     return change.kept(_UNDELETED_RETAIN if fault is Fault.LATE else _UNDELETABLE_RETAIN)
 
 
 class Outcomes(Claims):
-    """Writing changes: a batch, one in the transaction of its handler, or a batch together with the next claim."""
+    """Writing changes: a batch, a single change in the transaction of its handler, or a batch together with the next claim."""
 
     def apply(self, connection: sa.Connection, changes: Sequence[Change]) -> dict[int, Answer]:
         """Write `changes`, each behind its fence. Returns the answer for each job id.
 
-        The faster statements write those that say no more than "done". The general one writes all others, and asks about
-        those that the faster ones left over.
+        The faster statements write plain completions. The general statement writes all other changes, and asks about the completions
+        that the faster ones left over.
         """
         kept = [change for change in changes if change.plain and not change.deletes]
         gone = [change for change in changes if change.plain and change.deletes] if len(kept) < len(changes) else []
@@ -322,7 +319,7 @@ class Outcomes(Claims):
         return answers
 
     def apply_one(self, connection: sa.Connection, change: Change) -> Answer:
-        """Write one change in the transaction of its handler; waits for a row that is locked just now.
+        """Write one change in the transaction of its handler, and wait for the row if another transaction has locked it.
 
         So the change is applied or lost, perhaps to the transaction that had the lock.
         """
@@ -337,24 +334,17 @@ class Outcomes(Claims):
         return Answer.APPLIED if written else Answer.LOST
 
     def written_before(self, connection: sa.Connection, changes: Sequence[Change]) -> list[Change]:
-        """Those of these that an earlier transaction has written, the answer to whose commit was lost; `cancelled` where it wrote that.
-        Of several for one job, the first that it may have written.
+        """The changes that an earlier transaction has written whose commit was not answered, as `cancelled` where it wrote a cancel.
+        Of several changes of a job, the first that it may have written.
 
-        It has if the job is as the change makes it and was not claimed again, or is gone and should be.
+        A change is written if the job is as the change makes it and was not claimed again, or is gone and should be.
         """
-        statement = written_before(
-            ids=[change.id for change in changes],
-            tokens=[change.claim_token for change in changes],
-            job=self.tables.job,
-        )
-        found = {row.id: row for row in connection.execute(statement)}
+        ids, tokens = [change.id for change in changes], [change.claim_token for change in changes]
+        found = {row.id: row for row in connection.execute(written_before(ids=ids, tokens=tokens, job=self.job))}
         written: dict[int, Change] = {}
         for change in changes:
             row = found[change.id]
-            if row.status is None:
-                if change.deletes:
-                    written.setdefault(change.id, change)
-            elif row.last and row.status == change.status:
+            if change.deletes if row.status is None else row.last and row.status == change.status:
                 written.setdefault(change.id, change)
             elif row.last and row.status == change.if_cancelled:
                 written.setdefault(change.id, change.cancelled)
@@ -379,35 +369,27 @@ class Outcomes(Claims):
         return dict.fromkeys(written_ids(first), Answer.APPLIED), in_order(claimed)
 
     def _block(self, connection: sa.Connection, written: Sequence[Change]) -> None:
-        """Where these have said that others are to wait, too: those that are written.
+        """Make the keys and queues wait for which the written changes ask it, as after a 429.
 
-        Not in the transaction of a claim. Another worker's claim may write these rows, and wait for locks that this one would take.
+        Not in the transaction of a claim: another worker's claim may write these rows, and wait for locks that this claim would take.
         """
-        wanted = [(change.id, change.blocks) for change in written if change.blocks is not None]
-        if not wanted:
+        blocking = [(change.id, change.blocks) for change in written if change.blocks is not None]
+        if not blocking:
             return
-        ids, seconds = zip(*wanted, strict=True)
-        tables = self.tables
-        blocked = connection.execute(block(ids, seconds, job=tables.job, state=tables.limit_state)).all()
+        ids, seconds = zip(*blocking, strict=True)
+        blocked = connection.execute(block(ids, seconds, job=self.job)).all()
         # Jobs with keys are never claimed but under limits.
         if queues := [row.name for row in blocked if not row.key]:
-            connection.execute(limit_queues(queues, job=tables.job))
+            connection.execute(limit_queues(queues, job=self.job))
 
     # The values are given at each execution.
 
     def _apply_to(self, changes: Sequence[Change], *, waiting: bool = False) -> Any:
         """The statement that writes such changes."""
-        kind = any(change.unique for change in changes), any_members(changes), waiting
+        kind = unique, in_workflows, _ = any(change.unique for change in changes), any_members(changes), waiting
         if (found := self._applies.get(kind)) is None:
-            unique, in_workflows, _ = kind
             found = self._applies[kind] = apply_changes(
-                [],
-                skip_locked=not waiting,
-                unique=unique,
-                in_workflows=in_workflows,
-                job=self.tables.job,
-                keys=self.tables.unique_key,
-                event=self.tables.event,
+                [], skip_locked=not waiting, unique=unique, in_workflows=in_workflows, job=self.job
             )
         return found
 
@@ -417,76 +399,55 @@ class Outcomes(Claims):
         return {}
 
     @cached_property
-    def _complete(self) -> tuple[Compiled, Compiled]:
+    def _complete(self) -> Sequence[Compiled]:
         """Without results, and with some."""
         return self._completing(in_workflows=False)
 
     @cached_property
-    def _complete_members(self) -> tuple[Compiled, Compiled]:
-        """The same where some are members of workflows."""
+    def _complete_members(self) -> Sequence[Compiled]:
+        """Like `_complete`, where some jobs are members of workflows."""
         return self._completing(in_workflows=True)
 
-    def _completing(self, *, in_workflows: bool) -> tuple[Compiled, Compiled]:
-        kinds: tuple[list[str] | None, list[str] | None] = None, []
-        plain, recording = (
-            Compiled(
-                complete_jobs(
-                    ids=[], tokens=[], retain=[], results=results, in_workflows=in_workflows, job=self.tables.job,
-                    event=self.tables.event,
-                )
-            )
-            for results in kinds
-        )  # fmt: skip
-        return plain, recording
+    def _completing(self, *, in_workflows: bool) -> Sequence[Compiled]:
+        kinds: Sequence[list[str] | None] = None, []
+        given: dict[str, Any] = {"ids": [], "tokens": [], "retain": [], "in_workflows": in_workflows, "job": self.job}
+        return [Compiled(complete_jobs(**given, results=results)) for results in kinds]
 
     @cached_property
-    def _complete_one(self) -> tuple[Compiled, Compiled]:
+    def _complete_one(self) -> Sequence[Compiled]:
         """Without a result, and with one."""
         return self._completing_one(in_workflow=False)
 
     @cached_property
-    def _complete_member(self) -> tuple[Compiled, Compiled]:
-        """The same for a member of a workflow."""
+    def _complete_member(self) -> Sequence[Compiled]:
+        """Like `_complete_one`, for a member of a workflow."""
         return self._completing_one(in_workflow=True)
 
-    def _completing_one(self, *, in_workflow: bool) -> tuple[Compiled, Compiled]:
-        kinds: tuple[str | None, str | None] = None, ""
-        plain, recording = (
-            Compiled(
-                complete_job(
-                    id=0, token=0, retain=0.0, result=result, in_workflow=in_workflow, job=self.tables.job,
-                    event=self.tables.event,
-                )
-            )
-            for result in kinds
-        )  # fmt: skip
-        return plain, recording
+    def _completing_one(self, *, in_workflow: bool) -> Sequence[Compiled]:
+        kinds: Sequence[str | None] = None, ""
+        given: dict[str, Any] = {"id": 0, "token": 0, "retain": 0.0, "in_workflow": in_workflow, "job": self.job}
+        return [Compiled(complete_job(**given, result=result)) for result in kinds]
 
     @cached_property
     def _delete(self) -> Compiled:
-        return Compiled(delete_completed(ids=[], tokens=[], job=self.tables.job))
+        return Compiled(delete_completed(ids=[], tokens=[], job=self.job))
 
     @cached_property
-    def _completions_and_claims(self) -> dict[tuple[bool, bool], tuple[Compiled, Compiled]]:
-        """By whether there are results, and members of workflows: with a claim of all jobs, and with one that leaves some out."""
+    def _completions_and_claims(self) -> dict[tuple[bool, bool], Sequence[Compiled]]:
+        """By whether there are results, and members of workflows."""
         return {
-            (recording, in_workflows): self._completing_and_claiming(recording=recording, in_workflows=in_workflows)
+            (recording, in_workflows): self._with_claim(
+                complete_jobs, retain=[], results=[] if recording else None, in_workflows=in_workflows
+            )
             for recording in (False, True)
             for in_workflows in (False, True)
         }
 
-    def _completing_and_claiming(self, *, recording: bool, in_workflows: bool) -> tuple[Compiled, Compiled]:
-        claims = (self.claim_statement(some_left_out=some) for some in (False, True))
-        of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "retain": [], "results": [] if recording else None}
-        of_jobs |= {"in_workflows": in_workflows, "job": self.tables.job, "event": self.tables.event}
-        all_jobs, but_some = (Compiled(complete_jobs(**of_jobs, claim=claim), binary=True) for claim in claims)
-        return all_jobs, but_some
-
     @cached_property
-    def _delete_and_claim(self) -> tuple[Compiled, Compiled]:
+    def _delete_and_claim(self) -> Sequence[Compiled]:
+        return self._with_claim(delete_completed)
+
+    def _with_claim(self, write: Callable[..., sa.Executable], **given: Any) -> Sequence[Compiled]:
+        """The statement with a claim of all jobs, and with a claim that leaves some out."""
         claims = (self.claim_statement(some_left_out=some) for some in (False, True))
-        all_jobs, but_some = (
-            Compiled(delete_completed(ids=[], tokens=[], claim=claim, job=self.tables.job), binary=True)
-            for claim in claims
-        )
-        return all_jobs, but_some
+        return [Compiled(write(ids=[], tokens=[], **given, claim=claim, job=self.job), binary=True) for claim in claims]

@@ -14,45 +14,38 @@ from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 from sqlalchemy.dialects.postgresql import array as array_of
 from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
-from ..models import ArchivedJob, ArchivedTask, Job, JobMixin, LogPart, Progress, is_own, schema_function
+from ..models import Job, JobMixin, companions_of, is_own, schema_function
 from ..util.schema import SCHEMA
 from .archived import archive_parts
 from .parts import array, epoch, members, table_of
-from .tables import OfTables
+from .tables import StorePart
 
 #: What the archive has besides the columns of a job.
 _BESIDE = ("progress", "progress_message", "logs")
 
 
-def archived_names(*, archived_task: type[ArchivedTask] = ArchivedTask) -> sa.ColumnElement[Any]:
+def archived_names(*, job: type[JobMixin] = Job) -> sa.ColumnElement[Any]:
     """The names of the tasks whose jobs are archived, as an array."""
-    return sa.func.array(sa.select(archived_task.name).scalar_subquery(), type_=sa.ARRAY(sa.Text))
+    return sa.func.array(sa.select(companions_of(job).archived_task.name).scalar_subquery(), type_=sa.ARRAY(sa.Text))
 
 
-def is_not_archived(job: type[JobMixin], *, archived_task: type[ArchivedTask] = ArchivedTask) -> sa.ColumnElement[bool]:
+def is_not_archived(job: type[JobMixin]) -> sa.ColumnElement[bool]:
     """Whether a job is of a task that is not archived. An array, which is read once, leaves the plan of the jobs as it is."""
-    return table_of(job).c.task != sa.all_(archived_names(archived_task=archived_task))
+    return table_of(job).c.task != sa.all_(archived_names(job=job))
 
 
-def move_jobs(
-    ids: sa.Select[Any],
-    *,
-    job: type[JobMixin] = Job,
-    progress: type[Progress] = Progress,
-    log: type[LogPart] = LogPart,
-    archived_job: type[ArchivedJob] = ArchivedJob,
-    archived_task: type[ArchivedTask] = ArchivedTask,
-) -> sa.Select[Any]:
+def move_jobs(ids: sa.Select[Any], *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """Delete the jobs that the query `ids` names, and what is kept of what they said; those of archived tasks are in the archive then.
 
     Returns one row: how many jobs there were, and the latest `purge_at` among them, in seconds since 1970.
     """
+    tables = companions_of(job)
     table = table_of(job)
-    returned: list[sa.ColumnElement[Any]] = [table.c[name] for name in _common(table, archived_job)]
+    returned: list[sa.ColumnElement[Any]] = [table.c[name] for name in _common(table, job)]
     if is_own(job):
         returned.append(_own_columns(table))
     gone = sa.delete(table).where(members(table.c.id, ids)).returning(*returned).cte("gone")
-    said, logs = table_of(progress), table_of(log)
+    said, logs = table_of(tables.progress), table_of(tables.log)
     said_gone = (
         sa.delete(said)
         .where(members(said.c.job_id, ids))
@@ -65,7 +58,7 @@ def move_jobs(
         .returning(logs.c.job_id, logs.c.claim_token, logs.c.part, logs.c.lines)
         .cte("logs_gone")
     )
-    moved = _moved(gone, said_gone, logs_gone, table=table, archived_job=archived_job, archived_task=archived_task)
+    moved = _moved(gone, said_gone, logs_gone, table=table, job=job)
     counted: list[sa.ColumnElement[Any]] = [
         sa.func.count().label("jobs"),
         sa.func.max(epoch(gone.c.purge_at)).label("reached"),
@@ -73,18 +66,10 @@ def move_jobs(
     return sa.select(*counted).select_from(gone).add_cte(moved)
 
 
-def _moved(
-    gone: sa.CTE,
-    said: sa.CTE,
-    logs: sa.CTE,
-    *,
-    table: sa.Table,
-    archived_job: type[ArchivedJob],
-    archived_task: type[ArchivedTask],
-) -> sa.CTE:
+def _moved(gone: sa.CTE, said: sa.CTE, logs: sa.CTE, *, table: sa.Table, job: type[JobMixin]) -> sa.CTE:
     """The INSERT of those of archived tasks, with what they said in their last attempt."""
     lines = _last_lines(gone, logs)
-    common = _common(table, archived_job)
+    common = _common(table, job)
     values: dict[str, sa.ColumnElement[Any]] = {
         **{name: gone.c[name] for name in common},
         "finished_at": _finished_at(gone.c.finished_at),
@@ -96,10 +81,14 @@ def _moved(
     rows = (
         sa.select(*values.values())
         .select_from(theirs.outerjoin(lines, lines.c.job_id == gone.c.id))
-        .where(gone.c.task == sa.any_(archived_names(archived_task=archived_task)))
+        .where(gone.c.task == sa.any_(archived_names(job=job)))
     )
     # Of Core's own: the dialect's INSERT has no cache key in SQLAlchemy 2.0.
-    return sa.insert(table_of(archived_job)).from_select(list(values), rows, include_defaults=False).cte("moved")
+    return (
+        sa.insert(table_of(companions_of(job).archived_job))
+        .from_select(list(values), rows, include_defaults=False)
+        .cte("moved")
+    )
 
 
 def _last_lines(gone: sa.CTE, logs: sa.CTE) -> sa.CTE:
@@ -119,9 +108,9 @@ def _last_lines(gone: sa.CTE, logs: sa.CTE) -> sa.CTE:
     )
 
 
-def _common(table: sa.Table, archived_job: type[ArchivedJob]) -> list[str]:
+def _common(table: sa.Table, job: type[JobMixin]) -> list[str]:
     """The columns that a job has, and the archive as well."""
-    archive = table_of(archived_job).c
+    archive = table_of(companions_of(job).archived_job).c
     return [one.name for one in table_of(Job).c if one.name in archive and one.name in table.c]
 
 
@@ -181,11 +170,9 @@ def drop_archive_month(kept: int, *, schema: str = SCHEMA) -> sa.Executable:
 # ---- which tasks
 
 
-def declare_archived(
-    add: Sequence[str], remove: Sequence[str], *, archived_task: type[ArchivedTask] = ArchivedTask
-) -> sa.Executable:
+def declare_archived(add: Sequence[str], remove: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Finished jobs of the tasks in `add` are archived from now on, and those of the tasks in `remove` no longer."""
-    table = table_of(archived_task)
+    table = table_of(companions_of(job).archived_task)
     no_longer = (
         sa.delete(table).where(table.c.name == sa.any_(array("archived_no_longer", remove, sa.Text()))).cte("no_longer")
     )
@@ -201,7 +188,7 @@ def declare_archived(
 # ---- The archive: its months, and which tasks' jobs are moved to it. Moving is pruning's.
 
 
-class Archive(OfTables):
+class Archive(StorePart):
     """Making and dropping months, and writing down what code says. The first two fail with `Fault.LATE` where another transaction is in
     the way.
     """
@@ -209,23 +196,17 @@ class Archive(OfTables):
     def declare_archived(self, connection: sa.Connection, add: Collection[str], remove: Collection[str]) -> None:
         """Finished jobs of the tasks in `add` are archived from now on, and those of the tasks in `remove` no longer."""
         names = sorted(add), sorted(remove)  # in order, so that workers that start together do not deadlock
-        connection.execute(declare_archived(*names, archived_task=self.tables.archived_task))
+        connection.execute(declare_archived(*names, job=self.job))
 
     def archive_parts(self, connection: sa.Connection) -> Sequence[str]:
         """The months of the archive that there are, the newest first; none where the role may not read it."""
-        return connection.scalars(
-            archive_parts(schema=self.schema_on(connection), table=self.tables.job.__tablename__)
-        ).all()
+        return connection.scalars(archive_parts(schema=self.schema_on(connection), table=self.job.__tablename__)).all()
 
     def make_months_ahead(self, connection: sa.Connection) -> int:
         """Make this month's table of the archive, and the next one's, if they are missing; how many were."""
-        return int(connection.scalar(make_months_ahead(schema=self._schema)) or 0)
+        return int(connection.scalar(make_months_ahead(schema=self.schema)) or 0)
 
     def drop_archive_month(self, connection: sa.Connection, kept: int) -> str | None:
         """Drop the oldest month that ended more than `kept` months ago. Returns it, as "2026-11"; None: there is none."""
-        name: str | None = connection.scalar(drop_archive_month(kept, schema=self._schema))
+        name: str | None = connection.scalar(drop_archive_month(kept, schema=self.schema))
         return None if name is None else name.removeprefix("archived_job_").replace("_", "-")
-
-    @property
-    def _schema(self) -> str:
-        return self.tables.job.__table__.schema or ""

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ..models import ArchivedJob
+from ..models import Job, JobMixin, companions_of
 from .parts import array, rows, table_of
 
 _LAST: sa.ColumnElement[Any] = sa.literal_column("-1")
@@ -48,9 +48,9 @@ SELECT EXISTS (
 """
 
 
-def archived_facts(id: int, *, archived_job: type[ArchivedJob] = ArchivedJob) -> sa.Select[Any]:
+def archived_facts(id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """What has become of one job of the archive, and when it came there; no row if it is not there."""
-    columns = table_of(archived_job).c
+    columns = table_of(companions_of(job).archived_job).c
     names = (
         "status", "queue", "task", "attempt", "max_attempts", "finished_at", "cancel_requested_at", "duplicate_of", "archived_at",
     )  # fmt: skip
@@ -65,9 +65,9 @@ def archived_facts(id: int, *, archived_job: type[ArchivedJob] = ArchivedJob) ->
     )
 
 
-def archived_ends(ids: Sequence[int], *, archived_job: type[ArchivedJob] = ArchivedJob) -> sa.Executable:
+def archived_ends(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Of these jobs, those that are in the archive: id, task, status, result and last error."""
-    columns = table_of(archived_job).c
+    columns = table_of(companions_of(job).archived_job).c
     last = columns.errors.op("->", return_type=JSONB())(_LAST)
     asked = rows("asked", id=array("archived_ids", ids, sa.BigInteger()))
     found = sa.select(columns.id, columns.task, columns.status, columns.result, last.label("error"))

@@ -20,7 +20,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
 
 from ..arguments.context import ClaimedJob
-from ..models import ArchivedJob, Job, JobMixin, LimitRow, status_in, status_literal
+from ..models import ArchivedJob, Job, JobMixin, companions_of, status_in, status_literal
 from ..rules.lifecycle import TRANSITIONS, Event, JobStatus, sources
 from ..tasks.options import MAX_PRIORITY
 from .limits.state import LIMITS_CHANGED, knows_limits
@@ -37,9 +37,8 @@ from .parts import (
     packed_texts,
     rows,
     table_of,
-    with_companions,
 )
-from .tables import Compiled, OfTables
+from .tables import Compiled, StorePart
 from .unique import started_key
 
 
@@ -218,7 +217,6 @@ def _slots(queues: tuple[str, ...]) -> Mapping[str, str]:
     }
 
 
-@with_companions
 def claim_jobs(
     *,
     worker: str,
@@ -229,7 +227,6 @@ def claim_jobs(
     known: int | None = None,
     args_limit: int = INLINE_LIMIT,
     job: type[JobMixin] = Job,
-    limit: type[LimitRow] = LimitRow,
 ) -> sa.Update:
     """Claim due jobs: at most `queues[name]` of each queue, higher priority first, then earlier `run_at`, then `id`.
 
@@ -246,7 +243,7 @@ def claim_jobs(
     """
     given = due_parameters(queues=queues, after=after, but=but, known=known)
     # MATERIALIZED: without the fence the planner may evaluate the picking again and take more rows than LIMIT.
-    picked = _due(table_of(job), given, limit=limit).cte("picked").prefix_with("MATERIALIZED")
+    picked = _due(table_of(job), given, job=job).cte("picked").prefix_with("MATERIALIZED")
     return taken(table_of(job), sa.select(picked.c.id), worker=worker, lease=lease, args_limit=args_limit)
 
 
@@ -270,27 +267,21 @@ def due_jobs(
     but: Sequence[int] | None = None,
     known: int | None = None,
     job: type[JobMixin] = Job,
-    limit: type[LimitRow] = LimitRow,
 ) -> sa.Select[Any]:
     """The id and the queue of the jobs that `claim_jobs` would claim, in that order; they are locked."""
     given = due_parameters(queues=queues, after=after, but=but, known=known)
-    return _due(table_of(job), given, limit=limit, named=True)
+    return _due(table_of(job), given, named=True, job=job)
 
 
 def lock_listed(
-    *,
-    ids: Sequence[int],
-    queues: Sequence[str] = (),
-    known: int | None = None,
-    job: type[JobMixin] = Job,
-    limit: type[LimitRow] = LimitRow,
+    *, ids: Sequence[int], queues: Sequence[str] = (), known: int | None = None, job: type[JobMixin] = Job
 ) -> sa.Select[Any]:
     """The ids of those among these that `claim_listed` would claim; they are locked. They are of these `queues`, where, as in
     `claim_jobs`, there are no limits that the worker has not `known`.
     """
     table = table_of(job)
     given = {"queue_names": queues, "known_limits": known}
-    return sa.select(_listed(table, ids).c.id).where(knows_limits(table, table_of(limit), given))
+    return sa.select(_listed(table, ids).c.id).where(knows_limits(table, table_of(companions_of(job).limit), given))
 
 
 def _listed(table: sa.Table, ids: Sequence[int]) -> sa.CTE:
@@ -303,7 +294,7 @@ def _listed(table: sa.Table, ids: Sequence[int]) -> sa.CTE:
     )
 
 
-def _due(table: sa.Table, given: Mapping[str, Any], *, limit: type[LimitRow], named: bool = False) -> sa.Select[Any]:
+def _due(table: sa.Table, given: Mapping[str, Any], *, job: type[JobMixin], named: bool = False) -> sa.Select[Any]:
     """The ids of the due jobs, locked; with their queues if these are to be `named`."""
     columns = table.c
     queue = rows(
@@ -348,7 +339,7 @@ def _due(table: sa.Table, given: Mapping[str, Any], *, limit: type[LimitRow], na
     return (
         sa.select(*found)
         .select_from(queue.join(candidate, sa.true()))
-        .where(knows_limits(table, table_of(limit), given))
+        .where(knows_limits(table, table_of(companions_of(job).limit), given))
     )
 
 
@@ -440,7 +431,7 @@ class Texts(NamedTuple):
     meta_bytes: int
 
 
-class Claims(OfTables):
+class Claims(StorePart):
     """Claiming: due jobs in general, or listed ones; and locking them, to see what a claim would take."""
 
     def claim(self, connection: sa.Connection, request: ClaimRequest) -> list[ClaimedJob]:
@@ -473,7 +464,7 @@ class Claims(OfTables):
 
     def fetch_args(self, connection: sa.Connection, id: int, *, most: int = MOST_TEXT) -> Texts | None:
         """One job's arguments and meta, unless they are longer than `most` bytes as text; None if the row is gone."""
-        row = connection.execute(fetch_args(id, most=most, job=self.tables.job)).one_or_none()
+        row = connection.execute(fetch_args(id, most=most, job=self.job)).one_or_none()
         return None if row is None else Texts._make(row)
 
     # The values are given at each execution.
@@ -485,8 +476,7 @@ class Claims(OfTables):
             queues={},
             lease=0,
             but=[] if some_left_out else None,
-            job=self.tables.job,
-            limit=self.tables.limit,
+            job=self.job,
         )
 
     @cached_property
@@ -499,15 +489,15 @@ class Claims(OfTables):
 
     @cached_property
     def _claim_listed(self) -> Compiled:
-        return Compiled(claim_listed(ids=[], worker="", lease=0, job=self.tables.job), binary=True)
+        return Compiled(claim_listed(ids=[], worker="", lease=0, job=self.job), binary=True)
 
     @cached_property
     def _due(self) -> Compiled:
-        return Compiled(due_jobs(queues={}, but=[], job=self.tables.job, limit=self.tables.limit), binary=True)
+        return Compiled(due_jobs(queues={}, but=[], job=self.job), binary=True)
 
     @cached_property
     def _lock_listed(self) -> Compiled:
-        return Compiled(lock_listed(ids=[], job=self.tables.job, limit=self.tables.limit), binary=True)
+        return Compiled(lock_listed(ids=[], job=self.job), binary=True)
 
 
 def in_order(rows: Iterable[tuple[Any, ...]]) -> list[ClaimedJob]:

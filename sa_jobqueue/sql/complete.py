@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..arguments.context import ClaimedJob
-from ..models import Job, JobMixin, WorkflowEvent, status_literal
+from ..models import Job, JobMixin, status_literal
 from ..rules.lifecycle import TRANSITIONS, Change, Event, JobStatus
 from .ends import ended, fence, is_held, told, told_one
 from .parts import array, lock_in_order, members, packed, packed_alike, packed_texts, rows, table_of
@@ -53,7 +53,6 @@ def complete_jobs(
     claim: sa.Update | sa.CompoundSelect[Any] | None = None,
     in_workflows: bool = False,
     job: type[JobMixin] = Job,
-    event: type[WorkflowEvent] = WorkflowEvent,
 ) -> sa.Executable:
     """Jobs that ended well become `completed`, each only if its claim is still valid.
 
@@ -76,7 +75,7 @@ def complete_jobs(
     if not in_workflows:
         return _answered(table, locked, completed.returning(table.c.id).cte("written"), claim)
     written = completed.returning(table.c.id, table.c.workflow_id).cte("written")
-    return _answered(table, locked, written, claim, member_events([written], event=event))
+    return _answered(table, locked, written, claim, member_events([written], job=job))
 
 
 def own_parameters(change: Change) -> dict[str, Any]:
@@ -93,7 +92,6 @@ def complete_job(
     result: str | None = None,
     in_workflow: bool = False,
     job: type[JobMixin] = Job,
-    event: type[WorkflowEvent] = WorkflowEvent,
 ) -> sa.Executable:
     """The same for one job, waiting for its row if another transaction has locked it. Its id comes back, or no row.
 
@@ -116,7 +114,7 @@ def complete_job(
     if not in_workflow:
         return completed.returning(told_one(table))
     written = completed.returning(told_one(table), table.c.workflow_id).cte("written")
-    return sa.select(written.c.id).add_cte(member_events([written], event=event))
+    return sa.select(written.c.id).add_cte(member_events([written], job=job))
 
 
 def _completed(retain: sa.ColumnElement[Any], result: sa.ColumnElement[Any] | None) -> dict[str, sa.ColumnElement[Any]]:

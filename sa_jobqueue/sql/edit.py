@@ -18,13 +18,13 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from ..arguments.storable import encode_plain
 from ..errors import OptionError
-from ..models import GATE, AuditEntry, Job, JobMixin, checked_due, status_in
+from ..models import GATE, Job, JobMixin, checked_due, companions_of, status_in
 from ..rules.lifecycle import HELD, JobStatus
 from ..rules.retry import Duration, seconds_of
 from ..tasks.options import MAX_PRIORITY, checked_int, checked_name
 from .admin import Criterion, Locked, check_chosen, check_locked, with_those_left
 from .limits.state import FIRST_KEY
-from .parts import in_seconds, lock_in_order, members, table_of, with_companions
+from .parts import in_seconds, lock_in_order, members, table_of
 from .unique import key_of
 
 #: The worker that runs a job has its arguments already.
@@ -137,24 +137,16 @@ def _as_far(limit: sa.ColumnElement[Any], since: sa.ColumnElement[Any]) -> sa.Co
 # ---- What operators did: written in the transaction of the action, and read again.
 
 
-@with_companions
 def record_action(
-    action: str,
-    *,
-    who: str,
-    target: Mapping[str, Any],
-    count: int,
-    job: type[JobMixin] = Job,
-    audit: type[AuditEntry] = AuditEntry,
+    action: str, *, who: str, target: Mapping[str, Any], count: int, job: type[JobMixin] = Job
 ) -> sa.Executable:
     """Note that `who` has done this to `count` things. It is for the transaction that does it, so there is both or neither.
 
     >>> statement = record_action("retry", who="ada", target={"queue": ["mail"]}, count=12)
     """
-    return sa.insert(audit).values(action=action, who=who, target=dict(target), count=count)
+    return sa.insert(companions_of(job).audit).values(action=action, who=who, target=dict(target), count=count)
 
 
-@with_companions
 def list_audit(
     *,
     before: int | None = None,
@@ -162,12 +154,12 @@ def list_audit(
     action: str | None = None,
     limit: int = 50,
     job: type[JobMixin] = Job,
-    audit: type[AuditEntry] = AuditEntry,
 ) -> sa.Select[Any]:
     """What was done, the last first: id, at, who, action, target, count.
 
     `before`: only what has a lower id. `who`, `action`: only what this operator did, only what was done so.
     """
+    audit = companions_of(job).audit
     columns = table_of(audit).c
     query = sa.select(*(columns[name] for name in ("id", "at", "who", "action", "target", "count")))
     if before is not None:

@@ -6,44 +6,32 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from ..models import Job, JobMixin, UniqueKey, WorkflowEvent, status_in, status_literal
+from ..models import Job, JobMixin, status_in, status_literal
 from ..rules.lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
 from ..rules.outcomes import ErrorEntry
 from .apply import append_error, as_entry
 from .ends import ended, told_one
 from .parts import members, table_of
-from .tables import OfTables
+from .tables import StorePart
 from .unique import given_back, key_of
 from .workflows.actions import NOT_COMPLETED, member_events
 
 
-def end_expired(
-    *,
-    limit: int,
-    job: type[JobMixin] = Job,
-    keys: type[UniqueKey] = UniqueKey,
-    events: type[WorkflowEvent] = WorkflowEvent,
-) -> sa.Executable:
+def end_expired(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Cancel at most `limit` jobs that were not started by their expiry, except those that are locked.
 
     Returns their ids, queues and tasks.
     """
     table = table_of(job)
     over = _over(table, table.c.expires_at <= sa.func.now(), sa.not_(_was_started(table)), limit=limit)
-    return _end(table, over, Event.CANCEL, EXPIRED, retain=Rules().retain, keys=keys, events=events)
+    return _end(table, over, Event.CANCEL, EXPIRED, retain=Rules().retain, job=job)
 
 
-def end_overdue(
-    *,
-    limit: int,
-    job: type[JobMixin] = Job,
-    keys: type[UniqueKey] = UniqueKey,
-    events: type[WorkflowEvent] = WorkflowEvent,
-) -> sa.Executable:
+def end_overdue(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """The same for jobs whose deadline is over: they fail."""
     table = table_of(job)
     over = _over(table, table.c.deadline_at <= sa.func.now(), limit=limit)
-    return _end(table, over, Event.DISCARD, DEADLINE_OVER, retain=Rules().retain_failed, keys=keys, events=events)
+    return _end(table, over, Event.DISCARD, DEADLINE_OVER, retain=Rules().retain_failed, job=job)
 
 
 def forget_expiry(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
@@ -93,14 +81,7 @@ def _over(table: sa.Table, *which: sa.ColumnElement[bool], limit: int) -> sa.CTE
 
 
 def _end(
-    table: sa.Table,
-    over: sa.CTE,
-    event: Event,
-    error: ErrorEntry,
-    *,
-    retain: float | None,
-    keys: type[UniqueKey],
-    events: type[WorkflowEvent],
+    table: sa.Table, over: sa.CTE, event: Event, error: ErrorEntry, *, retain: float | None, job: type[JobMixin]
 ) -> sa.Executable:
     return (
         sa.update(table)
@@ -110,7 +91,7 @@ def _end(
             errors=append_error(table, as_entry(error)),
         )
         .returning(told_one(table), table.c.queue, table.c.task)
-        .add_cte(*given_back([over], keys), member_events([over], NOT_COMPLETED, told=True, event=events))
+        .add_cte(*given_back([over], job), member_events([over], NOT_COMPLETED, told=True, job=job))
     )
 
 
@@ -125,19 +106,19 @@ class Late(NamedTuple):
     task: str
 
 
-class Expiry(OfTables):
+class Expiry(StorePart):
     """Ending pages of jobs that are not to be started any more."""
 
     def end_expired(self, connection: sa.Connection, *, limit: int = 1_000) -> list[Late]:
         """Cancel jobs that were not started by their expiry, and return them."""
-        statement = end_expired(limit=limit, job=self.tables.job, keys=self.tables.unique_key, events=self.tables.event)
+        statement = end_expired(limit=limit, job=self.job)
         return list(map(Late._make, connection.execute(statement)))
 
     def end_overdue(self, connection: sa.Connection, *, limit: int = 1_000) -> list[Late]:
         """Fail jobs that wait although their deadline is over, and return them."""
-        statement = end_overdue(limit=limit, job=self.tables.job, keys=self.tables.unique_key, events=self.tables.event)
+        statement = end_overdue(limit=limit, job=self.job)
         return list(map(Late._make, connection.execute(statement)))
 
     def forget_expiry(self, connection: sa.Connection, *, limit: int = 1_000) -> list[int]:
         """Take the expiry from jobs that were started in time and wait for another attempt, and return their ids."""
-        return list(connection.execute(forget_expiry(limit=limit, job=self.tables.job)).scalars())
+        return list(connection.execute(forget_expiry(limit=limit, job=self.job)).scalars())

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from ..models import Job, JobMixin, Uptime
+from ..models import Job, JobMixin, companions_of
 from ..rules.lifecycle import Claim
 from .admin import held_by, release_jobs
 from .apply import Answer
@@ -24,7 +24,7 @@ from .claims import extra_of
 from .ends import answered, fence, has_run_out, is_held
 from .parts import FIRST_ID, array, epoch, epoch_of, in_seconds, lock_in_order, members, rows, table_of
 from .prune import limit_statements
-from .tables import OfTables
+from .tables import StorePart
 from .workers import places_of
 
 
@@ -128,15 +128,14 @@ def uptime_parameters(*, lease: float, outage: float) -> dict[str, Any]:
     return {"lease_ms": round(lease * 1000), "lease_seconds": lease, "outage": outage}
 
 
-def attest_uptime(
-    *, lease: float, outage: float, job: type[JobMixin] = Job, uptime: type[Uptime] = Uptime
-) -> sa.Executable:
+def attest_uptime(*, lease: float, outage: float, job: type[JobMixin] = Job) -> sa.Executable:
     """Whether leases of `lease` seconds could be renewed during the whole of the last one: a row with one boolean.
 
     Each execution is a witness, and reads what earlier witnesses wrote, whose processes may have ended since. Of the time
     between two witnesses more than `outage` seconds apart nothing is known. Only the database's clock counts. A step of that
     clock is treated as an outage, because it makes leases look expired as an outage does.
     """
+    uptime = companions_of(job).uptime
     length = sa.bindparam("lease_ms", round(lease * 1000), sa.BigInteger)
     now, apart = sa.func.now(), sa.bindparam("outage", outage, sa.Float) * sa.literal_column("interval '1 second'")
     known = sa.select(uptime.since, uptime.until).where(uptime.lease == length).cte("known")
@@ -185,7 +184,7 @@ class Expired:
     """Seconds since the lease ran out, by the database's clock."""
 
 
-class Leases(OfTables):
+class Leases(StorePart):
     """Renewing leases, and finding those that have run out."""
 
     def renew(
@@ -231,10 +230,8 @@ class Leases(OfTables):
         """Give back the running jobs that bear this worker's id without being `known`, as (id, token): a commit's answer
         was lost.
         """
-        job = self.tables.job
-        return list(
-            connection.scalars(release_jobs(held_by(worker, but=known, job=job), job=job, events=self.tables.event))
-        )
+        job = self.job
+        return list(connection.scalars(release_jobs(held_by(worker, but=known, job=job), job=job)))
 
     def _places(self, connection: sa.Connection, workers: Iterable[str | None]) -> dict[str | None, str]:
         """Where these workers run, or ran, as far as their rows are still there. (Any text may stand for a worker.)"""
@@ -242,23 +239,23 @@ class Leases(OfTables):
         for worker in workers:
             with suppress(ValueError, TypeError):
                 ids.append(uuid.UUID(worker))
-        rows = connection.execute(places_of(ids, worker=self.tables.worker))
+        rows = connection.execute(places_of(ids, job=self.job))
         return {str(row.id): f"{row.host}:{row.pid}" for row in rows}
 
     # The values are given at each execution.
 
     @cached_property
     def _renew(self) -> Any:
-        return renew_leases(ids=[], tokens=[], lease=0, job=self.tables.job)
+        return renew_leases(ids=[], tokens=[], lease=0, job=self.job)
 
     @cached_property
     def _cancel_requests(self) -> Any:
-        return cancel_requests(ids=[], tokens=[], job=self.tables.job)
+        return cancel_requests(ids=[], tokens=[], job=self.job)
 
     @cached_property
     def _attest(self) -> Any:
-        return attest_uptime(lease=0, outage=0, job=self.tables.job, uptime=self.tables.uptime)
+        return attest_uptime(lease=0, outage=0, job=self.job)
 
     @cached_property
     def _expired(self) -> Any:
-        return expired_leases(job=self.tables.job)
+        return expired_leases(job=self.job)

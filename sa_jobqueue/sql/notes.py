@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeAlias
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
-from ..models import Job, JobMixin, LogPart, Progress
+from ..models import Job, JobMixin, LogPart, companions_of
 from .ends import fence
 from .parts import FIRST_ID, array, members, rows, table_of
-from .tables import OfTables
+from .tables import StorePart
 
 #: Claims of a job of which lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
 MAX_RUNS = 20
@@ -31,14 +31,13 @@ def write_progress(
     messages: Sequence[str | None],
     ended: Sequence[bool],
     job: type[JobMixin] = Job,
-    progress: type[Progress] = Progress,
 ) -> sa.Executable:
     """How far these jobs are, each only if the claim is still valid; no job's row is locked. Returns the claims, as id and token,
     of which something was written.
 
     `ended`: the claim is over, and its outcome was written; then it is enough that no other claim came after it.
     """
-    table, notes = table_of(job), table_of(progress)
+    table, notes = table_of(job), table_of(companions_of(job).progress)
     of_jobs = array("note_ids", ids, sa.BigInteger())
     note = rows(
         "note",
@@ -81,7 +80,6 @@ def write_logs(
     lines: Sequence[str],
     ended: Sequence[bool],
     job: type[JobMixin] = Job,
-    log: type[LogPart] = LogPart,
 ) -> sa.Executable:
     """Log lines of these claims, each only if the claim is still valid. Returns the claims, as id and token, of which lines were
     written.
@@ -89,7 +87,7 @@ def write_logs(
     `parts`: the number of this part among those of its claim; `first`: the first that is kept. `lines`: JSON text. `ended`: the
     claim is over, and its outcome was written: then it is enough that there still is such a job.
     """
-    table, logs = table_of(job), table_of(log)
+    table, logs = table_of(job), table_of(companions_of(job).log)
     of_jobs = array("log_ids", ids, sa.BigInteger())
     part = rows(
         "part",
@@ -132,9 +130,9 @@ def _first_line_at(logs: sa.Table) -> sa.ColumnElement[Any]:
     return sa.cast(logs.c.lines.op("#>>")(sa.literal_column("'{0,0}'")), sa.Float(53))
 
 
-def drop_old_logs(ids: Sequence[int], *, log: type[LogPart] = LogPart) -> sa.Executable:
+def drop_old_logs(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Of each of these jobs delete the lines of all claims but the newest `MAX_RUNS`."""
-    logs = table_of(log)
+    logs = table_of(companions_of(job).log)
     newest = (sa.func.max(logs.c.written_at).desc(), sa.func.max(_first_line_at(logs)).desc())
     place = sa.func.row_number().over(partition_by=logs.c.job_id, order_by=newest)
     claims = (
@@ -150,34 +148,29 @@ def drop_old_logs(ids: Sequence[int], *, log: type[LogPart] = LogPart) -> sa.Exe
     )
 
 
-def delete_notes(
-    ids: Any, *, progress: type[Progress] = Progress, log: type[LogPart] = LogPart
-) -> tuple[sa.CTE, sa.CTE]:
+def delete_notes(ids: Any, *, job: type[JobMixin] = Job) -> tuple[sa.CTE, sa.CTE]:
     """What deletes the notes of the jobs that the query `ids` names, to be added to the statement that deletes those."""
-    notes, logs = table_of(progress), table_of(log)
+    tables = companions_of(job)
+    notes, logs = table_of(tables.progress), table_of(tables.log)
     return (
         sa.delete(notes).where(members(notes.c.job_id, ids)).cte("progress_gone"),
         sa.delete(logs).where(members(logs.c.job_id, ids)).cte("logs_gone"),
     )
 
 
-def drop_stray_progress(
-    *, after: int, limit: int, job: type[JobMixin] = Job, progress: type[Progress] = Progress
-) -> sa.Executable:
+def drop_stray_progress(*, after: int, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """See `drop_stray_logs`."""
-    notes = table_of(progress)
+    notes = table_of(companions_of(job).progress)
     page = sa.select(notes.c.job_id).where(notes.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
     return _drop_strays(notes, page, limit, job)
 
 
-def drop_stray_logs(
-    *, after: int, limit: int, job: type[JobMixin] = Job, log: type[LogPart] = LogPart
-) -> sa.Executable:
+def drop_stray_logs(*, after: int, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Of a page of at most `limit` rows, by id of the job from `after` (exclusive) on, delete those whose jobs are gone.
 
     Returns one row: the last id that was looked at, NULL if there was none; how many rows were looked at; and how many are deleted.
     """
-    logs = table_of(log)
+    logs = table_of(companions_of(job).log)
     page = sa.select(logs.c.job_id).where(logs.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
     return _drop_strays(logs, page, limit, job)
 
@@ -273,7 +266,7 @@ class LogLines(NamedTuple):
     """The outcome of the claim is written."""
 
 
-class JobNotes(OfTables):
+class JobNotes(StorePart):
     """Writing what running jobs say, and deleting what was kept of jobs that are gone."""
 
     def write_progress(self, connection: sa.Connection, reports: Sequence[Report]) -> Claims:
@@ -314,24 +307,22 @@ class JobNotes(OfTables):
 
     @cached_property
     def _write_progress(self) -> Any:
-        return write_progress(
-            ids=[], tokens=[], fractions=[], messages=[], ended=[], job=self.tables.job, progress=self.tables.progress
-        )
+        return write_progress(ids=[], tokens=[], fractions=[], messages=[], ended=[], job=self.job)
 
     @cached_property
     def _write_logs(self) -> Any:
         return write_logs(
-            ids=[], tokens=[], parts=[], first=[], attempts=[], lines=[], ended=[], job=self.tables.job, log=self.tables.log
+            ids=[], tokens=[], parts=[], first=[], attempts=[], lines=[], ended=[], job=self.job
         )  # fmt: skip
 
     @cached_property
     def _drop_old_logs(self) -> Any:
-        return drop_old_logs([], log=self.tables.log)
+        return drop_old_logs([], job=self.job)
 
     @cached_property
     def _stray_progress(self) -> Any:
-        return drop_stray_progress(after=FIRST_ID, limit=0, job=self.tables.job, progress=self.tables.progress)
+        return drop_stray_progress(after=FIRST_ID, limit=0, job=self.job)
 
     @cached_property
     def _stray_logs(self) -> Any:
-        return drop_stray_logs(after=FIRST_ID, limit=0, job=self.tables.job, log=self.tables.log)
+        return drop_stray_logs(after=FIRST_ID, limit=0, job=self.job)

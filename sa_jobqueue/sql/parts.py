@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -15,7 +13,7 @@ from sqlalchemy.sql.selectable import TableValuedAlias
 from sqlalchemy.types import TypeEngine
 
 from ..arguments.subjects import Subject
-from ..models import Base, Job, JobMixin, in_schema, schema_of
+from ..models import Base, Job, JobMixin
 
 #: Before all ids.
 FIRST_ID = -(2**63)
@@ -169,30 +167,3 @@ def complete_arguments(
     given = rows("given", **columns)
     values = {name: given.c[name] for name in columns if name not in {"id", "args"}}
     return sa.update(of).where(of.c.id == given.c.id).values(args=sa.cast(given.c.args, JSONB), **values)
-
-
-# ---- What lets a builder that is given `job=` alone find the tables beside those jobs.
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def with_companions(build: Callable[P, R]) -> Callable[P, R]:
-    """Let the companions that a call does not give be those of the schema of its `job`."""
-    defaults = {name: one.default for name, one in inspect.signature(build).parameters.items()}
-    beside: dict[str, type[Base]] = {
-        name: model
-        for name, model in defaults.items()
-        if isinstance(model, type) and issubclass(model, Base) and model is not Job
-    }
-
-    @wraps(build)
-    def built(*args: P.args, **kwargs: P.kwargs) -> R:
-        job: Any = kwargs.get("job", Job)
-        if job is not Job:
-            schema = schema_of(job)
-            for name, model in beside.items():
-                kwargs.setdefault(name, in_schema(model, schema))
-        return build(*args, **kwargs)
-
-    return built

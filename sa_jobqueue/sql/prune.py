@@ -8,27 +8,18 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ..models import ArchivedTask, Job, JobMixin, LogPart, Progress, WorkflowRow, status_in
+from ..models import Job, JobMixin, companions_of, status_in
 from ..rules.lifecycle import FINISHED
 from ..util.log import get_logger
 from .admin import UNSYNCHRONIZED, Criterion, check_criteria
 from .archive import is_not_archived, make_months_of, move_jobs
 from .claims import Fault, fault_of, is_month_missing
 from .notes import delete_notes
-from .parts import FIRST_TIME, epoch_of, in_seconds, members, table_of, with_companions
-from .tables import OfTables
+from .parts import FIRST_TIME, epoch_of, in_seconds, members, table_of
+from .tables import StorePart
 
 
-@with_companions
-def prune_jobs(
-    *where: Criterion,
-    limit: int = 1_000,
-    job: type[JobMixin] = Job,
-    progress: type[Progress] = Progress,
-    log: type[LogPart] = LogPart,
-    workflow: type[WorkflowRow] = WorkflowRow,
-    archived_task: type[ArchivedTask] = ArchivedTask,
-) -> sa.Executable:
+def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
 
     Without criteria, jobs of archived tasks are left to the workers, which move them to the archive.
@@ -38,6 +29,7 @@ def prune_jobs(
     Rows that another transaction has locked are left for the next time. A row that a foreign key of the application's
     still needs makes the statement fail, as any DELETE would.
     """
+    workflow = companions_of(job).workflow
     if not isinstance(limit, int):
         raise TypeError(f"limit must be an integer, not {limit!r}")
     if limit < 0:
@@ -46,19 +38,11 @@ def prune_jobs(
     columns = table_of(job).c
     goes_on = sa.select(workflow.id).where(workflow.id == columns.workflow_id, workflow.finished_at.is_(None))
     named = sa.select(columns.id).where(*where, sa.not_(goes_on.correlate(table_of(job)).exists())).order_by(columns.id)
-    chosen = named if where else _over(job).where(is_not_archived(job, archived_task=archived_task))
-    return _delete_finished(job, chosen, limit, progress=progress, log=log).returning(columns.id)
+    chosen = named if where else _over(job).where(is_not_archived(job))
+    return _delete_finished(job, chosen, limit).returning(columns.id)
 
 
-def prune_page(
-    *,
-    after: float = FIRST_TIME,
-    limit: int,
-    job: type[JobMixin] = Job,
-    progress: type[Progress] = Progress,
-    log: type[LogPart] = LogPart,
-    archived_task: type[ArchivedTask] = ArchivedTask,
-) -> sa.Executable:
+def prune_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete a page of the jobs whose time is over, from `after` on, in seconds since 1970. Not those of archived tasks: a worker may
     not have heard of these yet.
 
@@ -66,17 +50,17 @@ def prune_page(
     walk over all that was deleted before, while a snapshot is held.
     """
     columns = table_of(job).c
-    over = _over(job, after=after).where(is_not_archived(job, archived_task=archived_task))
-    gone = _delete_finished(job, over, limit, progress=progress, log=log)
+    over = _over(job, after=after).where(is_not_archived(job))
+    gone = _delete_finished(job, over, limit)
     return gone.returning(columns.id, epoch_of(columns.purge_at))
 
 
-def move_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job, **beside: Any) -> sa.Executable:
+def move_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """The same where there are archived tasks: their jobs are moved to the archive, the others are deleted.
 
-    `beside`: the other tables of `move_jobs`, which says what it returns.
+    Returns what `move_jobs` does.
     """
-    return move_jobs(_ids(job, _over(job, after=after), limit), job=job, **beside)
+    return move_jobs(_ids(job, _over(job, after=after), limit), job=job)
 
 
 def make_months_of_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
@@ -85,22 +69,16 @@ def make_months_of_page(*, after: float = FIRST_TIME, limit: int, job: type[JobM
     return make_months_of(page, job=job)
 
 
-def move_this(*where: Criterion, job: type[JobMixin] = Job, **beside: Any) -> sa.Executable:
+def move_this(*where: Criterion, job: type[JobMixin] = Job) -> sa.Executable:
     """Move or delete the one finished job that matches."""
-    return move_jobs(_ids(job, sa.select(table_of(job).c.id).where(*where), 1), job=job, **beside)
+    return move_jobs(_ids(job, sa.select(table_of(job).c.id).where(*where), 1), job=job)
 
 
-def first_over(
-    *,
-    after: float = FIRST_TIME,
-    archive: bool = False,
-    job: type[JobMixin] = Job,
-    archived_task: type[ArchivedTask] = ArchivedTask,
-) -> sa.Select[Any]:
+def first_over(*, after: float = FIRST_TIME, archive: bool = False, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """The job whose time has been over for longest, from `after` on, locked. `archive`: also one of an archived task."""
     over = _over(job, after=after)
     if not archive:
-        over = over.where(is_not_archived(job, archived_task=archived_task))
+        over = over.where(is_not_archived(job))
     return _locked_to_delete(job, over).limit(1)
 
 
@@ -129,13 +107,11 @@ def _ids(job: type[JobMixin], chosen: sa.Select[Any], limit: int) -> sa.Select[A
     return sa.select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
 
 
-def _delete_finished(
-    job: type[JobMixin], chosen: sa.Select[Any], limit: int, *, progress: type[Progress], log: type[LogPart]
-) -> sa.Delete:
+def _delete_finished(job: type[JobMixin], chosen: sa.Select[Any], limit: int) -> sa.Delete:
     """Delete those jobs, and with them what is kept of what they said."""
     ids = _ids(job, chosen, limit)
     gone = sa.delete(job).where(members(table_of(job).c.id, ids)).execution_options(**UNSYNCHRONIZED)
-    return gone.add_cte(*delete_notes(ids, progress=progress, log=log))
+    return gone.add_cte(*delete_notes(ids, job=job))
 
 
 def postpone_purge(*where: Criterion, by: timedelta, job: type[JobMixin] = Job) -> sa.Executable:
@@ -167,7 +143,7 @@ class Pruned(NamedTuple):
     reached: float
 
 
-class Pruning(OfTables):
+class Pruning(StorePart):
     """Deleting pages of jobs, and getting past a job that cannot be deleted.
 
     `archive`: whether there are archived tasks; their jobs are moved to the archive then. Without it they are left. It fails if the
@@ -190,19 +166,14 @@ class Pruning(OfTables):
         """
         _refuse_soon(connection, seconds)
         if archive:
-            jobs, reached = connection.execute(move_page(after=after, limit=limit, **self.tables.of_job)).one()
+            jobs, reached = connection.execute(move_page(after=after, limit=limit, job=self.job)).one()
             return Pruned(jobs, after if reached is None else reached)
-        tables = self.tables
-        page = prune_page(
-            after=after, limit=limit, job=tables.job, progress=tables.progress, log=tables.log,
-            archived_task=tables.archived_task,
-        )  # fmt: skip
-        gone = connection.execute(page).all()
+        gone = connection.execute(prune_page(after=after, limit=limit, job=self.job)).all()
         return Pruned(len(gone), max((row.purge_at for row in gone), default=after))
 
     def make_months_of_page(self, connection: sa.Connection, *, limit: int, after: float = FIRST_TIME) -> int:
         """Make the months of the archive that the next page needs; how many were missing."""
-        return int(connection.scalar(make_months_of_page(after=after, limit=limit, job=self.tables.job)) or 0)
+        return int(connection.scalar(make_months_of_page(after=after, limit=limit, job=self.job)) or 0)
 
     def prune_first(
         self,
@@ -220,26 +191,22 @@ class Pruning(OfTables):
 
         `months`: make the month of the archive that it needs, too. One whose month cannot be there stays then as well.
         """
-        job, archived_task = self.tables.job, self.tables.archived_task
+        job = self.job
         # Locked to the end: another worker may not put off the next in its place.
-        first: int | None = connection.scalars(
-            first_over(after=after, archive=archive, job=job, archived_task=archived_task)
-        ).first()
+        first: int | None = connection.scalars(first_over(after=after, archive=archive, job=job)).first()
         if first is None:
             return None
         this = job.__table__.c.id == first
         if months:
-            moved = sa.select(job.__table__.c.id).where(
-                this, sa.not_(is_not_archived(job, archived_task=archived_task))
-            )
+            moved = sa.select(job.__table__.c.id).where(this, sa.not_(is_not_archived(job)))
             connection.execute(make_months_of(moved, job=job))
         try:
             with connection.begin_nested():
                 _refuse_soon(connection, seconds)
                 if archive:
-                    connection.execute(move_this(this, **self.tables.of_job))
+                    connection.execute(move_this(this, job=self.job))
                 else:
-                    connection.execute(prune_jobs(this, job=job, progress=self.tables.progress, log=self.tables.log))
+                    connection.execute(prune_jobs(this, job=job))
         except DBAPIError as error:
             fault = fault_of(error)
             if fault is Fault.AWAY or (is_month_missing(error) and not months):

@@ -14,7 +14,6 @@ from .prune import Pruning
 from .readings.stats import Stats
 from .schedules.declared import DeclaredSchedules
 from .schedules.due import Schedules
-from .tables import Tables
 from .unique import UniqueKeys
 from .waking import Waiting, Waking
 from .workers import Workers
@@ -39,15 +38,15 @@ class Store(
     Workers,
     Workflows,
 ):
-    """What a worker does to one bundle of tables.
+    """What a worker does to one job table, and to the other tables of its schema.
 
     It holds its statements, and nothing of any connection: threads and workers may share it.
     """
 
 
-default_store = Store(Tables())
+default_store = Store(Job)
 
 
 def store_of(job: type[JobMixin]) -> Store:
     """The store of the jobs of this class, and of their companions."""
-    return default_store if job is Job else Store(Tables.of(job))
+    return default_store if job is Job else Store(job)

@@ -13,15 +13,13 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import ClauseElement
 
-from ..errors import ConfigurationError
-from ..models import Companions, Job, JobMixin, companions_of
+from ..models import JobMixin, companions_of
 from ..util.schema import schema_on
 from ..util.sqlalchemy_internals import may_have_listeners
 from .archived import is_archive_locked
@@ -155,60 +153,38 @@ def as_sqlalchemy(
     )  # fmt: skip
 
 
-# ---- The tables of one store: the jobs and their companions.
+# ---- What all parts of a store have.
 
 
-@dataclass(frozen=True, slots=True)
-class Tables(Companions):
-    """A job class and its companions, all of one schema; the wake-up gates are sequences of that schema.
+class StorePart:
+    """A part of `Store`: statements about one job table and the other tables of its schema.
 
-    What one store writes refers to the jobs of no other: their ids may be equal. Raises ConfigurationError where the
-    classes are of several schemas.
+    What one store writes refers to the jobs of no other: their ids may be equal.
     """
 
-    job: type[JobMixin] = Job
-
-    def __post_init__(self) -> None:
-        classes = (self.job, *(getattr(self, one.name) for one in fields(Companions)))
-        schemas = {str(one.__table__.schema): one.__name__ for one in classes}
-        if len(schemas) > 1:
-            found = ", ".join(f"{name} in {schema}" for schema, name in schemas.items())
-            raise ConfigurationError(f"the tables of a store must be of one schema, not {found}")
-
-    @classmethod
-    def of(cls, job: type[JobMixin]) -> Tables:
-        """The class `job` with the companions of its schema."""
-        beside = companions_of(job)
-        return cls(job=job, **{one.name: getattr(beside, one.name) for one in fields(Companions)})
-
-    @property
-    def of_job(self) -> dict[str, Any]:
-        """The tables between which a job moves, with what it has said, by the names that the statements have for them."""
-        names = ("job", "progress", "log", "archived_job", "archived_task")
-        return {name: getattr(self, name) for name in names}
+    def __init__(self, job: type[JobMixin]) -> None:
+        self.job, self.tables = job, companions_of(job)
 
     @property
     def completion(self) -> str:
-        """The SQL function by which a handler's transaction completes its job. Its text names the job table, so each has one."""
+        """The SQL function by which a handler's transaction completes its job. Its text names the job table, so each has its own."""
         return f"complete_{self.job.__tablename__}"
 
     @property
     def member_completion(self) -> str:
-        """The same for a member of a workflow, to which the end is told."""
+        """The SQL function that completes a member of a workflow, and appends the end to the workflow's events."""
         name = self.job.__tablename__
         return "complete_member" if name == "job" else f"complete_member_{name}"
 
-
-class OfTables:
-    """What is bound to tables."""
-
-    def __init__(self, tables: Tables) -> None:
-        self.tables = tables
+    @property
+    def schema(self) -> str:
+        """The schema of the tables, as they are mapped."""
+        return self.job.__table__.schema or ""
 
     def schema_on(self, connection: sa.Connection) -> str:
         """The schema where this connection finds the tables."""
-        return schema_on(connection, self.tables.job.__table__)
+        return schema_on(connection, self.job.__table__)
 
     def is_archive_locked(self, connection: sa.Connection) -> bool:
-        """Whether no job can be moved to the archive just now, whichever it is."""
+        """Whether no job at all can be moved to the archive just now."""
         return bool(connection.scalar(is_archive_locked(schema=self.schema_on(connection))))

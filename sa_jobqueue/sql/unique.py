@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from ..arguments.context import ClaimedJob
-from ..models import Job, JobMixin, UniqueKey, schema_function, status_in
+from ..models import Job, JobMixin, companions_of, schema_function, status_in
 from ..rules.lifecycle import FINISHED, extra
 from .ends import is_held
 from .parts import array, in_seconds, lock_in_order, members, packed, packed_texts, table_of
-from .tables import Compiled, OfTables
+from .tables import Compiled, StorePart
 
 
 def key_of(table: sa.FromClause) -> sa.ColumnElement[Any]:
@@ -31,13 +31,13 @@ def started_key(table: sa.FromClause) -> sa.ColumnElement[Any]:
     return sa.case((_text(table.c.uniqueness, "scope") == sa.literal_column("'queued'"), key_of(table)))
 
 
-def given_back(jobs: Sequence[sa.FromClause], keys: type[UniqueKey]) -> list[sa.CTE]:
+def given_back(jobs: Sequence[sa.FromClause], job: type[JobMixin]) -> list[sa.CTE]:
     """What gives the keys of these jobs back, to be added to the statement that ends them.
 
     `jobs` have the columns `id` and `key`, which is NULL where there is nothing to give back. A key that is kept for some time
     after its job's end is given that time; one that another transaction has locked is left, and maintenance will find it.
     """
-    key = table_of(keys)
+    key = table_of(companions_of(job).unique_key)
     ids = [sa.select(one.c.id).where(one.c.key.is_not(None)) for one in jobs]
     texts = [sa.select(one.c.key).where(one.c.key.is_not(None)) for one in jobs]
     mine = (
@@ -65,13 +65,13 @@ def started_parameters(started: Mapping[int, str]) -> dict[str, Any]:
     return {"started_ids": packed(started), "started_keys": packed_texts(started.values())}
 
 
-def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = UniqueKey) -> sa.Executable:
+def free_started_keys(started: Mapping[int, str], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Free the keys of jobs that have been started, given by their ids, except those that another transaction has locked.
 
     Returns the ids of the jobs whose keys it freed. To be executed in a transaction of its own: its commit does not wait for the
     disk, because a key that a crash brings back is that of a job that runs, and is free as such.
     """
-    key = table_of(keys)
+    key = table_of(companions_of(job).unique_key)
     given = started_parameters(started)
     # In the statement, which is nearly always its own transaction. To wait would take a worker of such jobs half of its time.
     at_leisure = sa.select(
@@ -102,9 +102,9 @@ def free_started_keys(started: Mapping[int, str], *, keys: type[UniqueKey] = Uni
     return sa.delete(key).where(members(key.c.key, sa.select(mine.c.key))).returning(key.c.job_id)
 
 
-def key_holders(ids: Sequence[int], *, job: type[JobMixin] = Job, keys: type[UniqueKey] = UniqueKey) -> sa.Executable:
+def key_holders(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Of these jobs, those whose unique keys another job has: the id, and the other's."""
-    table, key = table_of(job), table_of(keys)
+    table, key = table_of(job), table_of(companions_of(job).unique_key)
     mine = table.c.id == sa.func.any(array("of_ids", ids, sa.BigInteger()))
     return (
         sa.select(table.c.id, key.c.job_id)
@@ -113,9 +113,9 @@ def key_holders(ids: Sequence[int], *, job: type[JobMixin] = Job, keys: type[Uni
     )
 
 
-def drop_expired_keys(*, limit: int, keys: type[UniqueKey] = UniqueKey) -> sa.Executable:
+def drop_expired_keys(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete at most `limit` keys whose time is over. Returns them."""
-    key = table_of(keys)
+    key = table_of(companions_of(job).unique_key)
     over = (
         sa.select(key.c.key)
         .where(key.c.expires_at <= sa.func.now())
@@ -132,15 +132,13 @@ def drop_expired_keys(*, limit: int, keys: type[UniqueKey] = UniqueKey) -> sa.Ex
     )
 
 
-def free_stray_keys(
-    *, after: str, limit: int, job: type[JobMixin] = Job, keys: type[UniqueKey] = UniqueKey
-) -> sa.Executable:
+def free_stray_keys(*, after: str, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Free, of `limit` keys from `after` (exclusive) on, those whose jobs have ended, have another key, or are gone: by plain
     SQL by hand.
 
     Returns one row: the last key that was looked at, NULL if there was none, and how many of these were free to go.
     """
-    key, table = table_of(keys), table_of(job)
+    key, table = table_of(companions_of(job).unique_key), table_of(job)
     page = (
         sa.select(key.c.key, key.c.job_id)
         .where(key.c.key > sa.bindparam("after_key", after, sa.Text), key.c.expires_at.is_(None))
@@ -164,17 +162,15 @@ def free_stray_keys(
     )
     looked_at = sa.select(sa.func.max(page.c.key)).scalar_subquery()
     return sa.select(looked_at, sa.select(sa.func.count()).select_from(stray).scalar_subquery()).add_cte(
-        *given_back([stray], keys)
+        *given_back([stray], job)
     )
 
 
-def find_stray_keys(
-    *, limit: int, sample: int = 10_000, job: type[JobMixin] = Job, keys: type[UniqueKey] = UniqueKey
-) -> sa.Executable:
+def find_stray_keys(*, limit: int, sample: int = 10_000, job: type[JobMixin] = Job) -> sa.Executable:
     """The keys of jobs that have ended, have another key, or are gone, among the first `sample` keys: to read all keys would be to read
     all their jobs. Columns: key, job_id; and total, of all that were found. No more than `limit` rows, in the order of the keys.
     """
-    held, table = table_of(keys), table_of(job)
+    held, table = table_of(companions_of(job).unique_key), table_of(job)
     first = sa.select(held.c.key, held.c.job_id).where(held.c.expires_at.is_(None)).order_by(held.c.key)
     key = first.limit(sa.bindparam("sample", sample, sa.Integer)).subquery("key")
     # OFFSET 0 is a fence: it is looked up for each key. As a join it would be by a scan of all jobs.
@@ -231,7 +227,7 @@ class FreedKeys(NamedTuple):
     freed: int
 
 
-class UniqueKeys(OfTables):
+class UniqueKeys(StorePart):
     """Freeing keys: of jobs that have been started, those whose time is over, and those that changes by hand left behind."""
 
     def free_started_keys(self, connection: sa.Connection, started: Mapping[int, str]) -> set[int]:
@@ -240,13 +236,13 @@ class UniqueKeys(OfTables):
 
     @cached_property
     def _free_started(self) -> Compiled:
-        return Compiled(free_started_keys({}, keys=self.tables.unique_key))
+        return Compiled(free_started_keys({}, job=self.job))
 
     def drop_expired_keys(self, connection: sa.Connection, *, limit: int = 1_000) -> int:
         """Delete a page of the keys whose time is over. Returns how many there were."""
-        return len(connection.execute(drop_expired_keys(limit=limit, keys=self.tables.unique_key)).all())
+        return len(connection.execute(drop_expired_keys(limit=limit, job=self.job)).all())
 
     def free_stray_keys(self, connection: sa.Connection, *, after: str = "", limit: int = 1_000) -> FreedKeys:
         """Look at a page of keys, and free those whose jobs have ended or are gone."""
-        statement = free_stray_keys(after=after, limit=limit, job=self.tables.job, keys=self.tables.unique_key)
+        statement = free_stray_keys(after=after, limit=limit, job=self.job)
         return FreedKeys._make(connection.execute(statement).one())

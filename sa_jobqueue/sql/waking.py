@@ -15,13 +15,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, REGCLASS, UUID, insert
 
 from ..arguments.ends import JobEnd
-from ..models import Awaited, Job, JobMixin, status_in
+from ..models import Job, JobMixin, companions_of, status_in
 from ..rules.lifecycle import FINISHED
 from ..util.schema import GATES, SCHEMA
 from .archived import archived_ends
 from .parts import array, in_seconds, rows, table_of
 from .readings.depths import due_queues
-from .tables import OfTables
+from .tables import StorePart
 from .workers import EVERY_QUEUE
 
 #: What is told on a table's channel where a schedule was made or changed, instead of a queue's name.
@@ -64,7 +64,7 @@ def channel_of(*, table: str, schema: str = SCHEMA) -> sa.Executable:
 # ---- Being woken for new jobs.
 
 
-class Waking(OfTables):
+class Waking(StorePart):
     """The gates that a worker opens, and the channel on which it is told."""
 
     def listen_for(self, connection: sa.Connection, queues: Sequence[str], *, seconds: float) -> None:
@@ -74,11 +74,11 @@ class Waking(OfTables):
 
     def due_queues(self, connection: sa.Connection) -> set[str]:
         """The queues that have due jobs."""
-        return set(connection.scalars(due_queues(job=self.tables.job)))
+        return set(connection.scalars(due_queues(job=self.job)))
 
     def channel(self, connection: sa.Connection) -> str:
         """The channel on which wake-ups come."""
-        name = channel_of(table=self.tables.job.__tablename__, schema=self.schema_on(connection))
+        name = channel_of(table=self.job.__tablename__, schema=self.schema_on(connection))
         return str(connection.scalar(name))
 
 
@@ -100,22 +100,21 @@ def ends_of(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
     ).where(columns.id == asked.c.id)
 
 
-def wait_for_jobs(
-    ids: Sequence[int], *, waiter: uuid.UUID, seconds: float, awaited: type[Awaited] = Awaited
-) -> sa.Executable:
+def wait_for_jobs(ids: Sequence[int], *, waiter: uuid.UUID, seconds: float, job: type[JobMixin] = Job) -> sa.Executable:
     """Say that `waiter` waits for these jobs during the next `seconds`. Said again, it is for longer."""
     wanted = rows("wanted", id=array("awaited_ids", ids, sa.BigInteger()))
     source = sa.select(
         wanted.c.id, sa.bindparam("of_waiter", waiter, UUID(as_uuid=True)), in_seconds(seconds, name="wait_seconds")
     ).order_by(wanted.c.id)
-    statement = insert(awaited).from_select(["job_id", "waiter", "expires_at"], source)
+    statement = insert(companions_of(job).awaited).from_select(["job_id", "waiter", "expires_at"], source)
     return statement.on_conflict_do_update(
         index_elements=["job_id", "waiter"], set_={"expires_at": statement.excluded.expires_at}
     )
 
 
-def end_waits(ids: Sequence[int], *, waiter: uuid.UUID, awaited: type[Awaited] = Awaited) -> sa.Executable:
+def end_waits(ids: Sequence[int], *, waiter: uuid.UUID, job: type[JobMixin] = Job) -> sa.Executable:
     """Say that `waiter` does not wait for these jobs any more."""
+    awaited = companions_of(job).awaited
     ended = rows("ended", id=array("awaited_ids", ids, sa.BigInteger()))
     return sa.delete(awaited).where(
         awaited.job_id == ended.c.id,
@@ -123,8 +122,9 @@ def end_waits(ids: Sequence[int], *, waiter: uuid.UUID, awaited: type[Awaited] =
     )
 
 
-def drop_expired_waits(*, awaited: type[Awaited] = Awaited) -> sa.Executable:
+def drop_expired_waits(*, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete what processes left behind that were killed while they waited."""
+    awaited = companions_of(job).awaited
     return sa.delete(awaited).where(awaited.expires_at <= sa.func.now())
 
 
@@ -142,13 +142,13 @@ def open_end_gate(*, seconds: float, schema: str = SCHEMA) -> sa.Executable:
 # ---- Waiting for the end of jobs.
 
 
-class Waiting(OfTables):
+class Waiting(StorePart):
     """Which jobs are awaited, what became of them, and the channel on which their ends are told."""
 
     def ends(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
         """Of these jobs what became of each: None while it has not ended, and a `JobEnd` that `is_gone` where there is none."""
         found: dict[int, JobEnd | None] = {job_id: JobEnd(job_id, None, None, None, None) for job_id in ids}
-        for job_id, task, status, result, error in connection.execute(ends_of(ids, job=self.tables.job)):
+        for job_id, task, status, result, error in connection.execute(ends_of(ids, job=self.job)):
             last = error if isinstance(error, dict) else None  # whatever plain SQL has written
             found[job_id] = JobEnd(job_id, task, status, result, last) if status in FINISHED else None
         return found
@@ -156,9 +156,7 @@ class Waiting(OfTables):
     def archived_ends(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
         """What became of those of these jobs that are in the archive."""
         found: dict[int, JobEnd | None] = {}
-        for job_id, task, status, result, error in connection.execute(
-            archived_ends(ids, archived_job=self.tables.archived_job)
-        ):
+        for job_id, task, status, result, error in connection.execute(archived_ends(ids, job=self.job)):
             found[job_id] = JobEnd(job_id, task, status, result, error if isinstance(error, dict) else None)
         return found
 
@@ -169,15 +167,15 @@ class Waiting(OfTables):
         connection.execute(
             open_end_gate(seconds=seconds, schema=schema)
         )  # first, because a row says nothing while the gate is closed
-        connection.execute(wait_for_jobs(ids, waiter=waiter, seconds=seconds, awaited=self.tables.awaited))
+        connection.execute(wait_for_jobs(ids, waiter=waiter, seconds=seconds, job=self.job))
 
     def end_waits(self, connection: sa.Connection, ids: Sequence[int], *, waiter: uuid.UUID) -> None:
         """Say that `waiter` does not wait for these any more."""
-        connection.execute(end_waits(ids, waiter=waiter, awaited=self.tables.awaited))
+        connection.execute(end_waits(ids, waiter=waiter, job=self.job))
 
     def drop_expired_waits(self, connection: sa.Connection) -> None:
         """Delete what processes left behind that were killed while they waited."""
-        connection.execute(drop_expired_waits(awaited=self.tables.awaited))
+        connection.execute(drop_expired_waits(job=self.job))
 
     def channel_of_ends(self, connection: sa.Connection, *, schema: str) -> str:
         """The channel on which the ends of awaited jobs are told, by id."""

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import UUID, insert
 
-from ..models import ArchivedTask, Job, JobMixin, LimitRow, Schedule, WorkerRow
+from ..models import Job, JobMixin, companions_of
 from .admin import UNSYNCHRONIZED, check_criteria
 from .archive import archived_names
 from .limits.declared import are_undeclared
-from .parts import array, epoch, with_companions
+from .parts import array, epoch
 from .readings.depths import LISTENS_FOR
 from .schedules.due import next_look
-from .tables import OfTables
+from .tables import StorePart
 
 #: Among the queues of a worker: all that it does not name.
 EVERY_QUEUE = "*"
@@ -52,10 +52,7 @@ def enrol_worker(
     skipped: Mapping[str, str | None] | None = None,
     slots: Mapping[str, int] | None = None,
     undeclared_for: timedelta = timedelta(minutes=5),
-    worker: type[WorkerRow] = WorkerRow,
-    schedule: type[Schedule] = Schedule,
-    limit: type[LimitRow] = LimitRow,
-    archived_task: type[ArchivedTask] = ArchivedTask,
+    job: type[JobMixin] = Job,
 ) -> sa.Executable:
     """Insert the row of a worker process; or, where it is there, say that the process was seen now, and what changes of it.
 
@@ -65,29 +62,28 @@ def enrol_worker(
     database's clock, in seconds since 1970. Whether there are limits that no code has declared for `undeclared_for`. The names of the
     tasks whose jobs are archived. And whether an operator asks this worker to drain.
     """
+    worker = companions_of(job).worker
     changing = {"memory": memory, "loop_lag": loop_lag, "pressure": pressure, "skipped": skipped}
     row = insert(worker).values(
         id=id, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version, lease=lease,
         schema_version=schema_version, tasks=dict(tasks), slots=slots, **changing,
     )  # fmt: skip
     return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": sa.func.now(), **changing}).returning(
-        next_look(schedule=schedule).scalar_subquery().label("next_look"),
+        next_look(job=job).scalar_subquery().label("next_look"),
         epoch(sa.func.clock_timestamp()).label("clock"),
-        are_undeclared(after=undeclared_for, limit=limit).label("undeclared"),
-        archived_names(archived_task=archived_task).label("archived"),
+        are_undeclared(after=undeclared_for, job=job).label("undeclared"),
+        archived_names(job=job).label("archived"),
         worker.drain_requested_at.is_not(None).label("drains"),
     )
 
 
-def remove_worker(id: uuid.UUID, *, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
+def remove_worker(id: uuid.UUID, *, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete the row of a worker process that leaves."""
+    worker = companions_of(job).worker
     return sa.delete(worker).where(worker.id == id)
 
 
-@with_companions
-def drain_workers(
-    *where: sa.ColumnExpressionArgument[bool], job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow
-) -> sa.Executable:
+def drain_workers(*where: sa.ColumnExpressionArgument[bool], job: type[JobMixin] = Job) -> sa.Executable:
     """Ask worker processes to drain, as SIGTERM does: they claim no more, let running jobs finish, and end. Returns their ids.
 
     >>> from sa_jobqueue.models import WorkerRow
@@ -96,6 +92,7 @@ def drain_workers(
     A worker hears of it when it next renews its row: within a third of its lease, and 20 s at most. Whether another process takes its
     place is for what has started it. One that was asked before is not returned.
     """
+    worker = companions_of(job).worker
     if not where:
         raise ValueError(
             "say which workers: drain_workers(WorkerRow.host == 'web-1'), or drain_workers(true()) for all of them"
@@ -113,14 +110,16 @@ def drain_workers(
     )
 
 
-def forget_workers(*, unseen_for: timedelta, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
+def forget_workers(*, unseen_for: timedelta, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete the rows of the workers that have not been seen for `unseen_for`."""
+    worker = companions_of(job).worker
     unseen = sa.select(worker.id).where(worker.seen_at < sa.func.now() - unseen_for).with_for_update(skip_locked=True)
     return sa.delete(worker).where(worker.id.in_(unseen))
 
 
-def places_of(ids: Collection[uuid.UUID], *, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
+def places_of(ids: Collection[uuid.UUID], *, job: type[JobMixin] = Job) -> sa.Executable:
     """The id, host and pid of those of these workers whose rows are still there."""
+    worker = companions_of(job).worker
     wanted = array("worker_ids", [str(one) for one in ids], UUID())
     return sa.select(worker.id, worker.host, worker.pid).where(worker.id == sa.func.any(wanted))
 
@@ -158,7 +157,7 @@ class Enrolled(NamedTuple):
     drains: bool
 
 
-class Workers(OfTables):
+class Workers(StorePart):
     """Which worker processes there are."""
 
     def enrol(
@@ -177,19 +176,17 @@ class Workers(OfTables):
         row = connection.execute(
             enrol_worker(
                 id=worker, host=host, pid=pid, queues=queues, concurrency=concurrency, version=version, **more,
-                worker=self.tables.worker, schedule=self.tables.schedule,
-                limit=self.tables.limit, archived_task=self.tables.archived_task,
-            )
+                job=self.job)
         ).one()  # fmt: skip
         return Enrolled(row.next_look, row.clock, frozenset(row.archived), row.undeclared, row.drains)
 
     def forget_workers(self, connection: sa.Connection, *, unseen_for: timedelta) -> int:
         """Strike off the workers that have not been seen for `unseen_for`; how many they were."""
-        return connection.execute(forget_workers(unseen_for=unseen_for, worker=self.tables.worker)).rowcount
+        return connection.execute(forget_workers(unseen_for=unseen_for, job=self.job)).rowcount
 
     def leave(self, connection: sa.Connection, worker: uuid.UUID) -> None:
         """Strike this worker off."""
-        connection.execute(remove_worker(worker, worker=self.tables.worker))
+        connection.execute(remove_worker(worker, job=self.job))
 
 
 def end_backend(connection: sa.Connection, pid: int, *, application: str, seconds: float) -> None:

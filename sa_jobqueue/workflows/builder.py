@@ -185,7 +185,7 @@ class _Built(AddsOnly):
         schema = cast(Any, row.__table__).schema
         if self._callbacks:
             callback = in_schema(WorkflowCallback, schema)
-            connection.execute(insert_callbacks(row.id, self._callbacks, callback=callback))
+            connection.execute(insert_callbacks(row.id, self._callbacks, callback))
         self._graph.ids = connection.scalar(add_members(row.id, self._graph.rows, schema=schema)) or []
 
 

@@ -91,7 +91,6 @@ from sa_jobqueue.sql.schedules.due import (
     pause_failing,
     set_aside,
 )
-from sa_jobqueue.sql.tables import Tables
 from sa_jobqueue.sql.unique import find_stray_keys
 from sa_jobqueue.sql.waking import (
     channel_of,
@@ -197,11 +196,6 @@ class _OwnBase(DeclarativeBase): ...
 class _OwnJob(JobMixin, _OwnBase):
     __table_args__ = ({"schema": "golden_queue"},)
     tenant_id: Mapped[int | None]
-
-
-def _beside(job: type[JobMixin]) -> dict[str, object]:
-    of_job = Tables.of(job).of_job
-    return {name: of_job[name] for name in of_job if name != "job"}
 
 
 _TIME = datetime(2026, 11, 21, tzinfo=UTC)
@@ -332,7 +326,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "prune_jobs_where": lambda: prune_jobs(Job.queue == "old", limit=10),
     "prune_page": lambda: prune_page(after=1.0, limit=10),
     "move_page": lambda: move_page(after=1.0, limit=10),
-    "move_own_page": lambda: move_page(after=1.0, limit=10, job=_OwnJob, **_beside(_OwnJob)),
+    "move_own_page": lambda: move_page(after=1.0, limit=10, job=_OwnJob),
     "move_this": lambda: move_this(Job.id == 1),
     "make_months_of_page": lambda: make_months_of_page(after=1.0, limit=10),
     "make_months_ahead": make_months_ahead,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import fields
 from datetime import timedelta
 from typing import Any, cast
 
@@ -12,30 +13,8 @@ from sqlalchemy import Connection, Engine, MetaData, func, insert, select
 from sqlalchemy.orm import DeclarativeBase
 
 from sa_jobqueue.arguments.context import ClaimedJob
-from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations import upgrade_database
-from sa_jobqueue.models import (
-    ArchivedJob,
-    ArchivedTask,
-    AuditEntry,
-    Awaited,
-    Job,
-    KeyRow,
-    LimitRow,
-    LimitState,
-    LogPart,
-    Progress,
-    Schedule,
-    Stat,
-    UniqueKey,
-    Uptime,
-    WorkerRow,
-    WorkflowCallback,
-    WorkflowDependency,
-    WorkflowEvent,
-    WorkflowJoin,
-    WorkflowRow,
-)
+from sa_jobqueue.models import Companions, Job
 from sa_jobqueue.rules.lifecycle import Change, Rules, decide
 from sa_jobqueue.rules.limits import Limits
 from sa_jobqueue.rules.outcomes import Completed
@@ -46,7 +25,6 @@ from sa_jobqueue.sql.limits.declared import limits_definition
 from sa_jobqueue.sql.notes import LogLines, Report
 from sa_jobqueue.sql.parts import FIRST_ID
 from sa_jobqueue.sql.store import Store, default_store, store_of
-from sa_jobqueue.sql.tables import Tables
 from sa_jobqueue.statements import insert_jobs
 from sa_jobqueue.worker.connections.pool import psycopg_of
 from sa_jobqueue.worker.running import transaction as libpq
@@ -64,96 +42,8 @@ class OtherJob(OtherBase):
     __tablename__ = "job"
 
 
-class OtherWorker(OtherBase):
-    __table__ = WorkerRow.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherUptime(OtherBase):
-    __table__ = Uptime.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherProgress(OtherBase):
-    __table__ = Progress.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherLogPart(OtherBase):
-    __table__ = LogPart.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherUniqueKey(OtherBase):
-    __table__ = UniqueKey.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherAwaited(OtherBase):
-    __table__ = Awaited.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherStat(OtherBase):
-    __table__ = Stat.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherSchedule(OtherBase):
-    __table__ = Schedule.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherLimit(OtherBase):
-    __table__ = LimitRow.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherKey(OtherBase):
-    __table__ = KeyRow.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherLimitState(OtherBase):
-    __table__ = LimitState.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherWorkflow(OtherBase):
-    __table__ = WorkflowRow.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherDependency(OtherBase):
-    __table__ = WorkflowDependency.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherJoin(OtherBase):
-    __table__ = WorkflowJoin.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherCallback(OtherBase):
-    __table__ = WorkflowCallback.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherEvent(OtherBase):
-    __table__ = WorkflowEvent.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherArchivedJob(OtherBase):
-    __table__ = ArchivedJob.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherAudit(OtherBase):
-    __table__ = AuditEntry.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-class OtherArchivedTask(OtherBase):
-    __table__ = ArchivedTask.__table__.to_metadata(OtherBase.metadata, schema=SCHEMA)  # type: ignore[attr-defined]
-
-
-JOB, WORKER, UPTIME, KEY, SCHEDULE = (
-    cast("type[Job]", OtherJob),
-    cast("type[WorkerRow]", OtherWorker),
-    cast("type[Uptime]", OtherUptime),
-    cast("type[UniqueKey]", OtherUniqueKey),
-    cast("type[Schedule]", OtherSchedule),
-)
-REST: dict[str, Any] = {
-    "progress": OtherProgress, "log": OtherLogPart, "awaited": OtherAwaited, "stat": OtherStat, "limit": OtherLimit,
-    "key": OtherKey, "limit_state": OtherLimitState, "workflow": OtherWorkflow, "dependency": OtherDependency,
-    "join": OtherJoin, "callback": OtherCallback, "event": OtherEvent,
-    "archived_job": OtherArchivedJob, "archived_task": OtherArchivedTask, "audit": OtherAudit,
-}  # fmt: skip
-OTHER = Store(Tables(job=JOB, worker=WORKER, uptime=UPTIME, unique_key=KEY, schedule=SCHEDULE, **REST))
+JOB = cast("type[Job]", OtherJob)
+OTHER = Store(JOB)
 BOTH = [default_store, OTHER]
 ME = {"worker": "me", "queues": {"default": 5}}
 
@@ -166,7 +56,7 @@ def both(engine: Engine) -> Iterator[Connection]:
     try:
         with engine.connect() as connection:
             for store in BOTH:
-                assert connection.scalars(insert_jobs([CALL] * 3, job=store.tables.job)).all() == [1, 2, 3]
+                assert connection.scalars(insert_jobs([CALL] * 3, job=store.job)).all() == [1, 2, 3]
             connection.commit()
             yield connection
     finally:
@@ -176,11 +66,11 @@ def both(engine: Engine) -> Iterator[Connection]:
 
 def all_rows(connection: Connection, store: Store) -> list[Any]:
     """All that is in the tables of a store."""
-    tables = store.tables
+    job, tables = store.job, store.tables
     return [
         list(connection.execute(select(one.__table__).order_by(*one.__table__.primary_key)))
         for one in (
-            tables.job,
+            job,
             tables.worker,
             tables.uptime,
             tables.progress,
@@ -195,7 +85,7 @@ def all_rows(connection: Connection, store: Store) -> list[Any]:
 
 def live(connection: Connection, store: Store) -> None:
     """Everything that a worker does to the tables of a store."""
-    table = store.tables.job.__table__
+    table = store.job.__table__
     claimed = store.claim(connection, ClaimRequest(**ME, lease=60))
     assert [job.id for job in claimed] == [1, 2, 3]
     held = {job.id: cast(int, job.claim_token) for job in claimed}
@@ -275,7 +165,7 @@ def test_a_handlers_transaction_completes_a_job_of_its_own_store(both: Connectio
     change, late, _ = (completion(job) for job in store.claim(both, ClaimRequest(**ME, lease=60)))
     assert store.apply_one(both, late) is Answer.APPLIED
     both.commit()
-    before, table = all_rows(both, other), store.tables.job.__table__
+    before, table = all_rows(both, other), store.job.__table__
     raw = psycopg_of(both)
     command = libpq.command(both, raw, change, store=store)
     assert command is not None
@@ -304,10 +194,8 @@ def test_each_store_has_a_channel_and_gates_of_its_own(both: Connection) -> None
 
 def test_the_tables_of_a_store_are_of_one_schema() -> None:
     """Else its jobs would wake, or count, the workers of another's."""
-    with pytest.raises(
-        ConfigurationError, match=r"of one schema, not OtherJob in other_jobs, AuditEntry in sa_jobqueue"
-    ):
-        Store(Tables(job=JOB))
+    tables = [getattr(OTHER.tables, field.name).__table__ for field in fields(Companions)]
+    assert {table.schema for table in tables} == {SCHEMA}
 
 
 def test_the_packages_own_jobs_have_one_store() -> None:

@@ -15,7 +15,6 @@ from sa_jobqueue import Enqueue, JobMixin, Registry, TaskName, companions_of, en
 from sa_jobqueue.errors import ConfigurationError, OptionError, SubjectError
 from sa_jobqueue.migrations import OwnTable
 from sa_jobqueue.models import Schedule
-from sa_jobqueue.sql.tables import Tables
 
 
 def base(**options: Any) -> Any:
@@ -52,7 +51,6 @@ def test_a_class_gets_our_columns_and_keeps_its_own() -> None:
     }
     assert companions_of(Job).schedule is companions_of(Job).schedule
     assert issubclass(companions_of(Job).schedule, Schedule)
-    assert Tables.of(Job).job is Job
 
 
 def vars_of(companions: Any) -> list[Any]:

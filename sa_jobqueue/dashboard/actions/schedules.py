@@ -155,7 +155,7 @@ def _drain(context: PageContext) -> Done:
         raise Missing("There is no worker that you may ask.")
     worker = context.options.beside.worker
     asked = context.connection.execute(drain_workers(worker.id == wanted, job=context.job)).all()
-    seen = list_workers(job=context.job, worker=worker)
+    seen = list_workers(job=context.job)
     stale = sum(row.stale for row in context.connection.execute(seen) if row.id == wanted) if asked else 0
     return Done(len(asked), apart={"stale": stale})
 

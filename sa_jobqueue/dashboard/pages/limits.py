@@ -119,8 +119,7 @@ def _rate(row: Any, prefix: str) -> tuple[Any, Any, Any]:
 
 def _full(context: PageContext) -> list[dict[str, Any]]:
     """The limits all of whose permits are held: by which jobs, for how long, and how many jobs wait for one."""
-    beside = context.options.beside
-    statement = stuck_permits(seconds=0.0, most=_MOST, job=context.job, limit=beside.limit, limit_key=beside.key)
+    statement = stuck_permits(seconds=0.0, most=_MOST, job=context.job)
     full = [row for row in context.connection.execute(statement) if is_mine(context, row.owner, row.name)]
     waiting = _waiting(context, full)
     return [
@@ -134,8 +133,7 @@ def _full(context: PageContext) -> list[dict[str, Any]]:
 
 def _full_rates(context: PageContext, now: datetime) -> list[dict[str, Any]]:
     """The rates that hold jobs back now: how many jobs, and until when."""
-    beside = context.options.beside
-    statement = full_rates(most=_MOST, limit=beside.limit, limit_key=beside.key, limit_state=beside.limit_state)
+    statement = full_rates(most=_MOST, job=context.job)
     full = [row for row in context.connection.execute(statement) if is_mine(context, row.owner, row.name)]
     waiting = _waiting(context, full)
     return [

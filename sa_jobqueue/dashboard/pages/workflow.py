@@ -34,7 +34,6 @@ def read_workflow(context: PageContext) -> dict[str, Any]:
     """The workflow, as far as it is the viewer's."""
     row = found_workflow(context, context.path["id"])
     counts = counted(context, [row.id], CAP)[row.id]
-    beside = context.options.beside
     statement = workflow_graph(row.id, limit=_DRAWN, job=context.job).where(*context.mine())
     nodes = context.connection.execute(statement).all()
     unfold = context.query.one("unfold") == "yes"
@@ -72,7 +71,7 @@ def read_workflow(context: PageContext) -> dict[str, Any]:
         "more_lines": max(len(boxes) - _LINES, 0),
         "nodes": [_node(node, seen, stuck) for node in shown],
         "after": shown[-1].id if len(members) > _PAGE else None,
-        "callbacks": context.connection.execute(workflow_callbacks(row.id, callback=beside.callback)).all(),
+        "callbacks": context.connection.execute(workflow_callbacks(row.id, job=context.job)).all(),
         "may_cancel": changes and context.access.may("cancel_workflow") and row.finished_at is None,
         "may_pause": changes and context.access.may("pause") and row.finished_at is None,
         "may_retry": changes and context.access.may("retry_workflow"),

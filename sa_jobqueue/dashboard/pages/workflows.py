@@ -89,8 +89,7 @@ def _tabs(context: PageContext) -> list[tuple[str, int | None]]:
     """Each state, and how many workflows have it, where an index counts them for all tenants alike."""
     numbers: dict[str, int] = {}
     if not context.mine():
-        beside = context.options.beside
-        row = context.connection.execute(count_workflows(workflow=beside.workflow, event=beside.event)).one()
+        row = context.connection.execute(count_workflows(job=context.job)).one()
         numbers = {"running": row.running, "paused": row.paused, "failed": row.failed}
     return [(state, numbers.get(state)) for state in STATES]
 

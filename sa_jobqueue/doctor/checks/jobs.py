@@ -41,7 +41,7 @@ def check_waiting(examination: Examination) -> Finding:
 
 def check_leases(examination: Examination) -> Finding:
     """Running jobs whose worker has not renewed their lease."""
-    expired = examination.connection.scalar(count_expired(job=examination.store.tables.job)) or 0
+    expired = examination.connection.scalar(count_expired(job=examination.store.job)) or 0
     if expired:
         return Finding(
             "leases",
@@ -55,8 +55,7 @@ def check_leases(examination: Examination) -> Finding:
 
 def check_unique(examination: Examination) -> Finding:
     """Ends and deletes by SQL of the user's own leave keys behind; nothing else does."""
-    tables = examination.store.tables
-    statement = find_stray_keys(limit=_NAMED, job=tables.job, keys=tables.unique_key)
+    statement = find_stray_keys(limit=_NAMED, job=examination.store.job)
     stray = examination.connection.execute(statement).all()
     if not stray:
         return Finding("unique", "ok", "no unique key is held by a job that has ended or is gone")

@@ -35,7 +35,7 @@ def check_limits(examination: Examination) -> Finding:
     paused: list[LimitUse | PausedKey] = [*(one for one in uses if one.paused is not None), *keys]
     waiting = [one for one in paused if _waits(examination, one)]
     stuck = _stuck(examination)
-    states = examination.connection.scalar(count_states(state=examination.store.tables.limit_state)) or 0
+    states = examination.connection.scalar(count_states(job=examination.store.job)) or 0
     rings = examination.ready_keys
     facts = "; ".join(
         [_said(len(uses)), *_long_rings(rings), *([f"{capped(states)} states are kept"] if states else [])]
@@ -116,9 +116,9 @@ def _how_to_resume(its: Sequence[LimitUse | PausedKey]) -> str:
 
 def _stuck(examination: Examination) -> list[Any]:
     """Limits all of whose permits are held by jobs of dead workers, or for long while others wait."""
-    tables = examination.store.tables
     statement = stuck_permits(
-        seconds=examination.thresholds.permits_held, job=tables.job, limit=tables.limit, limit_key=tables.key
+        seconds=examination.thresholds.permits_held,
+        job=examination.store.job,
     )
     rows = examination.connection.execute(statement).all()
     awaited = _awaited_keys(examination, [row for row in rows if row.key is not None and not row.expired])
@@ -130,7 +130,7 @@ def _awaited_keys(examination: Examination, rows: Sequence[Any]) -> set[tuple[st
     if not rows:
         return set()
     owners, names, keys = ([getattr(row, part) for row in rows] for part in ("owner", "name", "key"))
-    counted = examination.connection.execute(ready_of_keys(owners, names, keys, job=examination.store.tables.job))
+    counted = examination.connection.execute(ready_of_keys(owners, names, keys, job=examination.store.job))
     return {(row.owner, row.name, row.key) for row in counted if row.due}
 
 

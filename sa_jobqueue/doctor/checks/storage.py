@@ -71,7 +71,7 @@ def _long_ago(table: TableSize, examination: Examination) -> bool:
 
 
 def _jobs(examination: Examination) -> TableSize | None:
-    name = examination.store.tables.job.__tablename__
+    name = examination.store.job.__tablename__
     return next((table for table in examination.tables if table.name == name), None)
 
 
@@ -226,12 +226,12 @@ def check_plans(examination: Examination) -> Finding:
     ill: list[tuple[Level, str, str]] = []
     hidden: list[str] = []
     with planned_as_worker(examination.connection):
-        for name, statement, first, allowed in _statements(examination.store.tables.job):
+        for name, statement, first, allowed in _statements(examination.store.job):
             said, bad = _judged(examination, name, statement, first, allowed)
             if bad == "notice":
                 hidden.append(name)
             elif bad:
-                table = examination.table(examination.store.tables.job.__tablename__)
+                table = examination.table(examination.store.job.__tablename__)
                 ill.append((bad, said, _MEND.format(table=table)))
             elif said:
                 good.append(said)
@@ -269,7 +269,7 @@ def _judged(
         if name != "the claim":
             return "", "notice"
         # What it reads can be planned without the right to lock.
-        reading = due_jobs(queues={"default": 1}, job=examination.store.tables.job)
+        reading = due_jobs(queues={"default": 1}, job=examination.store.job)
         nodes = readings(examination.connection, reading, locks=False)
     return _words(name, nodes, first, allowed)
 

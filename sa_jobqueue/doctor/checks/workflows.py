@@ -22,14 +22,14 @@ _NAMED = 6
 
 def check_workflows(examination: Examination) -> Finding:
     """The builder makes no cycle, and an end tells the workflow. By SQL of the user's own there may be both. What is told, workers read."""
-    tables, connection = examination.store.tables, examination.connection
-    edges = connection.execute(blocked_edges(limit=_SAMPLE, job=tables.job, dependency=tables.dependency)).all()
+    connection = examination.connection
+    edges = connection.execute(blocked_edges(limit=_SAMPLE, job=examination.store.job)).all()
     cycle = _cycle((child, parent) for child, parent in edges)
-    stray = connection.execute(stray_members(limit=_SAMPLE, job=tables.job, event=tables.event)).all()
+    stray = connection.execute(stray_members(limit=_SAMPLE, job=examination.store.job)).all()
     behind = read_behind_workflows(connection, examination.store)
     unread = [one for one in behind if _is_unread(examination, one)]
     day = examination.thresholds.paused[1]
-    paused = connection.scalars(paused_workflows(seconds=day, workflow=tables.workflow)).all()
+    paused = connection.scalars(paused_workflows(seconds=day, job=examination.store.job)).all()
     ill: list[_Ill] = []
     if cycle:
         named = " → ".join(map(str, cycle[:_NAMED])) + (" → …" if len(cycle) > _NAMED else "")

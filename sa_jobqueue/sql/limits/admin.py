@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from ...errors import OptionError
-from ...models import Job, JobMixin, KeyRow, LimitRow, LimitState, in_schema, status_literal
+from ...models import Job, JobMixin, KeyRow, LimitRow, LimitState, companions_of, in_schema, status_literal
 from ...rules.failures import clean
 from ...rules.lifecycle import JobStatus
 from ...rules.limits import (
@@ -40,7 +40,7 @@ from ...rules.limits import (
 )
 from ...tasks.options import Enqueueable, checked_key, checked_name
 from ..admin import UNSYNCHRONIZED
-from ..parts import table_of, with_companions
+from ..parts import table_of
 from ..readings.depths import CAP
 from .state import is_keyless, is_later, is_ready
 
@@ -297,21 +297,15 @@ _OF_OWNERS = (
 _PAUSE = ("paused_at", "pause_reason")
 
 
-@with_companions
-def list_limits(
-    *,
-    job: type[JobMixin] = Job,
-    limit: type[LimitRow] = LimitRow,
-    limit_key: type[KeyRow] = KeyRow,
-    limit_state: type[LimitState] = LimitState,
-) -> sa.Select[Any]:
+def list_limits(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """A row per queue and task that has limits or is paused, and behind each a row per key that has its own.
 
     The columns are those of `LimitRow` and `KeyRow`; `key` is NULL in the rows of queues and tasks. Beside them: `runs` and `waits`,
     how many of its jobs run and are queued now, each counted up to 10,001; `blocked_until`, until when they wait because a handler
     has said so; and `now`.
     """
-    owners, keys, state = table_of(limit), table_of(limit_key), table_of(limit_state)
+    tables = companions_of(job)
+    owners, keys, state = table_of(tables.limit), table_of(tables.key), table_of(tables.limit_state)
     of_owners = sa.select(
         owners.c.owner,
         owners.c.name,
@@ -335,7 +329,7 @@ def list_limits(
     its_own = sa.and_(state.c.owner == found.c.owner, state.c.name == found.c.name, state.c.key == key)
     return (
         sa.select(
-            *found.c, limit_state.blocked_until, sa.func.now().label("now")
+            *found.c, tables.limit_state.blocked_until, sa.func.now().label("now")
         )  # of the class, by which a session may be bound
         .select_from(found.outerjoin(state, its_own))
         .order_by(found.c.owner, found.c.name, found.c.key.nulls_first())

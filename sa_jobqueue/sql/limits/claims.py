@@ -21,7 +21,7 @@ from ..apply import Answer, any_members
 from ..claims import INLINE_LIMIT, NOTHING_INLINE, in_order, taken, taken_by
 from ..complete import complete_jobs, completion_parameters, delete_completed, has_results, written_ids
 from ..parts import array, packed, packed_texts, table_of
-from ..tables import Compiled, OfTables
+from ..tables import Compiled, StorePart
 from .state import FIRST_STATE, StateKey, forget_states, limit_queues, read_limits
 
 #: The `opener` of permits that were freed by none of the workers that wait. Not 0: the gate says 0 where several wait.
@@ -29,7 +29,7 @@ NOBODY = -1
 
 
 class KeyCursor(NamedTuple):
-    """Where the last claim from a queue stopped: the key, None before the first claim; and how many turns in a row it has had."""
+    """Where the last claim from a queue stopped: the key, None before the first claim; and how many turns in a row the key has had."""
 
     after: str | None = None
     turns: int = 0
@@ -41,13 +41,13 @@ class QueueAnswer:
 
     cursor: KeyCursor
     again: bool
-    """Whether another claim may find jobs that this claim has left."""
+    """Whether another claim may find jobs that this claim has left over."""
     unseen: bool
-    """Whether there are keys at which it has not looked. The next claim begins with them."""
+    """Whether the claim has left out some keys. The next claim begins with them."""
     permit: bool
     """Whether jobs wait for a permit: for the end of others."""
     picked: int
-    """How many jobs it has picked."""
+    """How many jobs the claim has picked."""
     rate_in: float | None
     """Seconds after which a rate allows more; None: no rate holds jobs back."""
     due_in: float | None
@@ -84,7 +84,7 @@ def limited_parameters(request: LimitedRequest) -> dict[str, Any]:
 
 
 def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
-    """Lock and claim the jobs that `picked_jobs` returned."""
+    """The parameters of `picked_jobs`, by name."""
     cursors = [request.cursors.get(queue, KeyCursor()) for queue in request.queues]
     return {
         "limited_queues": packed_texts(request.queues),
@@ -114,7 +114,7 @@ def claim_limited(request: LimitedRequest, *, job: type[JobMixin] = Job) -> sa.C
         args_limit=INLINE_LIMIT if request.inline else NOTHING_INLINE,
         at=sa.select(sa.func.max(picked.c.at)).scalar_subquery(),
     ).cte("taken")
-    states = [picked.c.info if one.key == "meta" else sa.null() for one in claimed.c]
+    states = [picked.c.info if column.key == "meta" else sa.null() for column in claimed.c]
     return sa.union_all(sa.select(*claimed.c), sa.select(*states).select_from(picked).where(picked.c.id.is_(None)))
 
 
@@ -134,16 +134,10 @@ def permits_freed(*, opener: int = NOBODY, job: type[JobMixin] = Job) -> sa.Sele
 
 def queue_answer(info: str) -> tuple[str, QueueAnswer]:
     """The queue, and a claim's answer about it."""
-    said = json.loads(info)
-    return said["queue"], QueueAnswer(
-        KeyCursor(said["after"], said["turns"]),
-        said["again"],
-        said["unseen"],
-        said["permit"],
-        said["picked"],
-        said["rate_in"],
-        said["due_in"],
-    )
+    answer = json.loads(info)
+    cursor = KeyCursor(answer["after"], answer["turns"])
+    names = ("again", "unseen", "permit", "picked", "rate_in", "due_in")
+    return answer["queue"], QueueAnswer(cursor, *(answer[name] for name in names))
 
 
 def is_state(row: Sequence[Any]) -> bool:
@@ -196,26 +190,24 @@ class KnownLimits(NamedTuple):
 
 
 class ForgottenStates(NamedTuple):
-    """A page of states that was looked at: the last of them, None if no others follow; how many of them are gone."""
+    """A page of states: the last that was read, None if no others follow; and how many were deleted."""
 
     last: StateKey | None
     forgotten: int
 
 
-class LimitedClaims(OfTables):
+class LimitedClaims(StorePart):
     """Claims of queues with limits or keys."""
 
     def read_limits(self, connection: sa.Connection, queues: Collection[str]) -> KnownLimits:
         """Where there are limits, of these queues and of all tasks."""
-        tables = self.tables
-        statement = read_limits(queues=queues, job=tables.job, limit=tables.limit, limit_key=tables.key)
-        row = connection.execute(statement).one()
+        row = connection.execute(read_limits(queues=queues, job=self.job)).one()
         return KnownLimits(row.version, frozenset(row.queues or ()), tuple(sorted(row.tasks or ())))
 
     def claim_limited(
         self, connection: sa.Connection, changes: Sequence[Change], request: LimitedRequest
     ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, QueueAnswer]]:
-        """As `exchange`, where limits hold; and by queue, how to go on."""
+        """Like `exchange`, where limits hold. Returns also the answer about each queue, by its name."""
         parameters = limited_parameters(request)
         answers: dict[int, Answer] = {}
         if not changes:
@@ -231,51 +223,45 @@ class LimitedClaims(OfTables):
         return answers, in_order(row for row in rows if not is_state(row)), states
 
     def pick_limited(self, connection: sa.Connection, request: LimitedRequest) -> list[int]:
-        """The jobs that a claim would take. They are locked till the transaction ends."""
+        """The ids of the jobs that a claim would take. They are locked until the transaction ends."""
         return [row[0] for row in self._pick.rows(connection, pick_parameters(request))]
 
     def permits_freed(self, connection: sa.Connection, *, opener: int = NOBODY) -> None:
         """Permits are free: notify the workers that wait for them, except the `opener`, which knows."""
-        connection.execute(permits_freed(opener=opener, job=self.tables.job))
+        connection.execute(permits_freed(opener=opener, job=self.job))
 
     def forget_states(
         self, connection: sa.Connection, *, after: StateKey = FIRST_STATE, limit: int = 1_000
     ) -> ForgottenStates:
         """Go over a page of limit states, and delete those that no longer affect any claim."""
-        tables = self.tables
-        statement = forget_states(after=after, limit=limit, state=tables.limit_state, limits=tables.limit)
-        row = connection.execute(statement).one()
+        row = connection.execute(forget_states(after=after, limit=limit, job=self.job)).one()
         if row.unlimited:
-            connection.execute(limit_queues(row.unlimited, job=tables.job))
+            connection.execute(limit_queues(row.unlimited, job=self.job))
         last = StateKey(row.owner, row.name, row.key) if row.looked_at == limit else None
         return ForgottenStates(last, row.forgotten)
 
     @cached_property
     def _claim_limited(self) -> Compiled:
-        return Compiled(claim_limited(_NO_REQUEST, job=self.tables.job), binary=True)
+        return Compiled(claim_limited(_NO_REQUEST, job=self.job), binary=True)
 
     @cached_property
     def _pick(self) -> Compiled:
-        return Compiled(picked_jobs(_NO_REQUEST, job=self.tables.job), binary=True)
+        return Compiled(picked_jobs(_NO_REQUEST, job=self.job), binary=True)
 
     @cached_property
     def _limited_exchanges(self) -> dict[tuple[bool, bool] | None, Compiled]:
         """By whether results are recorded, and whether there are members of workflows; None: the jobs are deleted."""
-        job = self.tables.job
-        of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "job": job}
-        claim = claim_limited(_NO_REQUEST, job=job)
+        claim = claim_limited(_NO_REQUEST, job=self.job)
+        of_jobs: dict[str, Any] = {"ids": [], "tokens": [], "claim": claim, "job": self.job}
         found: dict[tuple[bool, bool] | None, Compiled] = {
             (recording, in_workflows): Compiled(
-                complete_jobs(
-                    **of_jobs, retain=[], results=[] if recording else None, claim=claim, in_workflows=in_workflows,
-                    event=self.tables.event,
-                ),
+                complete_jobs(**of_jobs, retain=[], results=[] if recording else None, in_workflows=in_workflows),
                 binary=True,
             )
             for recording in (False, True)
             for in_workflows in (False, True)
-        }  # fmt: skip
-        return found | {None: Compiled(delete_completed(**of_jobs, claim=claim), binary=True)}
+        }
+        return found | {None: Compiled(delete_completed(**of_jobs), binary=True)}
 
 
 #: The values are given at each execution.

@@ -9,21 +9,21 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
-from ...models import LimitRow
+from ...models import Job, JobMixin, companions_of
 from ...rules.limits import Limits, Owner
 from ..parts import array, epoch, rows, table_of
 from ..schedules.declared import SAY_AGAIN, Declaring, Definition, definition, digests_with, to_change
-from ..tables import OfTables
+from ..tables import StorePart
 
 #: What a definition says.
 LIMITS = tuple(Limits().columns())
 
 
-def declared_limits(owners: Sequence[str], names: Sequence[str], *, limit: type[LimitRow] = LimitRow) -> sa.Executable:
+def declared_limits(owners: Sequence[str], names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Those of these limits that are there. Columns: owner; name; current, the digest of the definition that code declared last, and
     age, the seconds since then, both NULL if code has not declared it yet.
     """
-    table = table_of(limit)
+    table = table_of(companions_of(job).limit)
     given = _given(owners, names)
     columns = table.c
     current = columns.definitions[sa.func.cardinality(columns.definitions)]
@@ -36,24 +36,24 @@ def declared_limits(owners: Sequence[str], names: Sequence[str], *, limit: type[
 
 
 def declare_new_limit(
-    owner: str, name: str, *, values: Mapping[str, Any], digest: str, limit: type[LimitRow] = LimitRow
+    owner: str, name: str, *, values: Mapping[str, Any], digest: str, job: type[JobMixin] = Job
 ) -> sa.Executable:
     """Insert limits that code declares. Nothing happens if the row is there."""
-    made = insert(table_of(limit)).values(
+    made = insert(table_of(companions_of(job).limit)).values(
         owner=owner, name=name, **values, declared=dict(values), definitions=[digest], declared_at=sa.func.now()
     )
     return made.on_conflict_do_nothing(index_elements=["owner", "name"]).returning(sa.literal_column("1"))
 
 
-def lock_declared_limit(owner: str, name: str, *, limit: type[LimitRow] = LimitRow) -> sa.Executable:
+def lock_declared_limit(owner: str, name: str, *, job: type[JobMixin] = Job) -> sa.Executable:
     """One row, locked: its limits, whether they are an operator's, what code had declared, and the digests so far.
 
     Nothing if another transaction has locked it just now.
     """
-    columns = table_of(limit).c
+    columns = table_of(companions_of(job).limit).c
     return (
         sa.select(*(columns[key] for key in LIMITS), columns.held, columns.declared, columns.definitions)
-        .where(*_is(limit, owner, name))
+        .where(*_is(job, owner, name))
         .with_for_update(key_share=True, skip_locked=True)
     )
 
@@ -65,43 +65,41 @@ def change_declared_limit(
     changes: Mapping[str, Any],
     declared: Mapping[str, Any],
     definitions: Sequence[str],
-    limit: type[LimitRow] = LimitRow,
+    job: type[JobMixin] = Job,
 ) -> sa.Executable:
     """Write a new definition: the columns that change, and the declared values of all columns."""
     said = sa.bindparam("declared_values", dict(declared), JSONB)
     return (
-        sa.update(table_of(limit))
-        .where(*_is(limit, owner, name))
+        sa.update(table_of(companions_of(job).limit))
+        .where(*_is(job, owner, name))
         .values(**changes, declared=said, definitions=list(definitions), declared_at=sa.func.now())
     )
 
 
-def say_declared_limits(
-    owners: Sequence[str], names: Sequence[str], *, limit: type[LimitRow] = LimitRow
-) -> sa.Executable:
+def say_declared_limits(owners: Sequence[str], names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
     """These limits are declared by a living worker. A row that another transaction has locked is left."""
-    table = table_of(limit)
+    table = table_of(companions_of(job).limit)
     given = _given(owners, names)
-    mine = _locked(limit, sa.tuple_(table.c.owner, table.c.name).in_(sa.select(given.c.owner, given.c.name)))
-    return sa.update(table).where(_among(limit, mine)).values(declared_at=sa.func.now())
+    mine = _locked(job, sa.tuple_(table.c.owner, table.c.name).in_(sa.select(given.c.owner, given.c.name)))
+    return sa.update(table).where(_among(job, mine)).values(declared_at=sa.func.now())
 
 
-def are_undeclared(*, after: timedelta, limit: type[LimitRow] = LimitRow) -> sa.ColumnElement[bool]:
+def are_undeclared(*, after: timedelta, job: type[JobMixin] = Job) -> sa.ColumnElement[bool]:
     """Whether there are limits that no code has declared for this long, and that nothing else needs."""
-    return sa.select(sa.literal_column("1")).where(*_undeclared(limit, after)).exists()
+    return sa.select(sa.literal_column("1")).where(*_undeclared(job, after)).exists()
 
 
-def drop_undeclared_limits(*, after: timedelta, limit: type[LimitRow] = LimitRow) -> sa.Executable:
+def drop_undeclared_limits(*, after: timedelta, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete the limits that code had declared, and that none has for this long; but not what an operator has changed or paused.
     Returns owner and name; not of a row that another transaction has locked.
     """
-    table = table_of(limit)
-    mine = _locked(limit, *_undeclared(limit, after))
-    return sa.delete(table).where(_among(limit, mine)).returning(table.c.owner, table.c.name)
+    table = table_of(companions_of(job).limit)
+    mine = _locked(job, *_undeclared(job, after))
+    return sa.delete(table).where(_among(job, mine)).returning(table.c.owner, table.c.name)
 
 
-def _undeclared(limit: type[LimitRow], after: timedelta) -> list[sa.ColumnElement[bool]]:
-    columns = table_of(limit).c
+def _undeclared(job: type[JobMixin], after: timedelta) -> list[sa.ColumnElement[bool]]:
+    columns = table_of(companions_of(job).limit).c
     return [columns.declared_at < sa.func.now() - after, sa.not_(columns.held), columns.paused_at.is_(None)]
 
 
@@ -109,17 +107,17 @@ def _given(owners: Sequence[str], names: Sequence[str]) -> Any:
     return rows("given", owner=array("limit_owners", owners, sa.Text()), name=array("limit_names", names, sa.Text()))
 
 
-def _is(limit: type[LimitRow], owner: str, name: str) -> list[sa.ColumnElement[bool]]:
-    columns = table_of(limit).c
+def _is(job: type[JobMixin], owner: str, name: str) -> list[sa.ColumnElement[bool]]:
+    columns = table_of(companions_of(job).limit).c
     return [
         columns.owner == sa.bindparam("of_owner", owner, sa.Text),
         columns.name == sa.bindparam("of_name", name, sa.Text),
     ]
 
 
-def _locked(limit: type[LimitRow], *where: sa.ColumnElement[bool]) -> Any:
+def _locked(job: type[JobMixin], *where: sa.ColumnElement[bool]) -> Any:
     """The rows that match, locked by this statement in the order of their names."""
-    columns = table_of(limit).c
+    columns = table_of(companions_of(job).limit).c
     return (
         sa.select(columns.owner, columns.name)
         .where(*where)
@@ -130,8 +128,8 @@ def _locked(limit: type[LimitRow], *where: sa.ColumnElement[bool]) -> Any:
     )
 
 
-def _among(limit: type[LimitRow], mine: Any) -> sa.ColumnElement[bool]:
-    columns = table_of(limit).c
+def _among(job: type[JobMixin], mine: Any) -> sa.ColumnElement[bool]:
+    columns = table_of(companions_of(job).limit).c
     return sa.tuple_(columns.owner, columns.name).in_(sa.select(mine.c.owner, mine.c.name))
 
 
@@ -143,7 +141,7 @@ def limits_definition(limits: Limits) -> Definition:
     return definition(limits.columns())
 
 
-class DeclaredLimits(OfTables):
+class DeclaredLimits(StorePart):
     """What workers' code declares, in the table of limits."""
 
     def declare_limits(
@@ -155,17 +153,17 @@ class DeclaredLimits(OfTables):
         worker has declared for this long, none declares any more. What an operator holds keeps the operator's values. The rows are
         written in the order of their names, so that two workers cannot deadlock.
         """
-        limit, result = self.tables.limit, Declaring()
+        result = Declaring()
         if not definitions:
             return result
         owners, names = zip(*definitions, strict=True)
-        found = connection.execute(declared_limits(owners, names, limit=limit))
+        found = connection.execute(declared_limits(owners, names, job=self.job))
         there = {(row.owner, row.name): row for row in found}
         said: list[tuple[str, str]] = []
         for (owner, name), one in sorted(definitions.items()):
             row = there.get((owner, name))
             if row is None:
-                made = declare_new_limit(owner, name, values=one.values, digest=one.digest, limit=limit)
+                made = declare_new_limit(owner, name, values=one.values, digest=one.digest, job=self.job)
                 is_made = connection.execute(made).first() is not None
                 (result.made if is_made else result.locked).append(_said(owner, name))
             elif row.current != one.digest:
@@ -175,14 +173,14 @@ class DeclaredLimits(OfTables):
                 said.append((owner, name))
         if said:
             owners, names = zip(*said, strict=True)
-            connection.execute(say_declared_limits(owners, names, limit=limit))
+            connection.execute(say_declared_limits(owners, names, job=self.job))
         return result
 
     def _replace_limit(
         self, connection: sa.Connection, owner: str, name: str, new: Definition, result: Declaring, *, gone: bool
     ) -> None:
-        limit, said = self.tables.limit, _said(owner, name)
-        row = connection.execute(lock_declared_limit(owner, name, limit=limit)).first()
+        said = _said(owner, name)
+        row = connection.execute(lock_declared_limit(owner, name, job=self.job)).first()
         if row is None:
             result.locked.append(said)
             return
@@ -193,13 +191,13 @@ class DeclaredLimits(OfTables):
         before = Limits().columns() if row.declared is None else row.declared
         changes = {} if row.held else to_change(row, before, new.values, LIMITS)
         connection.execute(
-            change_declared_limit(owner, name, changes=changes, declared=new.values, definitions=digests, limit=limit)
+            change_declared_limit(owner, name, changes=changes, declared=new.values, definitions=digests, job=self.job)
         )
         (result.held if row.held else result.changed).append(said)
 
     def drop_undeclared_limits(self, connection: sa.Connection, *, after: timedelta) -> list[str]:
         """Delete the limits that no code has declared for this long. Returns what they were of."""
-        found = connection.execute(drop_undeclared_limits(after=after, limit=self.tables.limit))
+        found = connection.execute(drop_undeclared_limits(after=after, job=self.job))
         return [_said(row.owner, row.name) for row in found]
 
 

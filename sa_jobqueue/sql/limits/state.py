@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from ...models import TASK_GROUP, Job, JobMixin, KeyRow, LimitRow, LimitState, schema_function, status_in
+from ...models import TASK_GROUP, Job, JobMixin, companions_of, schema_function, status_in
 from ...rules.lifecycle import Event, sources
 from ...rules.limits import Limits
 from ..ends import at_end
-from ..parts import array, in_seconds, rows, table_of, with_companions
+from ..parts import array, in_seconds, rows, table_of
 
 #: All keys that users give begin here; below are those of limited tasks, see TASK_GROUP.
 FIRST_KEY: sa.ColumnElement[str] = sa.literal_column(f"chr({ord(TASK_GROUP) + 1})", sa.Text)
@@ -81,20 +81,14 @@ def limits_nothing(limit: sa.Table) -> sa.ColumnElement[bool]:
     return sa.and_(limit.c.paused_at.is_(None), *unsaid)
 
 
-@with_companions
-def read_limits(
-    *,
-    queues: Collection[str],
-    job: type[JobMixin] = Job,
-    limit: type[LimitRow] = LimitRow,
-    limit_key: type[KeyRow] = KeyRow,
-) -> sa.Executable:
+def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Executable:
     """Read where there are limits, which `claim_jobs` takes no account of.
 
     Returns one row: `version`, of all limits together, NULL if there are none; `queues`, those of the given ones that have limits, or are
     paused, or have jobs with keys that wait; `tasks`, all that have limits, or keys that have. Both are NULL if there are none.
     """
-    table, limits, keys = table_of(job), table_of(limit), table_of(limit_key)
+    tables = companions_of(job)
+    table, limits, keys = table_of(job), table_of(tables.limit), table_of(tables.key)
     asked = rows("asked", name=array("queue_names", list(queues), sa.Text()))
     some = sa.select(sa.literal_column("true", sa.Boolean))
     waiting = some.select_from(table).where(table.c.queue == asked.c.name).correlate(asked)
@@ -132,14 +126,12 @@ class StateKey(NamedTuple):
 FIRST_STATE = StateKey("", "", "")
 
 
-def block(
-    ids: Sequence[int], seconds: Sequence[float], *, job: type[JobMixin] = Job, state: type[LimitState] = LimitState
-) -> sa.Executable:
+def block(ids: Sequence[int], seconds: Sequence[float], *, job: type[JobMixin] = Job) -> sa.Executable:
     """For these `seconds` start no job with the key of one of these jobs, or of its queue if it has none. A longer wait stays.
 
     Returns name and key of each; the key is empty where it is the whole queue.
     """
-    table, states = table_of(job), table_of(state)
+    table, states = table_of(job), table_of(companions_of(job).limit_state)
     given = array("blocking_ids", ids, sa.BigInteger())
     said = rows("said", id=given, seconds=array("blocking_seconds", seconds, sa.Float(53)))
     key = sa.case((table.c.concurrency_key >= FIRST_KEY, table.c.concurrency_key), else_=sa.literal_column("''"))
@@ -171,13 +163,7 @@ def limit_queues(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Execu
     return sa.select(schema_function("limit_queues", table_of(job).schema, given, of=sa.Text()))
 
 
-def forget_states(
-    *,
-    after: StateKey,
-    limit: int,
-    state: type[LimitState] = LimitState,
-    limits: type[LimitRow] = LimitRow,
-) -> sa.Executable:
+def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Of `limit` rows from `after` (exclusive) on, delete those that say nothing any more, except rows that are locked just now.
 
     Where one has kept a queue waiting, the queue's row that limits nothing goes with it. And lowest ids are forgotten, so that the next
@@ -186,7 +172,8 @@ def forget_states(
     Returns one row: owner, name and key of the last one, NULL if there was none; how many were looked at, and how many are deleted; and
     `unlimited`, the queues that are to wait and have no row by which claims would see that: for `limit_queues`. NULL: none.
     """
-    states, said = table_of(state), table_of(limits)
+    tables = companions_of(job)
+    states, said = table_of(tables.limit_state), table_of(tables.limit)
     columns = states.c
     page = (
         sa.select(columns.owner, columns.name, columns.key)

@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
-from ...models import TASK_GROUP, Job, JobMixin, KeyRow, LimitRow, LimitState, schema_function
+from ...models import TASK_GROUP, Job, JobMixin, companions_of, schema_function
 from ...rules.limits import Limits
 from ..claims import PRIORITIES
 from ..ends import has_run_out, is_held
@@ -28,11 +28,11 @@ _ONE: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
 _QUEUE, _TASK = sa.literal_column("'queue'", sa.Text), sa.literal_column("'task'", sa.Text)
 
 
-def limits_said(*, limits: int = 1_000, limit: type[LimitRow] = LimitRow) -> sa.Executable:
+def limits_said(*, limits: int = 1_000, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per queue and task that has limits or is paused, `limits` at most: `owner` and `name`; whether it is `limited`, and `held`;
     how many may run, `running`; for how many seconds it is paused, `paused`, NULL if it is not; and `pause_reason`.
     """
-    columns = table_of(limit).c
+    columns = table_of(companions_of(job).limit).c
     # As `Limits().columns()` says that there is no limit.
     said = [columns[name].is_not(None) for name, value in Limits().columns().items() if value is None]
     limited = sa.or_(*said, columns.strict, columns.when_full != sa.literal_column("'wait'"))
@@ -51,11 +51,11 @@ def limits_said(*, limits: int = 1_000, limit: type[LimitRow] = LimitRow) -> sa.
     )
 
 
-def paused_keys(*, cap: int = CAP, most: int = _MOST, limit_key: type[KeyRow] = KeyRow) -> sa.Executable:
+def paused_keys(*, cap: int = CAP, most: int = _MOST, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per paused key, `most` at most, among the first `cap` that operators have said something of: `owner`, `name`, `key`,
     `paused` seconds, `pause_reason`.
     """
-    columns = table_of(limit_key).c
+    columns = table_of(companions_of(job).key).c
     first = (
         sa.select(columns.owner, columns.name, columns.key, columns.paused_at, columns.pause_reason)
         .order_by(columns.owner, columns.name, columns.key)
@@ -192,22 +192,15 @@ def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: 
     return sa.select(seen.c.queue, sa.func.count().label("number")).group_by(seen.c.queue).order_by(seen.c.queue)
 
 
-def stuck_permits(
-    *,
-    seconds: float,
-    cap: int = CAP,
-    most: int = _MOST,
-    job: type[JobMixin] = Job,
-    limit: type[LimitRow] = LimitRow,
-    limit_key: type[KeyRow] = KeyRow,
-) -> sa.Executable:
+def stuck_permits(*, seconds: float, cap: int = CAP, most: int = _MOST, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per queue, task and key all of whose permits are held by jobs whose lease has run out, or that were claimed `seconds` ago.
 
     Columns: `owner`, `name`, `key`, NULL for all jobs of the owner; `limit` and `used`; whether all leases have `expired`; the
     `seconds` since the last of the jobs was claimed; `job_ids`, the first three. `most` rows, among `cap` running jobs.
     """
+    tables = companions_of(job)
     table = table_of(job)
-    limits, keys = table_of(limit), table_of(limit_key)
+    limits, keys = table_of(tables.limit), table_of(tables.key)
     held = _held(table, cap)
     given = sa.case((held.c.key >= FIRST_KEY, held.c.key))
     scopes = sa.union_all(
@@ -261,9 +254,9 @@ def stuck_permits(
     )
 
 
-def count_states(*, cap: int = CAP, state: type[LimitState] = LimitState) -> sa.Executable:
+def count_states(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
     """How many rows claims keep about limits, counted up to `cap`."""
-    columns = table_of(state).c
+    columns = table_of(companions_of(job).limit_state).c
     page = (
         sa.select(columns.owner)
         .order_by(columns.owner, columns.name, columns.key)
@@ -272,18 +265,12 @@ def count_states(*, cap: int = CAP, state: type[LimitState] = LimitState) -> sa.
     return sa.select(sa.func.count()).select_from(page.subquery("page"))
 
 
-def full_rates(
-    *,
-    cap: int = CAP,
-    most: int = _MOST,
-    limit: type[LimitRow] = LimitRow,
-    limit_key: type[KeyRow] = KeyRow,
-    limit_state: type[LimitState] = LimitState,
-) -> sa.Executable:
+def full_rates(*, cap: int = CAP, most: int = _MOST, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per queue, task and key whose rate lets nothing start now: `owner`, `name` and `key`, NULL for all jobs of the owner; the rate,
     `starts` in `seconds` with its `burst`; and `left`, the seconds until the next unit may start. `most` rows, among `cap` states.
     """
-    limits, keys, states = table_of(limit), table_of(limit_key), table_of(limit_state)
+    tables = companions_of(job)
+    limits, keys, states = table_of(tables.limit), table_of(tables.key), table_of(tables.limit_state)
     page = states.select().limit(sa.bindparam("cap", cap, sa.Integer)).subquery("state")
     of_all, its_own = page.c.key == sa.literal_column("''"), keys.c.rate_count.is_not(None)
     same = [sa.and_(one.c.owner == page.c.owner, one.c.name == page.c.name) for one in (limits, keys)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...models import Job, JobMixin, Schedule, Stat, WorkerRow, status_literal
+from ...models import Job, JobMixin, companions_of, status_literal
 from ...rules.lifecycle import JobStatus
 from ..claims import PRIORITIES
 from ..ends import has_run_out, is_held
@@ -63,8 +63,9 @@ def purge_overdue(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable
     ).select_from(over)
 
 
-def since_first_job(*, job: type[JobMixin] = Job, stat: type[Stat] = Stat) -> sa.Executable:
+def since_first_job(*, job: type[JobMixin] = Job) -> sa.Executable:
     """The seconds since the oldest job was enqueued, or since a worker first counted one, if that is longer ago; NULL without any."""
+    stat = companions_of(job).stat
     columns = table_of(job).c
     oldest = sa.select(columns.created_at).order_by(columns.id).limit(sa.literal_column("1")).scalar_subquery()
     counted = sa.select(
@@ -343,11 +344,11 @@ def running_jobs(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
     )
 
 
-def schedule_lag(*, seen: float = _IN_TIME, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def schedule_lag(*, seen: float = _IN_TIME, job: type[JobMixin] = Job) -> sa.Executable:
     """One row about schedules that are not paused: their number, how many are `behind` and how many `failing`, and for how many
     `seconds` the first of those behind has been due.
     """
-    columns = table_of(schedule).c
+    columns = table_of(companions_of(job).schedule).c
     behind = columns.due_at < in_seconds(-seen, name="seen_seconds")
     since = epoch(sa.func.now() - sa.func.min(columns.due_at).filter(behind))
     return sa.select(
@@ -413,12 +414,13 @@ _UUID_LENGTH = 36
 _ACTIVITY = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"), schema="pg_catalog")
 
 
-def list_workers(*, job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow) -> sa.Executable:
+def list_workers(*, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per worker process that has not left, the oldest first.
 
     Its columns; `age` and `unseen` in seconds; the number of jobs `running`; whether it is `listening` for wake-ups; and
     whether it is `stale`: unseen for `STALE` seconds, or a lease of its has expired.
     """
+    worker = companions_of(job).worker
     jobs = table_of(job).c
     held = (
         sa.select(sa.func.count())

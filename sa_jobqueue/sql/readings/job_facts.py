@@ -14,11 +14,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql.selectable import LateralFromClause
 
-from ...models import Job, JobMixin, WorkerRow, status_literal
+from ...models import Job, JobMixin, companions_of, status_literal
 from ...rules.lifecycle import JobStatus
 from ...rules.reasons import MOST_AHEAD
 from ..ends import is_held
-from ..parts import array, in_calendar, in_seconds, rows, table_of, with_companions
+from ..parts import array, in_calendar, in_seconds, rows, table_of
 from ..workers import served_by
 from .depths import STALE
 
@@ -44,8 +44,7 @@ _COLUMNS = (
 _TIMES = tuple(name for name in _COLUMNS if name.endswith("_at"))
 
 
-@with_companions
-def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job, worker: type[WorkerRow] = WorkerRow) -> sa.Select[Any]:
+def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """A row for each of these ids, `asked`, in their order; its `id` is NULL if there is no such job.
 
     `now`, the database's time; `newest`, the highest id of all jobs; columns of the job, and its last `error`; `host`, `pid` and `seen_at`
@@ -56,7 +55,7 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job, worker: type[Wor
     """
     asked = rows("asked", job_id=array("job_ids", ids, sa.BigInteger()))
     me = _row(table_of(job), asked)
-    workers = table_of(worker)
+    workers = table_of(companions_of(job).worker)
     holder = (
         sa.select(workers.c.host, workers.c.pid, workers.c.seen_at)
         .where(sa.cast(workers.c.id, sa.Text) == me.c.worker)

@@ -12,11 +12,11 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 from sqlalchemy.dialects.postgresql import array as pg_array
 
-from ...models import Stat, WorkerRow
+from ...models import Job, JobMixin, Stat, companions_of
 from ...rules.lifecycle import COUNTED
 from ...rules.tally import BUCKETS, TaskTally
 from ..parts import array, in_seconds, packed, packed_texts, rows, table_of
-from ..tables import Compiled, OfTables
+from ..tables import Compiled, StorePart
 
 By: TypeAlias = Literal["queue", "task"]
 
@@ -45,18 +45,15 @@ def stats_parameters(tallies: Sequence[TaskTally], *, worker: uuid.UUID, number:
 
 
 def add_stats(
-    tallies: Sequence[TaskTally],
-    *,
-    worker: uuid.UUID,
-    number: int,
-    stat: type[Stat] = Stat,
-    workers: type[WorkerRow] = WorkerRow,
+    tallies: Sequence[TaskTally], *, worker: uuid.UUID, number: int, job: type[JobMixin] = Job
 ) -> sa.Executable:
     """Add what a worker counted to the rows of the current minute, the `number`th time that it does so.
 
     Returns that number, or no row: the worker has added it before, or its own row is gone; then nothing is added. The rows are
     taken in the order of their keys, so that two workers do not deadlock.
     """
+    tables = companions_of(job)
+    stat, workers = tables.stat, tables.worker
     table = table_of(stat)
     given = stats_parameters(tallies, worker=worker, number=number)
     times = sa.bindparam("stat_number", number, sa.BigInteger)
@@ -89,17 +86,18 @@ def add_stats(
     return sa.select(marked.c.stats_written).add_cte(added)
 
 
-def written_stats(worker: uuid.UUID, *, workers: type[WorkerRow] = WorkerRow) -> sa.Executable:
+def written_stats(worker: uuid.UUID, *, job: type[JobMixin] = Job) -> sa.Executable:
     """How often a worker has added what it counted; no row: its own row is gone."""
+    workers = companions_of(job).worker
     return sa.select(workers.stats_written).where(workers.id == worker)
 
 
-def roll_up_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> sa.Executable:
+def roll_up_stats(*, keep: timedelta, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Move at most `limit` rows of minutes older than `keep` into the rows of their hours. Returns how many were moved.
 
     Rows that another transaction has locked are left for the next time, and a row is moved by one transaction only.
     """
-    table = table_of(stat)
+    table = table_of(companions_of(job).stat)
     columns = table.c
     before = in_seconds(-keep.total_seconds(), name="keep_seconds")
     old = _page(table, MINUTE, before, limit)
@@ -120,9 +118,9 @@ def roll_up_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> sa
     return sa.select(sa.func.count()).select_from(moved).add_cte(added)
 
 
-def drop_old_stats(*, keep: timedelta, limit: int, stat: type[Stat] = Stat) -> sa.Executable:
+def drop_old_stats(*, keep: timedelta, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete at most `limit` rows of hours older than `keep`, except those that are locked."""
-    table = table_of(stat)
+    table = table_of(companions_of(job).stat)
     old = _page(table, HOUR, in_seconds(-keep.total_seconds(), name="keep_seconds"), limit)
     return sa.delete(table).where(*_same(table, old))
 
@@ -229,7 +227,7 @@ def _same(table: sa.Table, old: sa.CTE) -> list[sa.ColumnElement[bool]]:
 # ---- Statistics of ended jobs, by minute and by hour.
 
 
-class Stats(OfTables):
+class Stats(StorePart):
     """Adding to what was counted, and keeping it short."""
 
     def add_stats(
@@ -239,16 +237,16 @@ class Stats(OfTables):
         given = stats_parameters(tallies, worker=worker, number=number)
         if self._add_stats.rows(connection, given):
             return True
-        written = connection.scalar(written_stats(worker, workers=self.tables.worker))
+        written = connection.scalar(written_stats(worker, job=self.job))
         return written is not None and written >= number
 
     def roll_up_stats(self, connection: sa.Connection, *, keep: timedelta, limit: int) -> int:
         """Move a page of minutes older than `keep` into their hours. Returns how many rows were moved."""
-        return int(connection.scalar(roll_up_stats(keep=keep, limit=limit, stat=self.tables.stat)) or 0)
+        return int(connection.scalar(roll_up_stats(keep=keep, limit=limit, job=self.job)) or 0)
 
     def drop_old_stats(self, connection: sa.Connection, *, keep: timedelta, limit: int) -> int:
         """Delete a page of hours older than `keep`. Returns how many rows were deleted."""
-        statement: sa.Executable = drop_old_stats(keep=keep, limit=limit, stat=self.tables.stat)
+        statement: sa.Executable = drop_old_stats(keep=keep, limit=limit, job=self.job)
         assert isinstance(statement, sa.Delete)
         return connection.execute(statement).rowcount
 
@@ -256,4 +254,4 @@ class Stats(OfTables):
     def _add_stats(self) -> Compiled:
         # Core would compile it each time, which takes as long as all else: an ON CONFLICT is not cached.
         none = uuid.UUID(int=0)
-        return Compiled(add_stats([], worker=none, number=0, stat=self.tables.stat, workers=self.tables.worker))
+        return Compiled(add_stats([], worker=none, number=0, job=self.job))

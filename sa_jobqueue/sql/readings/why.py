@@ -15,21 +15,10 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.sql.selectable import LateralFromClause
 from sqlalchemy.types import TypeEngine
 
-from ...models import (
-    Job,
-    JobMixin,
-    KeyRow,
-    LimitRow,
-    LimitState,
-    WorkflowDependency,
-    WorkflowRow,
-    schema_function,
-    status_in,
-    status_literal,
-)
+from ...models import Job, JobMixin, companions_of, schema_function, status_in, status_literal
 from ...rules.lifecycle import LIVE, JobStatus
 from ..limits.state import FIRST_KEY
-from ..parts import in_calendar, in_seconds, table_of, with_companions
+from ..parts import in_calendar, in_seconds, table_of
 
 #: How many jobs are named.
 _NAMED = 20
@@ -49,17 +38,7 @@ _DETAILS: dict[str, TypeEngine[Any]] = {
 }
 
 
-@with_companions
-def why_waiting(
-    job_id: int,
-    *,
-    job: type[JobMixin] = Job,
-    limit: type[LimitRow] = LimitRow,
-    limit_key: type[KeyRow] = KeyRow,
-    limit_state: type[LimitState] = LimitState,
-    dependency: type[WorkflowDependency] = WorkflowDependency,
-    workflow: type[WorkflowRow] = WorkflowRow,
-) -> sa.Select[Any]:
+def why_waiting(job_id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """A row for each thing that keeps a queued or blocked job from being started now: `WaitReason(*row)` says it in a sentence.
 
     Columns: `owner`, "queue" or "task", and its `name`; `key`, NULL if it holds for all jobs of the owner; `what`, one of "running",
@@ -70,9 +49,10 @@ def why_waiting(
 
     No row: the job does not wait, or nothing but free slots and the turns of others keeps it waiting.
     """
+    tables = companions_of(job)
     table = table_of(job)
     asked = _asked(table, job_id)
-    scope = _scopes(asked, table_of(limit), table_of(limit_key), table_of(limit_state))
+    scope = _scopes(asked, table_of(tables.limit), table_of(tables.key), table_of(tables.limit_state))
     reasons = [
         _row(0, "later", until=asked.c.run_at).where(asked.c.run_at > _NOW),
         _row(1, "paused", scope, reason=scope.c.pause_reason).where(scope.c.paused_at.is_not(None)),
@@ -81,11 +61,11 @@ def why_waiting(
         _full(table, scope, of_key=False),
         _full(table, scope, of_key=True),
         _too_fast(table, asked, scope),
-        _behind_parents(table, job_id, table_of(dependency)),
+        _behind_parents(table, job_id, table_of(tables.dependency)),
         _row(7, "held").where(
-            sa.select(workflow.id)
-            .join(table, table.c.workflow_id == workflow.id)
-            .where(_blocked(table, job_id), workflow.paused_at.is_not(None))
+            sa.select(tables.workflow.id)
+            .join(table, table.c.workflow_id == tables.workflow.id)
+            .where(_blocked(table, job_id), tables.workflow.paused_at.is_not(None))
             .exists()
         ),
     ]

@@ -16,10 +16,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 
-from ...models import Job, JobMixin, Schedule, schema_function
+from ...models import Job, JobMixin, Schedule, companions_of, schema_function
 from ...rules.failures import clean
 from ..admin import UNSYNCHRONIZED, check_criteria
-from ..parts import epoch, lock_in_order, members, table_of, with_companions
+from ..parts import epoch, lock_in_order, members, table_of
 
 Criterion = sa.ColumnExpressionArgument[bool]
 
@@ -93,12 +93,11 @@ def run_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> sa.
     return sa.select(call.label("id")).where(*_given("run_schedules", where))
 
 
-@with_companions
-def list_schedules(*, job: type[JobMixin] = Job, schedule: type[Schedule] = Schedule) -> sa.Select[Any]:
+def list_schedules(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """A row per schedule, by name: its columns; `now`; and of its last job, or one that has not finished, `job_id`, `job_status`,
     `job_created_at` and `job_finished_at`, which are NULL if there is none.
     """
-    table, jobs = table_of(schedule), table_of(job).c
+    table, jobs = table_of(companions_of(job).schedule), table_of(job).c
     last = (
         sa.select(jobs.id, jobs.status, jobs.created_at, jobs.finished_at)
         .where(jobs.schedule_id == table.c.id)
@@ -121,9 +120,9 @@ def list_schedules(*, job: type[JobMixin] = Job, schedule: type[Schedule] = Sche
     )
 
 
-def lock_schedule(name: str, *, lock: bool = True, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def lock_schedule(name: str, *, lock: bool = True, job: type[JobMixin] = Job) -> sa.Executable:
     """What says which ticks of a schedule were dealt with, and `now`. `lock`: no worker moves it on until the transaction ends."""
-    columns = table_of(schedule).c
+    columns = table_of(companions_of(job).schedule).c
     found = sa.select(
         columns.id, columns.expression, columns.timezone, columns.counts_from, columns.next_at, columns.paused_at,
         columns.paused_by, sa.func.now().label("now"),

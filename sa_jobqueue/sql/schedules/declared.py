@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from ...models import Schedule
+from ...models import Job, JobMixin, Schedule, companions_of
 from ...rules.job_fields import JOB_FIELDS
 from ..parts import array, epoch, lock_in_order, members, table_of
-from ..tables import OfTables
+from ..tables import StorePart
 
 #: What a definition says, beside the name.
 DEFINED = (
@@ -24,11 +24,11 @@ DEFINED = (
 )  # fmt: skip
 
 
-def declared_schedules(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def declared_schedules(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Those of these schedules that are there. Columns: name; current, the digest of the definition that code declared last, and age,
     the seconds since then, both NULL if it was made at run time; undeclared, true if it is paused because no code declares it.
     """
-    columns = table_of(schedule).c
+    columns = table_of(companions_of(job).schedule).c
     current = columns.definitions[sa.func.cardinality(columns.definitions)]
     return sa.select(
         columns.name,
@@ -38,20 +38,20 @@ def declared_schedules(names: Sequence[str], *, schedule: type[Schedule] = Sched
     ).where(columns.name == sa.func.any(array("schedule_names", names, sa.Text())))
 
 
-def declare_new(*, values: Mapping[str, Any], digest: str, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def declare_new(*, values: Mapping[str, Any], digest: str, job: type[JobMixin] = Job) -> sa.Executable:
     """Insert a schedule that code declares. Nothing happens if its name is there."""
-    made = insert(table_of(schedule)).values(
+    made = insert(table_of(companions_of(job).schedule)).values(
         **values, declared=dict(values), definitions=[digest], declared_at=sa.func.now()
     )
     return made.on_conflict_do_nothing(index_elements=["name"]).returning(sa.literal_column("1"))
 
 
-def lock_declared(name: str, *, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def lock_declared(name: str, *, job: type[JobMixin] = Job) -> sa.Executable:
     """One schedule that code has declared, locked: its definition in the row, what code had declared, and the digests so far.
 
     Nothing if another transaction has locked it just now.
     """
-    columns = table_of(schedule).c
+    columns = table_of(companions_of(job).schedule).c
     own = [columns[key] for key in DEFINED]
     return (
         sa.select(*own, columns.declared, columns.definitions)
@@ -66,10 +66,10 @@ def change_declared(
     changes: Mapping[str, Any],
     declared: Mapping[str, Any],
     definitions: Sequence[str],
-    schedule: type[Schedule] = Schedule,
+    job: type[JobMixin] = Job,
 ) -> sa.Executable:
     """Write a new definition: the columns that are to change, and what code says of all of them."""
-    table = table_of(schedule)
+    table = table_of(companions_of(job).schedule)
     return (
         sa.update(table)
         .where(table.c.name == name)
@@ -77,18 +77,18 @@ def change_declared(
     )
 
 
-def say_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def say_declared(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
     """These schedules are declared by a living worker. A row that another transaction has locked is left."""
-    table = table_of(schedule)
+    table = table_of(companions_of(job).schedule)
     mine = lock_in_order(table, table.c.name == sa.func.any(array("schedule_names", names, sa.Text())))
     return sa.update(table).where(members(table.c.id, sa.select(mine.c.id))).values(declared_at=sa.func.now())
 
 
-def resume_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def resume_declared(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Schedules that were paused because no code declared them go on. Returns their names; not of a row that another transaction has
     locked.
     """
-    table = table_of(schedule)
+    table = table_of(companions_of(job).schedule)
     mine = lock_in_order(
         table,
         table.c.name == sa.func.any(array("schedule_names", names, sa.Text())),
@@ -102,11 +102,11 @@ def resume_declared(names: Sequence[str], *, schedule: type[Schedule] = Schedule
     )
 
 
-def pause_undeclared(*, after: timedelta, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def pause_undeclared(*, after: timedelta, job: type[JobMixin] = Job) -> sa.Executable:
     """Pause the schedules that code had declared, and that none has for this long. Returns their names; not of a row that another
     transaction has locked.
     """
-    table = table_of(schedule)
+    table = table_of(companions_of(job).schedule)
     columns = table.c
     mine = lock_in_order(table, columns.paused_at.is_(None), columns.declared_at < sa.func.now() - after)
     return (
@@ -185,7 +185,7 @@ def definition_of(schedule: Schedule) -> Definition:
     return definition({name: getattr(schedule, name) for name in ("name", *DEFINED)})
 
 
-class DeclaredSchedules(OfTables):
+class DeclaredSchedules(StorePart):
     """What workers' code declares, in the table of schedules."""
 
     def declare(
@@ -197,14 +197,14 @@ class DeclaredSchedules(OfTables):
         worker has declared for this long, none declares any more. Columns that were edited by hand stay. The rows are written in
         the order of their names, so that two workers cannot deadlock.
         """
-        schedule, result = self.tables.schedule, Declaring()
-        there = {row.name: row for row in connection.execute(declared_schedules(list(definitions), schedule=schedule))}
+        result = Declaring()
+        there = {row.name: row for row in connection.execute(declared_schedules(list(definitions), job=self.job))}
         said: list[str] = []
         resumed: list[str] = []
         for name, one in sorted(definitions.items()):
             row = there.get(name)
             if row is None:
-                made = declare_new(values=one.values, digest=one.digest, schedule=schedule)
+                made = declare_new(values=one.values, digest=one.digest, job=self.job)
                 if connection.execute(made).first() is not None:
                     result.made.append(name)
                 else:
@@ -222,13 +222,13 @@ class DeclaredSchedules(OfTables):
             if row.age > SAY_AGAIN:
                 said.append(name)
         if said:
-            connection.execute(say_declared(said, schedule=schedule))
+            connection.execute(say_declared(said, job=self.job))
         if resumed:
-            result.resumed = list(connection.scalars(resume_declared(resumed, schedule=schedule)))
+            result.resumed = list(connection.scalars(resume_declared(resumed, job=self.job)))
         return result
 
     def _replace(self, connection: sa.Connection, name: str, new: Definition, result: Declaring, *, gone: bool) -> bool:
-        row = connection.execute(lock_declared(name, schedule=self.tables.schedule)).first()
+        row = connection.execute(lock_declared(name, job=self.job)).first()
         if row is None:
             result.locked.append(name)
             return False
@@ -239,12 +239,11 @@ class DeclaredSchedules(OfTables):
         connection.execute(
             change_declared(
                 name, changes=to_change(row, row.declared, new.values, DEFINED), declared=new.values, definitions=digests,
-                schedule=self.tables.schedule,
-            )
+                job=self.job)
         )  # fmt: skip
         result.changed.append(name)
         return True
 
     def pause_undeclared(self, connection: sa.Connection, *, after: timedelta) -> list[str]:
         """Pause the schedules that no code has declared for this long. Returns their names."""
-        return list(connection.scalars(pause_undeclared(after=after, schedule=self.tables.schedule)))
+        return list(connection.scalars(pause_undeclared(after=after, job=self.job)))

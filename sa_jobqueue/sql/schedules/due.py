@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from ...errors import OptionError
-from ...models import Job, JobMixin, Schedule, schema_function, status_literal
+from ...models import Job, JobMixin, companions_of, schema_function, status_literal
 from ...rules.lifecycle import JobStatus
 from ...rules.schedules import due_ticks, rule_of
 from ..admin import cancel_jobs
 from ..parts import array, epoch, epoch_of, in_seconds, members, rows, table_of
-from ..tables import OfTables
+from ..tables import StorePart
 
 
-def next_look(*, schedule: type[Schedule] = Schedule) -> sa.Select[Any]:
+def next_look(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """Seconds until a worker has to look at a schedule next; no row if there is none."""
-    columns = table_of(schedule).c
+    columns = table_of(companions_of(job).schedule).c
     return (
         sa.select(sa.type_coerce(epoch(columns.due_at) - epoch(sa.func.clock_timestamp()), sa.Float()))
         .where(columns.paused_at.is_(None))
@@ -30,12 +30,12 @@ def next_look(*, schedule: type[Schedule] = Schedule) -> sa.Select[Any]:
     )
 
 
-def due_schedules(*, limit: int, only: int | None = None, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def due_schedules(*, limit: int, only: int | None = None, job: type[JobMixin] = Job) -> sa.Executable:
     """The schedules that are due, locked; those that another transaction has locked are left. `only`: this one, if it is due.
 
     Times come in seconds since 1970, because a `datetime` cannot hold them all; and the database's now() with them.
     """
-    columns = table_of(schedule).c
+    columns = table_of(companions_of(job).schedule).c
     this = [] if only is None else [columns.id == sa.bindparam("only_id", only, sa.BigInteger)]
     return (
         sa.select(
@@ -65,11 +65,9 @@ def live_jobs(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable
     return sa.select(wanted.c.id).where(live)
 
 
-def failing_schedules(
-    ids: Sequence[int], *, job: type[JobMixin] = Job, schedule: type[Schedule] = Schedule
-) -> sa.Executable:
+def failing_schedules(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Those of these schedules whose last `pause_after` finished jobs have all failed, since they began to count."""
-    jobs, table = table_of(job).c, table_of(schedule)
+    jobs, table = table_of(job).c, table_of(companions_of(job).schedule)
     last = (
         sa.select(jobs.status)
         .where(jobs.schedule_id == table.c.id, jobs.finished_at >= table.c.counts_from)
@@ -93,7 +91,7 @@ def enqueue_ticks(
     times: Sequence[float],
     numbers: Sequence[int],
     delays: Sequence[float],
-    schedule: type[Schedule] = Schedule,
+    job: type[JobMixin] = Job,
 ) -> sa.Executable:
     """Insert a job for each tick: of which schedule it is, when it is, in seconds since 1970, for how many it stands, and how many
     seconds after it the job is due. Returns their ids.
@@ -102,7 +100,7 @@ def enqueue_ticks(
     """
     call = schema_function(
         "enqueue_ticks",
-        table_of(schedule).schema,
+        table_of(companions_of(job).schedule).schema,
         array("tick_schedules", schedules, sa.BigInteger()),
         array("tick_times", times, sa.Float(53)),
         array("tick_numbers", numbers, sa.Integer()),
@@ -120,9 +118,9 @@ MOVE: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def move_schedules(*, schedule: type[Schedule] = Schedule, **given: Sequence[Any]) -> sa.Executable:
+def move_schedules(*, job: type[JobMixin] = Job, **given: Sequence[Any]) -> sa.Executable:
     """Write what a look at these schedules has brought; see `MOVE`. A schedule without a next tick has no more."""
-    table = table_of(schedule)
+    table = table_of(companions_of(job).schedule)
     move = rows("move", **{name: array(f"move_{name}", given[name], of) for name, of in MOVE.items()})
     never: sa.ColumnElement[Any] = sa.literal_column("'infinity'::timestamptz")
     return (
@@ -139,12 +137,12 @@ def move_schedules(*, schedule: type[Schedule] = Schedule, **given: Sequence[Any
     )
 
 
-def set_aside(id: int, *, error: str, seconds: float, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def set_aside(id: int, *, error: str, seconds: float, job: type[JobMixin] = Job) -> sa.Executable:
     """Write down why nothing could be done about a schedule. It is looked at again after `seconds`.
 
     Returns its name, and the error that it had before.
     """
-    table = table_of(schedule)
+    table = table_of(companions_of(job).schedule)
     this = (
         sa.select(table.c.id, table.c.error)
         .where(table.c.id == sa.bindparam("this_id", id, sa.BigInteger))
@@ -159,8 +157,9 @@ def set_aside(id: int, *, error: str, seconds: float, schedule: type[Schedule] =
     )
 
 
-def pause_failing(ids: Sequence[int], *, schedule: type[Schedule] = Schedule) -> sa.Executable:
+def pause_failing(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Pause schedules whose last jobs have failed. Returns their names."""
+    schedule = companions_of(job).schedule
     columns = table_of(schedule).c
     return (
         sa.update(table_of(schedule))
@@ -236,12 +235,12 @@ class _Step(NamedTuple):
     cancels: bool = False
 
 
-class Schedules(OfTables):
+class Schedules(StorePart):
     """Enqueueing what is due."""
 
     def next_look(self, connection: sa.Connection) -> float | None:
         """Seconds until a worker has to look at a schedule next; None if there is none."""
-        found: float | None = connection.scalar(next_look(schedule=self.tables.schedule))
+        found: float | None = connection.scalar(next_look(job=self.job))
         return found
 
     def enqueue_due(
@@ -258,10 +257,9 @@ class Schedules(OfTables):
         They are locked until the transaction ends, so one worker alone enqueues a tick. `result` is filled also if an error is
         raised: then with what was done until then.
         """
-        tables = self.tables
         looks: list[_Look] = []
         until = monotonic() + _MOST_WORK
-        for row in connection.execute(due_schedules(limit=limit, only=only, schedule=tables.schedule)):
+        for row in connection.execute(due_schedules(limit=limit, only=only, job=self.job)):
             result.ids.append(row.id)
             if looks and monotonic() > until:
                 continue  # it stays due
@@ -273,32 +271,28 @@ class Schedules(OfTables):
         failing, live = self._failing(connection, looks, result), self._live(connection, looks)
         steps = [_step(look, live=look.row.id in live, random=random) for look in looks if look.row.id not in failing]
         if cancelled := [step.move.id for step in steps if step.cancels]:
-            job = tables.job
+            job = self.job
             connection.execute(
                 cancel_jobs(
                     job.schedule_id.in_(cancelled),
                     job.finished_at.is_(None),
                     job=job,
-                    keys=tables.unique_key,
-                    events=tables.event,
                 )
             )
         if jobs := [one for step in steps for one in step.jobs]:
             schedules, times, numbers, delays = zip(*jobs, strict=True)
             connection.execute(
-                enqueue_ticks(
-                    schedules=schedules, times=times, numbers=numbers, delays=delays, schedule=tables.schedule
-                )
+                enqueue_ticks(schedules=schedules, times=times, numbers=numbers, delays=delays, job=self.job)
             )
             result.enqueued = len(jobs)
         if steps:
             given = dict(zip(MOVE, zip(*(step.move for step in steps), strict=True), strict=True))
-            connection.execute(move_schedules(schedule=tables.schedule, **given))
+            connection.execute(move_schedules(**given, job=self.job))
 
     def set_aside(self, connection: sa.Connection, id: int, error: str, *, briefly: bool = False) -> str | None:
         """Write down why nothing could be done about a schedule. Returns its name, or None if that had been written down before."""
         seconds = _LOOK_AGAIN if briefly else _SET_ASIDE
-        statement = set_aside(id, error=_clean(error), seconds=seconds, schedule=self.tables.schedule)
+        statement = set_aside(id, error=_clean(error), seconds=seconds, job=self.job)
         row = connection.execute(statement).first()
         return None if row is None or row.before == _clean(error) else str(row.name)
 
@@ -307,16 +301,16 @@ class Schedules(OfTables):
         asked = [look.row.id for look in looks if look.row.pause_after is not None and look.ticks]
         if not asked:
             return set()
-        failing = failing_schedules(asked, job=self.tables.job, schedule=self.tables.schedule)
+        failing = failing_schedules(asked, job=self.job)
         ids = [row.id for row in connection.execute(failing)]
         if ids:
-            paused = connection.execute(pause_failing(ids, schedule=self.tables.schedule))
+            paused = connection.execute(pause_failing(ids, job=self.job))
             result.paused = [(row.name, row.pause_after) for row in paused]
         return set(ids)
 
     def _live(self, connection: sa.Connection, looks: Sequence[_Look]) -> set[int]:
         asked = [look.row.id for look in looks if look.row.overlap != "allow" and look.ticks]
-        return {row.id for row in connection.execute(live_jobs(asked, job=self.tables.job))} if asked else set()
+        return {row.id for row in connection.execute(live_jobs(asked, job=self.job))} if asked else set()
 
 
 def _look(row: Any) -> _Look:

@@ -12,19 +12,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...models import (
-    GATE,
-    Job,
-    JobMixin,
-    WorkflowDependency,
-    WorkflowEvent,
-    WorkflowRow,
-    schema_function,
-    status_literal,
-)
+from ...models import GATE, Job, JobMixin, companions_of, schema_function, status_literal
 from ...rules.lifecycle import JobStatus
 from ...util.schema import SCHEMA
-from ..parts import array, packed, table_of, with_companions
+from ..parts import array, packed, table_of
 
 _OUT: Mapping[str, Any] = {
     "again_ids": sa.ARRAY(sa.BigInteger), "busy_ids": sa.ARRAY(sa.BigInteger), "read_ids": sa.ARRAY(sa.BigInteger), "last_ids": sa.ARRAY(sa.BigInteger),
@@ -59,13 +50,13 @@ def advance_workflows(after: Mapping[int, int], *, most: int, schema: str = SCHE
     return sa.select(*row.c)
 
 
-def stray_workflows(
-    *, limit: int, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
-) -> sa.Executable:
+def stray_workflows(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Two arrays: workflows with events that perhaps no worker has heard of, and workflows whose deadline is over.
 
     A paused workflow is left out: what happens in it is read when it goes on. Those that were deleted by hand are among them.
     """
+    tables = companions_of(job)
+    event, workflow = tables.event, tables.workflow
     happened = table_of(event).c.workflow_id
     page = sa.bindparam("page", limit, sa.Integer)
 
@@ -137,20 +128,14 @@ def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEM
     )
 
 
-@with_companions
-def reopen_below(
-    ids: Sequence[int],
-    *,
-    job: type[JobMixin] = Job,
-    edges: type[WorkflowDependency] = WorkflowDependency,
-    workflow: type[WorkflowRow] = WorkflowRow,
-) -> sa.Executable:
+def reopen_below(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Retry those of these jobs because of which members of their workflows were cancelled, as by `retry_workflow(..., from_node=id)`.
 
     Where a workflow was cancelled because it is to fail fast, all of it is retried. A job that was itself cancelled because of another is
     left out: it would be cancelled again. Returns the ids of the jobs that come back.
     """
-    table, edge, flow = table_of(job), table_of(edges), table_of(workflow)
+    tables = companions_of(job)
+    table, edge, flow = table_of(job), table_of(tables.dependency), table_of(tables.workflow)
     child = table.alias("child")
     failed_id = sa.literal_column("'failed_id'", sa.Text)
 
@@ -248,10 +233,7 @@ LOOK: sa.ColumnElement[Any] = sa.cast(sa.null(), sa.Boolean)
 
 
 def members_ended(
-    jobs: Sequence[sa.FromClause],
-    completed: sa.ColumnElement[Any] = COMPLETED,
-    *,
-    event: type[WorkflowEvent] = WorkflowEvent,
+    jobs: Sequence[sa.FromClause], completed: sa.ColumnElement[Any] = COMPLETED, *, job: type[JobMixin] = Job
 ) -> sa.Insert:
     """Append an event for each of these jobs that is a member of a workflow.
 
@@ -265,7 +247,7 @@ def members_ended(
         for one in jobs
     ]
     source: Any = ends[0] if len(ends) == 1 else ends[0].union_all(*ends[1:])
-    return sa.insert(table_of(event)).from_select(
+    return sa.insert(table_of(companions_of(job).event)).from_select(
         ["workflow_id", "job_id", "completed"], source, include_defaults=False
     )
 
@@ -275,11 +257,11 @@ def member_events(
     completed: sa.ColumnElement[Any] = COMPLETED,
     *,
     told: bool = False,
-    event: type[WorkflowEvent] = WorkflowEvent,
+    job: type[JobMixin] = Job,
 ) -> sa.CTE:
     """The same, to be added to the statement that ends the jobs. `told`: workers that listen are told at the commit."""
-    appended = members_ended(jobs, completed, event=event)
+    appended = members_ended(jobs, completed, job=job)
     if told:
-        telling = schema_function("tell_workflows", table_of(event).schema, of=sa.Text())
+        telling = schema_function("tell_workflows", table_of(companions_of(job).event).schema, of=sa.Text())
         return appended.returning(telling.label("told")).cte("events")
     return appended.cte("events")

@@ -6,34 +6,19 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...models import (
-    Job,
-    JobMixin,
-    WorkflowDependency,
-    WorkflowEvent,
-    WorkflowJoin,
-    WorkflowRow,
-    status_in,
-    status_literal,
-)
+from ...models import Job, JobMixin, companions_of, status_in, status_literal
 from ...rules.lifecycle import FINISHED, JobStatus
 from ..parts import FIRST_ID, table_of
 
 
-def heal_members(
-    *,
-    after: int = FIRST_ID,
-    limit: int,
-    job: type[JobMixin] = Job,
-    workflow: type[WorkflowRow] = WorkflowRow,
-    event: type[WorkflowEvent] = WorkflowEvent,
-) -> sa.Executable:
+def heal_members(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Look at a page of the members that wait for another, by what they wait for. Where that has ended, or is gone, without an event, by
     plain SQL by hand, an event is appended.
 
     Returns one row: the last that was waited for, NULL if there are no more; how many events were appended; and the ids of workflows
     whose rows are gone, NULL if there are none.
     """
+    tables = companions_of(job)
     table = table_of(job)
     columns = table.c
     page = (
@@ -45,7 +30,7 @@ def heal_members(
         .prefix_with("MATERIALIZED")
     )  # fmt: skip
     parent = table.alias("parent")
-    happened = table_of(event)
+    happened = table_of(tables.event)
     lives = (
         sa.select(parent.c.id)
         .where(parent.c.id == page.c.blocked_by, sa.not_(status_in(parent.c.status, FINISHED)))
@@ -68,27 +53,20 @@ def heal_members(
         .cte("appended")
     )
     last = sa.select(sa.func.max(page.c.blocked_by)).scalar_subquery()
-    flow = sa.select(workflow.id).where(workflow.id == page.c.workflow_id).correlate(page)
+    flow = sa.select(tables.workflow.id).where(tables.workflow.id == page.c.workflow_id).correlate(page)
     gone = sa.select(sa.func.array_agg(page.c.workflow_id.distinct())).where(sa.not_(flow.exists())).scalar_subquery()
     healed = sa.select(sa.func.count()).select_from(appended).scalar_subquery()
     return sa.select(last.label("last"), healed.label("healed"), gone.label("gone"))
 
 
-def heal_workflows(
-    *,
-    after: int = FIRST_ID,
-    limit: int,
-    job: type[JobMixin] = Job,
-    workflow: type[WorkflowRow] = WorkflowRow,
-    dependency: type[WorkflowDependency] = WorkflowDependency,
-    join: type[WorkflowJoin] = WorkflowJoin,
-    event: type[WorkflowEvent] = WorkflowEvent,
-) -> sa.Executable:
+def heal_workflows(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Look at a page of the workflows, by id. Where all members of one that goes on have ended without an event, or all parents of a member
     that needs some of them, by plain SQL by hand, an event is appended.
 
     Returns one row: the last workflow, NULL if there are no more, and how many events were appended.
     """
+    tables = companions_of(job)
+    dependency, event, join, workflow = tables.dependency, tables.event, tables.join, tables.workflow
     jobs, happened, edge = table_of(job), table_of(event), table_of(dependency)
     page = (
         sa.select(workflow.id, workflow.watched_id, workflow.finished_at)
@@ -147,9 +125,7 @@ def heal_workflows(
     )
 
 
-def stray_members(
-    *, limit: int, job: type[JobMixin] = Job, event: type[WorkflowEvent] = WorkflowEvent
-) -> sa.Executable:
+def stray_members(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """The ids of members that wait for one that has ended or is gone, and of which no event says so, among the first `limit`."""
     table = table_of(job)
     first = (
@@ -159,7 +135,7 @@ def stray_members(
         .limit(sa.bindparam("sample", limit, sa.Integer))
         .subquery("waiting")
     )
-    parent, happened = table.alias("parent"), table_of(event)
+    parent, happened = table.alias("parent"), table_of(companions_of(job).event)
     # OFFSET 0 is a fence: each is looked up by its id.
     lives = (
         sa.select(parent.c.id)
@@ -174,11 +150,9 @@ def stray_members(
     return sa.select(first.c.id).where(sa.not_(lives.exists()), sa.not_(known.exists())).order_by(first.c.id)
 
 
-def blocked_edges(
-    *, limit: int, job: type[JobMixin] = Job, dependency: type[WorkflowDependency] = WorkflowDependency
-) -> sa.Executable:
+def blocked_edges(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Of blocked members, for which others that are blocked they wait: child_id, parent_id; at most `limit` rows."""
-    table, edge = table_of(job), table_of(dependency)
+    table, edge = table_of(job), table_of(companions_of(job).dependency)
     child, parent = table.alias("child"), table.alias("parent")
     blocked = status_literal(JobStatus.BLOCKED)
     return (

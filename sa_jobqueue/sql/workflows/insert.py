@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 from sqlalchemy.types import TypeEngine
 
-from ...models import Job, JobMixin, WorkflowCallback, WorkflowDependency, due_text, schema_function, status_literal
+from ...models import Job, JobMixin, WorkflowCallback, companions_of, due_text, schema_function, status_literal
 from ...rules.lifecycle import JobStatus
 from ...tasks.calls import Call
 from ...util.schema import SCHEMA
@@ -18,14 +18,7 @@ from ..insert import type_of, values_of
 from ..parts import array, packed, packed_alike, packed_texts, rows, table_of
 
 
-def inputs_of(
-    ids: Sequence[int],
-    *,
-    most: int,
-    size: int,
-    job: type[JobMixin] = Job,
-    dependency: type[WorkflowDependency] = WorkflowDependency,
-) -> sa.Executable:
+def inputs_of(ids: Sequence[int], *, most: int, size: int, job: type[JobMixin] = Job) -> sa.Executable:
     """What the parents of these jobs have returned: child_id, position, policy, parent_id, status, result, error as JSON text, and total.
 
     A job with more than `most` parents, or more than `size` bytes, has one row, without a position.
@@ -34,7 +27,7 @@ def inputs_of(
         sa.func.unnest(array("child_ids", list(ids), sa.BigInteger())).table_valued("id", name="child").render_derived()
     )
     of_child = (
-        _inputs(table_of(job), table_of(dependency), child.c.id)
+        _inputs(table_of(job), table_of(companions_of(job).dependency), child.c.id)
         .limit(sa.bindparam("most", most + 1, sa.Integer))
         .lateral("input")
     )
@@ -61,16 +54,9 @@ def inputs_of(
     )  # fmt: skip
 
 
-def page_of_inputs(
-    id: int,
-    *,
-    after: int = -1,
-    limit: int,
-    job: type[JobMixin] = Job,
-    dependency: type[WorkflowDependency] = WorkflowDependency,
-) -> sa.Executable:
+def page_of_inputs(id: int, *, after: int = -1, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """A page of what the parents of one job have returned, from the position `after` (exclusive) on: the columns of `inputs_of`."""
-    edge = table_of(dependency).c
+    edge = table_of(companions_of(job).dependency).c
     child = sa.bindparam("child_id", id, sa.BigInteger)
     # The page is cut first, and only its parents are read.
     page = (
@@ -179,7 +165,7 @@ def _joined(parts: Iterable[str]) -> Any:
 
 
 def insert_callbacks(
-    workflow: int, callbacks: Sequence[tuple[str, Call]], *, callback: type[WorkflowCallback] = WorkflowCallback
+    workflow: int, callbacks: Sequence[tuple[str, Call]], callback: type[WorkflowCallback] = WorkflowCallback
 ) -> sa.Executable:
     """What is to be enqueued at "success", "failure" or the "end" of the workflow."""
     target = table_of(callback)

@@ -9,19 +9,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...models import (
-    ArchivedTask,
-    Job,
-    JobMixin,
-    LogPart,
-    Progress,
-    WorkflowCallback,
-    WorkflowDependency,
-    WorkflowEvent,
-    WorkflowJoin,
-    WorkflowRow,
-    status_in,
-)
+from ...models import Job, JobMixin, companions_of, status_in
 from ...rules.lifecycle import FINISHED
 from ...util.log import get_logger
 from ..admin import UNSYNCHRONIZED
@@ -30,70 +18,51 @@ from ..claims import Fault, fault_of, is_month_missing
 from ..notes import delete_notes
 from ..parts import FIRST_ID, array, members, table_of
 from ..prune import limit_statements, refuse_at_once
-from ..tables import Compiled, OfTables
+from ..tables import Compiled, StorePart
 from .actions import advance_parameters, advance_workflows, cancel_workflows, stray_workflows
 from .healing import heal_members, heal_workflows
 from .insert import inputs_of, page_of_inputs
 
 
-def _is_over(workflow: type[WorkflowRow], event: type[WorkflowEvent]) -> sa.ColumnElement[bool]:
+def _is_over(job: type[JobMixin]) -> sa.ColumnElement[bool]:
     """Whether its time is over, and nothing has happened in it since, such as a retry of one of its jobs."""
+    tables = companions_of(job)
+    event, workflow = tables.event, tables.workflow
     unread = sa.select(event.id).where(event.workflow_id == workflow.id).correlate(table_of(workflow))
     return sa.and_(workflow.purge_at <= sa.func.now(), sa.not_(unread.exists()))
 
 
-def workflows_over(
-    *, limit: int, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
-) -> sa.Executable:
+def workflows_over(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """The ids of workflows whose time to be kept is over."""
+    workflow = companions_of(job).workflow
     return (
         sa.select(workflow.id)
-        .where(_is_over(workflow, event))
+        .where(_is_over(job))
         .order_by(workflow.purge_at)
         .limit(sa.bindparam("page", limit, sa.Integer))
     )
 
 
-def prune_members(
-    id: int,
-    *,
-    limit: int,
-    job: type[JobMixin] = Job,
-    progress: type[Progress] = Progress,
-    log: type[LogPart] = LogPart,
-    dependency: type[WorkflowDependency] = WorkflowDependency,
-    workflow: type[WorkflowRow] = WorkflowRow,
-    event: type[WorkflowEvent] = WorkflowEvent,
-    archived_task: type[ArchivedTask] = ArchivedTask,
-) -> sa.Executable:
+def prune_members(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete a page of the members of a workflow whose time is over, and what each waited for. Returns their ids.
 
     None is deleted if the workflow has come back meanwhile; and none of archived tasks: a worker may not have heard of these yet.
     """
     columns = table_of(job).c
-    plain = _members(id, limit, job, workflow, event).where(is_not_archived(job, archived_task=archived_task))
+    plain = _members(id, limit, job).where(is_not_archived(job))
     ids = _locked(plain)
     gone = sa.delete(job).where(members(columns.id, ids)).execution_options(**UNSYNCHRONIZED)
-    also = (*delete_notes(ids, progress=progress, log=log), _edges(ids, dependency))
+    also = (*delete_notes(ids, job=job), _edges(ids, job))
     return gone.add_cte(*also).returning(columns.id)
 
 
-def move_members(
-    id: int,
-    *,
-    limit: int,
-    job: type[JobMixin] = Job,
-    dependency: type[WorkflowDependency] = WorkflowDependency,
-    workflow: type[WorkflowRow] = WorkflowRow,
-    event: type[WorkflowEvent] = WorkflowEvent,
-    **beside: Any,
-) -> sa.Executable:
+def move_members(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """The same where there are archived tasks: their jobs are moved to the archive.
 
-    `beside`: the other tables of `move_jobs`, which says what it returns.
+    Returns what `move_jobs` does.
     """
-    ids = _locked(_members(id, limit, job, workflow, event))
-    return move_jobs(ids, job=job, **beside).add_cte(_edges(ids, dependency))
+    ids = _locked(_members(id, limit, job))
+    return move_jobs(ids, job=job).add_cte(_edges(ids, job))
 
 
 def make_months_of_members(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
@@ -105,15 +74,14 @@ def make_months_of_members(id: int, *, limit: int, job: type[JobMixin] = Job) ->
     return make_months_of(page.order_by(columns.id).limit(sa.bindparam("page", limit, sa.Integer)), job=job)
 
 
-def _members(
-    id: int, limit: int, job: type[JobMixin], workflow: type[WorkflowRow], event: type[WorkflowEvent]
-) -> sa.Select[Any]:
+def _members(id: int, limit: int, job: type[JobMixin]) -> sa.Select[Any]:
     """A page of the members, if the workflow's time is over; it is locked then."""
+    workflow = companions_of(job).workflow
     columns = table_of(job).c
     flow = sa.bindparam("of_workflow", id, sa.BigInteger)
     over = (
         sa.select(workflow.id)
-        .where(workflow.id == flow, _is_over(workflow, event))
+        .where(workflow.id == flow, _is_over(job))
         .with_for_update(key_share=True, skip_locked=True)
         .cte("over")
         .prefix_with("MATERIALIZED")
@@ -130,27 +98,22 @@ def _locked(page: sa.Select[Any]) -> sa.Select[Any]:
     return sa.select(page.with_for_update().cte("chosen").prefix_with("MATERIALIZED").c.id)
 
 
-def _edges(ids: sa.Select[Any], dependency: type[WorkflowDependency]) -> sa.CTE:
+def _edges(ids: sa.Select[Any], job: type[JobMixin]) -> sa.CTE:
     """What deletes what these members waited for."""
+    dependency = companions_of(job).dependency
     return sa.delete(dependency).where(members(table_of(dependency).c.child_id, ids)).cte("edges")
 
 
-def forget_workflows(
-    ids: Sequence[int],
-    *,
-    job: type[JobMixin] = Job,
-    workflow: type[WorkflowRow] = WorkflowRow,
-    callback: type[WorkflowCallback] = WorkflowCallback,
-    join: type[WorkflowJoin] = WorkflowJoin,
-    event: type[WorkflowEvent] = WorkflowEvent,
-) -> sa.Executable:
+def forget_workflows(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete workflows whose time is over and that have no members left, and what else there is of them. Returns their ids."""
+    tables = companions_of(job)
+    callback, event, join, workflow = tables.callback, tables.event, tables.join, tables.workflow
     columns = table_of(job).c
     has_members = sa.select(columns.id).where(columns.workflow_id == workflow.id).correlate(table_of(workflow)).exists()
     these = array("workflow_ids", list(ids), sa.BigInteger())
     chosen = (
         sa.select(workflow.id)
-        .where(workflow.id == sa.func.any(these), _is_over(workflow, event), sa.not_(has_members))
+        .where(workflow.id == sa.func.any(these), _is_over(job), sa.not_(has_members))
         .with_for_update()
     )
     found = chosen.cte("chosen").prefix_with("MATERIALIZED")
@@ -163,8 +126,9 @@ def forget_workflows(
     return gone.add_cte(*also).returning(workflow.id)
 
 
-def postpone_workflow(id: int, *, workflow: type[WorkflowRow] = WorkflowRow) -> sa.Executable:
+def postpone_workflow(id: int, *, job: type[JobMixin] = Job) -> sa.Executable:
     """A workflow that could not be deleted is due again after a day."""
+    workflow = companions_of(job).workflow
     later = sa.func.now() + sa.literal_column("interval '1 day'")
     due = sa.update(workflow).where(sa.and_(workflow.id == sa.bindparam("of_workflow", id, sa.BigInteger)))
     return due.values(purge_at=later).execution_options(**UNSYNCHRONIZED)
@@ -205,7 +169,7 @@ class Input(NamedTuple):
     error: str | None
 
 
-class Workflows(OfTables):
+class Workflows(StorePart):
     """What moves workflows on, and what the members take."""
 
     def advance(self, connection: sa.Connection, after: Mapping[int, int], *, most: int = 1_000) -> Advanced:
@@ -218,16 +182,15 @@ class Workflows(OfTables):
 
     @cached_property
     def _advance(self) -> Compiled:
-        return Compiled(advance_workflows(_NONE, most=0, schema=self.tables.job.__table__.schema or ""))
+        return Compiled(advance_workflows(_NONE, most=0, schema=self.schema))
 
     def stray_workflows(self, connection: sa.Connection, *, limit: int = 1_000) -> list[int]:
         """Workflows with events that perhaps no worker has heard of. Those whose deadline is over are cancelled first."""
-        schema = self.tables.job.__table__.schema or ""
-        looked = stray_workflows(limit=limit, workflow=self.tables.workflow, event=self.tables.event)
+        looked = stray_workflows(limit=limit, job=self.job)
         found, overdue = connection.execute(looked).one()
         strays: list[int] = list(found or ())
         if overdue:
-            ended = cancel_workflows(*overdue, reason="the deadline of the workflow is over", schema=schema)
+            ended = cancel_workflows(*overdue, reason="the deadline of the workflow is over", schema=self.schema)
             strays += connection.scalars(ended).all()
         return strays
 
@@ -235,36 +198,24 @@ class Workflows(OfTables):
         self, connection: sa.Connection, *, after: int = FIRST_ID, limit: int = 1_000
     ) -> tuple[int | None, int]:
         """Look at a page of the members that wait for another. Returns where it ended, None if it was the last; and how many were healed."""
-        tables = self.tables
-        statement = heal_members(
-            after=after, limit=limit, job=tables.job, workflow=tables.workflow, event=tables.event
-        )  # fmt: skip
+        statement = heal_members(after=after, limit=limit, job=self.job)
         last, healed, gone = connection.execute(statement).one()
         if gone:
-            connection.execute(
-                cancel_workflows(*gone, reason="its workflow was deleted", schema=tables.job.__table__.schema or "")
-            )
+            connection.execute(cancel_workflows(*gone, reason="its workflow was deleted", schema=self.schema))
         return last, healed
 
     def heal_workflows(
         self, connection: sa.Connection, *, after: int = FIRST_ID, limit: int = 1_000
     ) -> tuple[int | None, int]:
         """Look at a page of the workflows: whether one goes on of which all has ended. Returns what `heal_members` does."""
-        tables = self.tables
-        statement = heal_workflows(
-            after=after, limit=limit, job=tables.job, workflow=tables.workflow, dependency=tables.dependency,
-            join=tables.join, event=tables.event,
-        )  # fmt: skip
-        last, healed = connection.execute(statement).one()
+        last, healed = connection.execute(heal_workflows(after=after, limit=limit, job=self.job)).one()
         return last, healed
 
     # ---- what members take
 
     def inputs_of(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, list[Input] | None]:
         """What each of these members takes, by its id; None where that is too much to be read at once."""
-        statement = inputs_of(
-            ids, most=_MOST_INPUTS, size=_MOST_BYTES, job=self.tables.job, dependency=self.tables.dependency
-        )
+        statement = inputs_of(ids, most=_MOST_INPUTS, size=_MOST_BYTES, job=self.job)
         found: dict[int, list[Input] | None] = {one: [] for one in ids}
         for child, *values in connection.execute(statement):
             taken = Input(*values)
@@ -276,20 +227,18 @@ class Workflows(OfTables):
 
     def page_of_inputs(self, connection: sa.Connection, id: int, *, after: int, limit: int) -> list[Input]:
         """A page of what one member takes, by position."""
-        statement = page_of_inputs(id, after=after, limit=limit, job=self.tables.job, dependency=self.tables.dependency)
+        statement = page_of_inputs(id, after=after, limit=limit, job=self.job)
         return [Input(*row) for row in connection.execute(statement)]
 
     # ---- deleting
 
     def workflows_over(self, connection: sa.Connection, *, limit: int = 100) -> list[int]:
         """Workflows whose time to be kept is over."""
-        return list(
-            connection.scalars(workflows_over(limit=limit, workflow=self.tables.workflow, event=self.tables.event))
-        )
+        return list(connection.scalars(workflows_over(limit=limit, job=self.job)))
 
     def make_months_of_members(self, connection: sa.Connection, id: int, *, limit: int = 1_000) -> int:
         """Make the months of the archive that a page of its members needs; how many were missing."""
-        return int(connection.scalar(make_months_of_members(id, limit=limit, job=self.tables.job)) or 0)
+        return int(connection.scalar(make_months_of_members(id, limit=limit, job=self.job)) or 0)
 
     def prune_workflow(
         self,
@@ -312,13 +261,7 @@ class Workflows(OfTables):
                 connection.execute(limit_statements(seconds))
                 gone = self._prune_members(connection, id, limit, archive)
                 if gone < limit:
-                    tables = self.tables
-                    connection.execute(
-                        forget_workflows(
-                            [id], job=tables.job, workflow=tables.workflow, callback=tables.callback, join=tables.join,
-                            event=tables.event,
-                        )
-                    )  # fmt: skip
+                    connection.execute(forget_workflows([id], job=self.job))
                 return gone
         except DBAPIError as error:
             fault = fault_of(error)
@@ -326,18 +269,11 @@ class Workflows(OfTables):
                 raise
             if archive and fault is Fault.LATE and self.is_archive_locked(connection):
                 raise
-            connection.execute(postpone_workflow(id, workflow=self.tables.workflow))
+            connection.execute(postpone_workflow(id, job=self.job))
             logger.warning("workflow %d cannot be deleted; it stays for another day: %s", id, error.orig)
             return None
 
     def _prune_members(self, connection: sa.Connection, id: int, limit: int, archive: bool) -> int:
-        tables = self.tables
-        of_flow: dict[str, Any] = {
-            "limit": limit, "dependency": tables.dependency, "workflow": tables.workflow, "event": tables.event,
-        }  # fmt: skip
         if archive:
-            return int(connection.execute(move_members(id, **of_flow, **tables.of_job)).one().jobs)
-        page = prune_members(
-            id, **of_flow, job=tables.job, progress=tables.progress, log=tables.log, archived_task=tables.archived_task
-        )
-        return len(connection.execute(page).all())
+            return int(connection.execute(move_members(id, limit=limit, job=self.job)).one().jobs)
+        return len(connection.execute(prune_members(id, limit=limit, job=self.job)).all())

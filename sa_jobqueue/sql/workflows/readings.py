@@ -8,27 +8,19 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 
-from ...models import Job, JobMixin, WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
-from ..parts import FIRST_ID, array, epoch, rows, table_of, with_companions
+from ...models import Job, JobMixin, companions_of
+from ..parts import FIRST_ID, array, epoch, rows, table_of
 from ..readings.depths import CAP
 
 
-@with_companions
-def workflow_nodes(
-    id: int,
-    *,
-    after: int = FIRST_ID,
-    limit: int = 1_000,
-    job: type[JobMixin] = Job,
-    dependency: type[WorkflowDependency] = WorkflowDependency,
-    join: type[WorkflowJoin] = WorkflowJoin,
-) -> sa.Select[Any]:
+def workflow_nodes(id: int, *, after: int = FIRST_ID, limit: int = 1_000, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """The members of a workflow, by id, from `after` (exclusive) on: id, task, queue, status, attempt, blocked_by, created_at, claimed_at,
     finished_at, the last error; parents, an array of ids, and policies, what becomes of it where each of them does not complete; and needed,
     how many have to complete of those whose policy is "count".
     """
+    join = companions_of(job).join
     columns = table_of(job).c
-    before = _before(job, dependency)
+    before = _before(job)
     needed = sa.select(join.needed).where(join.job_id == columns.id).correlate(table_of(job)).scalar_subquery()
     counts = sa.literal_column("'count'", sa.Text) == sa.func.any(before.c.policies)
     last = columns.errors.op("->", return_type=JSONB())(sa.literal_column("-1"))
@@ -50,19 +42,12 @@ def workflow_nodes(
     return found
 
 
-@with_companions
-def workflow_graph(
-    id: int,
-    *,
-    limit: int,
-    job: type[JobMixin] = Job,
-    dependency: type[WorkflowDependency] = WorkflowDependency,
-) -> sa.Select[Any]:
+def workflow_graph(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """What a picture of a workflow needs of its first `limit` members, by id: id, task, status, created_at, claimed_at, finished_at,
     parents and policies, as in `workflow_nodes`.
     """
     columns = table_of(job).c
-    before = _before(job, dependency)
+    before = _before(job)
     shown: list[Any] = [
         columns.id, columns.task, columns.status, columns.created_at, columns.claimed_at, columns.finished_at, before.c.parents,
         before.c.policies,
@@ -77,9 +62,9 @@ def workflow_graph(
     return found
 
 
-def _before(job: type[JobMixin], dependency: type[WorkflowDependency]) -> sa.FromClause:
+def _before(job: type[JobMixin]) -> sa.FromClause:
     """The parents of each member, and what becomes of it where each of them does not complete."""
-    edge = table_of(dependency)
+    edge = table_of(companions_of(job).dependency)
     return (
         sa.select(
             sa.func.array_agg(aggregate_order_by(edge.c.parent_id, edge.c.parent_id), type_=sa.ARRAY(sa.BigInteger)).label("parents"),
@@ -123,8 +108,9 @@ def count_some_members(
     )
 
 
-def workflow_callbacks(id: int, *, callback: type[WorkflowCallback] = WorkflowCallback) -> sa.Executable:
+def workflow_callbacks(id: int, *, job: type[JobMixin] = Job) -> sa.Executable:
     """What is to be enqueued when something happens to a workflow: event, task, queue, fired_at."""
+    callback = companions_of(job).callback
     return (
         sa.select(callback.event, callback.task, callback.queue, callback.fired_at)
         .where(callback.workflow_id == sa.bindparam("of_workflow", id, sa.BigInteger))
@@ -146,13 +132,12 @@ _NAMED = 100
 _ONE: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
 
 
-def count_workflows(
-    *, cap: int = CAP, workflow: type[WorkflowRow] = WorkflowRow, event: type[WorkflowEvent] = WorkflowEvent
-) -> sa.Executable:
+def count_workflows(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
     """One row: whether workflows `exist`; how many are `running`, `paused`, `overdue` (their deadline is over, and they have not
     ended) and `failed`, and how many `events` were not read yet, each counted up to `cap`; and the `seconds` since the oldest running one was made.
     """
-    columns, happened = table_of(workflow).c, table_of(event).c
+    tables = companions_of(job)
+    columns, happened = table_of(tables.workflow).c, table_of(tables.event).c
     most = sa.bindparam("cap", cap, sa.Integer)
     lives, runs = columns.finished_at.is_(None), columns.paused_at.is_(None)
 
@@ -166,25 +151,19 @@ def count_workflows(
         number(sa.select(_ONE).where(lives, columns.paused_at.is_not(None)).order_by(columns.paused_at)).label("paused"),
         number(sa.select(_ONE).where(lives, columns.deadline_at <= sa.func.now()).order_by(columns.deadline_at)).label("overdue"),
         number(sa.select(_ONE).where(columns.status == sa.literal_column("'failed'")).order_by(columns.finished_at)).label("failed"),
-        number(sa.select(_ONE).select_from(table_of(event)).order_by(happened.workflow_id, happened.id)).label("events"),
+        number(sa.select(_ONE).select_from(table_of(tables.event)).order_by(happened.workflow_id, happened.id)).label("events"),
         _seconds_since(oldest).label("seconds"),
     )  # fmt: skip
 
 
-def workflows_behind(
-    *,
-    limit: int = BEHIND,
-    looked: int = _LOOKED,
-    job: type[JobMixin] = Job,
-    workflow: type[WorkflowRow] = WorkflowRow,
-    event: type[WorkflowEvent] = WorkflowEvent,
-) -> sa.Executable:
+def workflows_behind(*, limit: int = BEHIND, looked: int = _LOOKED, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per workflow that has something to read and is not paused, the first `limit`, among the first `looked` that have some: its
     `id`, and the `seconds` since the first of it happened.
 
     The time is that of the job's end; it is NULL where the first events are of no job that has ended, as after a change by an operator.
     """
-    jobs, happened, columns = table_of(job).c, table_of(event).c, table_of(workflow).c
+    tables = companions_of(job)
+    jobs, happened, columns = table_of(job).c, table_of(tables.event).c, table_of(tables.workflow).c
 
     def first(*after: sa.ColumnElement[bool]) -> sa.Select[Any]:
         return sa.select(happened.workflow_id).where(*after).order_by(happened.workflow_id).limit(_ONE)
@@ -221,9 +200,9 @@ def workflows_behind(
     return sa.select(behind.c.id, seconds).select_from(behind.join(since, sa.true()))
 
 
-def paused_workflows(*, seconds: float, workflow: type[WorkflowRow] = WorkflowRow) -> sa.Executable:
+def paused_workflows(*, seconds: float, job: type[JobMixin] = Job) -> sa.Executable:
     """The ids of workflows that have been paused for so long, the longest first; 100 at most."""
-    columns = table_of(workflow).c
+    columns = table_of(companions_of(job).workflow).c
     return (
         sa.select(columns.id)
         .where(columns.finished_at.is_(None), columns.paused_at <= sa.func.now() - _interval(seconds))

@@ -32,13 +32,7 @@ from ..running.executor import Executor
 from ..running.run import Run, Stop
 from ..running.runners import own_decimal_context
 from .loading import ChildSetup, Loaded
-from .messages import (
-    Channel,
-    Message,
-    message_of_line,
-    message_of_progress,
-    message_of_record,
-)
+from .messages import Channel, Message, message_of_line, message_of_progress, message_of_record
 
 
 def main(end: int, life: int) -> None:

@@ -231,7 +231,7 @@ class HandlerTransaction:
     def _translated(self, options: Mapping[str, Any]) -> Mapping[str | None, str | None]:
         """The `schema_translate_map` for an engine or a connection with these options: its own, except for our tables."""
         own: Mapping[str | None, str | None] = options.get("schema_translate_map") or _NO_MAP
-        named = schema_of(self._store.tables.job)
+        named = schema_of(self._store.job)
         schema = self._translate.get(named, named)
         if own.get(named, named) == schema and self._translate.keys() <= own.keys():
             return own
@@ -455,7 +455,7 @@ def command(connection: sa.Connection, raw: Any, change: Change, *, store: Store
     result = "" if change.result is None else _literal(raw, change.result)
     if result is None:
         return None
-    name = store.tables.completion if change.workflow is None else store.tables.member_completion
+    name = store.completion if change.workflow is None else store.member_completion
     function = _function(connection, store, name, recording=bool(result))
     if function is None:
         return None
@@ -514,7 +514,7 @@ def _function(connection: sa.Connection, store: Store, completion: str, *, recor
         with asked.lock:
             if key not in asked.functions:
                 schema, name = quote(key[0]), connection.dialect.identifier_preparer.quote
-                function, table = f"{schema}.{name(completion)}", store.tables.job.__tablename__
+                function, table = f"{schema}.{name(completion)}", store.job.__tablename__
                 given = {"function": f"{function}{_PARAMETERS[recording]}", "table": f" {schema}.{name(table)} "}
                 asked.functions[key] = function if connection.scalar(_MAY, given) else None
     return asked.functions[key]
