@@ -64,15 +64,7 @@ def cancel_jobs(*where: Criterion, locked: Locked = "wait", job: type[JobMixin] 
     telling = schema_function("tell_workers", table_of(job).schema, _TABLE_OID, of=sa.DateTime(timezone=True))
     requested = sa.func.coalesce(columns.cancel_requested_at, sa.case((held, telling), else_=at_end()))
     values = {**end, "cancel_requested_at": requested}
-    return _act(
-        "cancel_jobs",
-        job,
-        Event.CANCEL,
-        where,
-        values=values,
-        locked=locked,
-        ends=sa.not_(held),
-    )
+    return _act("cancel_jobs", job, Event.CANCEL, where, values=values, locked=locked, ends=sa.not_(held))
 
 
 def retry_jobs(
@@ -108,15 +100,7 @@ def retry_jobs(
         "deadline_at": sa.case((columns.deadline_at > sa.func.now(), columns.deadline_at)),
     }
     seconds = seconds_of(spread, what="retry_jobs(spread=...)")
-    return _act(
-        "retry_jobs",
-        job,
-        Event.REQUEUE,
-        where,
-        values=values,
-        locked=locked,
-        spread=seconds,
-    )
+    return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked, spread=seconds)
 
 
 def discard_jobs(
@@ -129,15 +113,7 @@ def discard_jobs(
     failed = status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD])
     end = ended(failed, retain=Rules().retain_failed, of=table)
     values = {**end, "errors": append_error(table, as_entry(entry("Discard", reason)))}
-    return _act(
-        "discard_jobs",
-        job,
-        Event.DISCARD,
-        where,
-        values=values,
-        locked=locked,
-        ends=sa.true(),
-    )
+    return _act("discard_jobs", job, Event.DISCARD, where, values=values, locked=locked, ends=sa.true())
 
 
 def release_jobs(
@@ -164,16 +140,7 @@ def release_jobs(
         "run_at": sa.case((asked, columns.run_at), else_=later),
         "attempt": sa.func.greatest(columns.attempt - sa.literal_column("1"), sa.literal_column("0")),
     }
-    return _act(
-        "release_jobs",
-        job,
-        Event.RELEASE,
-        where,
-        values=values,
-        locked=locked,
-        ends=asked,
-        frees=True,
-    )
+    return _act("release_jobs", job, Event.RELEASE, where, values=values, locked=locked, ends=asked, frees=True)
 
 
 def held_by(worker: str, *, but: Collection[tuple[int, int | None]], job: type[JobMixin] = Job) -> Criterion:
@@ -285,8 +252,7 @@ def _children_taken_back(table: sa.Table, edge: sa.Table, parents: sa.CTE, mine:
         sa.select(table.c.id, came.c.parent_id)
         .join(came, came.c.child_id == table.c.id)
         .where(
-            sa.or_(table.c.status == status_literal(JobStatus.QUEUED), later),
-            table.c.id.not_in(sa.select(mine.c.id)),
+            sa.or_(table.c.status == status_literal(JobStatus.QUEUED), later), table.c.id.not_in(sa.select(mine.c.id))
         )
         .with_for_update(key_share=True, skip_locked=True, of=table)
         .cte("children")
@@ -294,10 +260,7 @@ def _children_taken_back(table: sa.Table, edge: sa.Table, parents: sa.CTE, mine:
     )
     return (
         sa.update(table)
-        .where(
-            table.c.id == children.c.id,
-            status_in(table.c.status, (JobStatus.QUEUED, blocked)),
-        )
+        .where(table.c.id == children.c.id, status_in(table.c.status, (JobStatus.QUEUED, blocked)))
         .values(status=status_literal(blocked), blocked_by=children.c.parent_id)
         .returning(table.c.id)
         .cte("taken_back")

@@ -203,8 +203,7 @@ def _updated(
             attempt=sa.func.greatest(sa.cast(columns.attempt, sa.Integer) + change.c.attempt, sa.literal_column("0")),
             rescues=sa.func.least(sa.cast(columns.rescues, sa.Integer) + change.c.rescues, sa.literal_column("32767")),
             errors=sa.case(
-                (change.c.error.is_(None), columns.errors),
-                else_=append_error(table, sa.cast(change.c.error, JSONB)),
+                (change.c.error.is_(None), columns.errors), else_=append_error(table, sa.cast(change.c.error, JSONB))
             ),
         )
         .returning(

@@ -28,6 +28,7 @@ from .parts import (
     FIRST_ID,
     FIRST_TIME,
     array,
+    columns_of,
     epoch,
     epoch_of,
     in_seconds,
@@ -190,11 +191,7 @@ def due_parameters(
 ) -> dict[str, Any]:
     """The same of `due_jobs`."""
     queues = {queue: free for queue, free in queues.items() if free > 0}
-    parameters: dict[str, Any] = {
-        **_slots(tuple(queues)),
-        "queue_free": packed(queues.values()),
-        "known_limits": known,
-    }
+    parameters: dict[str, Any] = {**_slots(tuple(queues)), "queue_free": packed(queues.values()), "known_limits": known}
     if but is not None:
         parameters["but_ids"] = packed(but)
     if after:
@@ -248,12 +245,7 @@ def claim_jobs(
 
 
 def claim_listed(
-    *,
-    ids: Sequence[int],
-    worker: str,
-    lease: float,
-    args_limit: int = INLINE_LIMIT,
-    job: type[JobMixin] = Job,
+    *, ids: Sequence[int], worker: str, lease: float, args_limit: int = INLINE_LIMIT, job: type[JobMixin] = Job
 ) -> sa.Update:
     """Claim these, as far as they are due and not locked by another. Returns what `claim_jobs` does."""
     locked = _listed(table_of(job), ids)
@@ -376,15 +368,9 @@ def taken(
             lease_expires_at=in_seconds(lease, name="lease_seconds"),
         )
         .returning(
-            columns.id,
-            columns.claim_token,
-            columns.queue,
-            columns.task,
-            columns.priority,
+            *columns_of(columns, "id claim_token queue task priority"),
             epoch_of(columns.run_at),
-            columns.attempt,
-            columns.max_attempts,
-            columns.rescues,
+            *columns_of(columns, "attempt max_attempts rescues"),
             _inline(columns.args, limit),
             _inline(columns.meta, limit),
             epoch_of(columns.created_at),
@@ -471,13 +457,7 @@ class Claims(StorePart):
 
     def claim_statement(self, *, some_left_out: bool) -> sa.Update:
         """A claim to be executed often; a completion may have it in it."""
-        return claim_jobs(
-            worker="",
-            queues={},
-            lease=0,
-            but=[] if some_left_out else None,
-            job=self.job,
-        )
+        return claim_jobs(worker="", queues={}, lease=0, but=[] if some_left_out else None, job=self.job)
 
     @cached_property
     def _claim(self) -> Compiled:

@@ -22,7 +22,7 @@ from .admin import held_by, release_jobs
 from .apply import Answer
 from .claims import extra_of
 from .ends import answered, fence, has_run_out, is_held
-from .parts import FIRST_ID, array, epoch, epoch_of, in_seconds, lock_in_order, members, rows, table_of
+from .parts import FIRST_ID, array, columns_of, epoch, epoch_of, in_seconds, lock_in_order, members, rows, table_of
 from .prune import limit_statements
 from .tables import StorePart
 from .workers import places_of
@@ -91,13 +91,7 @@ def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[JobMixi
     columns = table.c
     return (
         sa.select(
-            columns.id,
-            columns.claim_token,
-            columns.task,
-            columns.queue,
-            columns.attempt,
-            columns.max_attempts,
-            columns.rescues,
+            *columns_of(columns, "id claim_token task queue attempt max_attempts rescues"),
             extra_of(table),
             columns.worker,
             epoch_of(columns.claimed_at),

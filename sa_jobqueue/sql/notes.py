@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from ..models import Job, JobMixin, LogPart, companions_of
 from .ends import fence
-from .parts import FIRST_ID, array, members, rows, table_of
+from .parts import FIRST_ID, array, columns_of, members, rows, table_of
 from .tables import StorePart
 
 #: Claims of a job of which lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
@@ -50,9 +50,7 @@ def write_progress(
     last = sa.and_(note.c.ended, table.c.id == note.c.id, table.c.claim_token == note.c.token)
     news = (
         sa.select(
-            table.c.id,
-            table.c.claim_token,
-            table.c.claims,
+            *columns_of(table.c, "id claim_token claims"),
             note.c.fraction,
             note.c.message,
             sa.func.statement_timestamp(),
@@ -102,9 +100,7 @@ def write_logs(
     news = (
         sa.select(
             table.c.id,
-            part.c.token,
-            part.c.part,
-            part.c.attempt,
+            *columns_of(part.c, "token part attempt"),
             sa.cast(part.c.lines, JSONB),
             sa.func.statement_timestamp(),
         )

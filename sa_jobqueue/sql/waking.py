@@ -19,7 +19,7 @@ from ..models import Job, JobMixin, companions_of, status_in
 from ..rules.lifecycle import FINISHED
 from ..util.schema import GATES, SCHEMA
 from .archived import archived_ends
-from .parts import array, in_seconds, rows, table_of
+from .parts import array, columns_of, in_seconds, rows, table_of
 from .readings.depths import due_queues
 from .tables import StorePart
 from .workers import EVERY_QUEUE
@@ -92,9 +92,7 @@ def ends_of(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
     last = columns.errors.op("->", return_type=JSONB())(sa.literal_column("-1"))
     asked = rows("asked", id=array("ended_ids", ids, sa.BigInteger()))
     return sa.select(
-        columns.id,
-        columns.task,
-        columns.status,
+        *columns_of(columns, "id task status"),
         sa.case((ended, columns.result)).label("result"),
         sa.case((ended, last)).label("error"),
     ).where(columns.id == asked.c.id)
@@ -117,8 +115,7 @@ def end_waits(ids: Sequence[int], *, waiter: uuid.UUID, job: type[JobMixin] = Jo
     awaited = companions_of(job).awaited
     ended = rows("ended", id=array("awaited_ids", ids, sa.BigInteger()))
     return sa.delete(awaited).where(
-        awaited.job_id == ended.c.id,
-        awaited.waiter == sa.bindparam("of_waiter", waiter, UUID(as_uuid=True)),
+        awaited.job_id == ended.c.id, awaited.waiter == sa.bindparam("of_waiter", waiter, UUID(as_uuid=True))
     )
 
 

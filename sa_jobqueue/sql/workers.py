@@ -296,8 +296,7 @@ def _standbys() -> sa.Subquery:
     of = _STANDBYS.c
     # A standby may have standbys, too.
     written = sa.case(
-        (sa.func.pg_is_in_recovery(), sa.func.pg_last_wal_replay_lsn()),
-        else_=sa.func.pg_current_wal_lsn(),
+        (sa.func.pg_is_in_recovery(), sa.func.pg_last_wal_replay_lsn()), else_=sa.func.pg_current_wal_lsn()
     )
     behind = sa.func.max(sa.func.pg_wal_lsn_diff(written, of.replay_lsn))
     return sa.select(

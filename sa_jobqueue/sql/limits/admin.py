@@ -40,7 +40,7 @@ from ...rules.limits import (
 )
 from ...tasks.options import Enqueueable, checked_key, checked_name
 from ..admin import UNSYNCHRONIZED
-from ..parts import table_of
+from ..parts import columns_of, table_of
 from ..readings.depths import CAP
 from .state import is_keyless, is_later, is_ready
 
@@ -315,9 +315,7 @@ def list_limits(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
         *_numbers(owners, job),
     )
     of_keys = sa.select(
-        keys.c.owner,
-        keys.c.name,
-        keys.c.key,
+        *columns_of(keys.c, "owner name key"),
         *(keys.c[name] for name in _LIMITS),
         *(sa.cast(sa.null(), owners.c[name].type).label(name) for name in _OF_OWNERS),
         *(keys.c[name] for name in _PAUSE),

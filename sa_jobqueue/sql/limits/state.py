@@ -17,7 +17,7 @@ from ...models import TASK_GROUP, Job, JobMixin, companions_of, schema_function,
 from ...rules.lifecycle import Event, sources
 from ...rules.limits import Limits
 from ..ends import at_end
-from ..parts import array, in_seconds, rows, table_of
+from ..parts import array, columns_of, in_seconds, rows, table_of
 
 #: All keys that users give begin here; below are those of limited tasks, see TASK_GROUP.
 FIRST_KEY: sa.ColumnElement[str] = sa.literal_column(f"chr({ord(TASK_GROUP) + 1})", sa.Text)
@@ -240,9 +240,7 @@ def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> 
     one = sa.select(sa.func.count().label("looked_at")).select_from(page).subquery("one")
     return (
         sa.select(
-            last.c.owner,
-            last.c.name,
-            last.c.key,
+            *columns_of(last.c, "owner name key"),
             one.c.looked_at,
             _number(gone).label("forgotten"),
             waits.label("unlimited"),

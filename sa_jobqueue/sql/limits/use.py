@@ -15,7 +15,7 @@ from ...models import TASK_GROUP, Job, JobMixin, companions_of, schema_function
 from ...rules.limits import Limits
 from ..claims import PRIORITIES
 from ..ends import has_run_out, is_held
-from ..parts import array, epoch, rows, table_of
+from ..parts import array, columns_of, epoch, rows, table_of
 from ..readings.depths import CAP
 from .state import FIRST_KEY, is_keyless, is_later, is_ready
 
@@ -64,9 +64,7 @@ def paused_keys(*, cap: int = CAP, most: int = _MOST, job: type[JobMixin] = Job)
     )
     return (
         sa.select(
-            first.c.owner,
-            first.c.name,
-            first.c.key,
+            *columns_of(first.c, "owner name key"),
             _seconds_since(first.c.paused_at).label("paused"),
             first.c.pause_reason,
         )
@@ -215,9 +213,7 @@ def stuck_permits(*, seconds: float, cap: int = CAP, most: int = _MOST, job: typ
     more = sa.func.greatest(sa.func.count() - sa.literal_column(str(_NAMED)), sa.literal_column("0"))
     used = (
         sa.select(
-            scopes.c.owner,
-            scopes.c.name,
-            scopes.c.key,
+            *columns_of(scopes.c, "owner name key"),
             sa.func.count().label("used"),
             sa.func.bool_and(scopes.c.expired).label("expired"),
             sa.func.min(scopes.c.seconds).label("seconds"),
@@ -238,9 +234,7 @@ def stuck_permits(*, seconds: float, cap: int = CAP, most: int = _MOST, job: typ
     )
     return (
         sa.select(
-            used.c.owner,
-            used.c.name,
-            used.c.key,
+            *columns_of(used.c, "owner name key"),
             most_running.label("limit"),
             used.c.used,
             used.c.expired,
@@ -311,9 +305,7 @@ def _held(table: sa.Table, cap: int) -> sa.CTE:
     columns = table.c
     return (
         sa.select(
-            columns.id,
-            columns.queue,
-            columns.task,
+            *columns_of(columns, "id queue task"),
             columns.concurrency_key.label("key"),
             has_run_out(table).label("expired"),
             sa.func.coalesce(_seconds_since(columns.claimed_at), sa.literal_column("0.0")).label("seconds"),

@@ -16,7 +16,7 @@ from ...rules.lifecycle import JobStatus
 from ..claims import PRIORITIES
 from ..ends import has_run_out, is_held
 from ..limits.state import is_keyless, is_later, is_ready
-from ..parts import array, epoch, in_calendar, in_seconds, rows, table_of
+from ..parts import array, columns_of, epoch, in_calendar, in_seconds, rows, table_of
 
 #: Where counting stops: a number of this size means "more than 10,000".
 CAP = 10_001
@@ -435,20 +435,11 @@ def list_workers(*, job: type[JobMixin] = Job) -> sa.Executable:
         _ACTIVITY.c.datname == sa.func.current_database()
     )
     return sa.select(
-        worker.id,
-        worker.host,
-        worker.pid,
-        worker.queues,
-        worker.concurrency,
-        worker.version,
-        worker.schema_version,
-        worker.lease,
-        worker.memory,
-        worker.loop_lag,
-        worker.pressure,
-        worker.drain_requested_at,
-        worker.started_at,
-        worker.seen_at,
+        *columns_of(
+            worker,
+            "id host pid queues concurrency version schema_version lease memory loop_lag pressure drain_requested_at "
+            "started_at seen_at",
+        ),
         sa.cast(started, sa.Float).label("age"),
         sa.cast(seen, sa.Float).label("unseen"),
         sa.or_(seen > STALE, expired > 0).label("stale"),
@@ -500,9 +491,7 @@ def group_errors(
     number = sa.func.count()
     return (
         sa.select(
-            said.c.task,
-            said.c.error,
-            said.c.line,
+            *columns_of(said.c, "task error line"),
             sign_of(said.c.line).label("group"),
             number.label("jobs"),
             sa.func.min(said.c.finished_at).label("first"),

@@ -18,7 +18,7 @@ from sqlalchemy.types import TypeEngine
 from ...models import Job, JobMixin, companions_of, schema_function, status_in, status_literal
 from ...rules.lifecycle import LIVE, JobStatus
 from ..limits.state import FIRST_KEY
-from ..parts import in_calendar, in_seconds, table_of
+from ..parts import columns_of, in_calendar, in_seconds, table_of
 
 #: How many jobs are named.
 _NAMED = 20
@@ -106,10 +106,7 @@ def _asked(table: sa.Table, job_id: int) -> sa.CTE:
     key = table.c.concurrency_key
     return (
         sa.select(
-            table.c.id,
-            table.c.queue,
-            table.c.task,
-            table.c.run_at,
+            *columns_of(table.c, "id queue task run_at"),
             sa.case((key >= FIRST_KEY, key)).label("key"),
             sa.func.coalesce(table.c.units, sa.literal_column("1"), type_=sa.Integer()).label("units"),
         )
@@ -145,9 +142,7 @@ def _scopes(asked: sa.CTE, limits: sa.Table, keys: sa.Table, states: sa.Table) -
     )
     of_key = (
         sa.select(
-            owner.c.owner,
-            owner.c.name,
-            owner.c.key,
+            *columns_of(owner.c, "owner name key"),
             sa.func.coalesce(keys.c.running, limits.c.key_running),
             *(sa.case((own_rate, keys.c[name]), else_=limits.c[f"key_{name}"]) for name in _RATE),
             keys.c.paused_at,

@@ -272,13 +272,7 @@ class Schedules(StorePart):
         steps = [_step(look, live=look.row.id in live, random=random) for look in looks if look.row.id not in failing]
         if cancelled := [step.move.id for step in steps if step.cancels]:
             job = self.job
-            connection.execute(
-                cancel_jobs(
-                    job.schedule_id.in_(cancelled),
-                    job.finished_at.is_(None),
-                    job=job,
-                )
-            )
+            connection.execute(cancel_jobs(job.schedule_id.in_(cancelled), job.finished_at.is_(None), job=job))
         if jobs := [one for step in steps for one in step.jobs]:
             schedules, times, numbers, delays = zip(*jobs, strict=True)
             connection.execute(

@@ -15,7 +15,7 @@ from ...rules.lifecycle import JobStatus
 from ...tasks.calls import Call
 from ...util.schema import SCHEMA
 from ..insert import type_of, values_of
-from ..parts import array, packed, packed_alike, packed_texts, rows, table_of
+from ..parts import array, columns_of, packed, packed_alike, packed_texts, rows, table_of
 
 
 def inputs_of(ids: Sequence[int], *, most: int, size: int, job: type[JobMixin] = Job) -> sa.Executable:
@@ -75,9 +75,7 @@ def _inputs(parent: Any, edge: Any, child: Any) -> Any:
     last = parent.c.errors.op("->", return_type=JSONB())(sa.literal_column("-1"))
     found: Any = (
         sa.select(
-            edge.c.position,
-            edge.c.policy,
-            edge.c.parent_id,
+            *columns_of(edge.c, "position policy parent_id"),
             parent.c.status,
             sa.cast(parent.c.result, sa.Text).label("result"),
             sa.case((parent.c.status != status_literal(JobStatus.COMPLETED), sa.cast(last, sa.Text))).label("error"),
