@@ -120,7 +120,7 @@ def replaced(
     if origin is Annotated:
         of, *instructions = inner
         changed = again(of, spec=_spec_from(instructions, spec))
-        rest = tuple(one for one in instructions if not isinstance(one, _OfObjects))
+        rest = tuple(instruction for instruction in instructions if not isinstance(instruction, _OfObjects))
         if changed is of and len(rest) < len(instructions):
             raise TypeError("Load() and Fresh() say how a mapped object is loaded, and there is none in it")
         return hint if changed is of else Annotated[(changed, *rest)] if rest else changed
@@ -129,8 +129,8 @@ def replaced(
         spec = ArgumentSpec(spec.load, spec.fresh, spec.nullable or type(None) in inner)
     elif origin not in _CONTAINERS:
         return hint
-    parts = tuple(again(one, spec=spec) for one in inner)
-    number = sum(one is not before for one, before in zip(parts, inner, strict=True))
+    parts = tuple(again(part, spec=spec) for part in inner)
+    number = sum(part is not before for part, before in zip(parts, inner, strict=True))
     if origin in (dict, Mapping) and parts and parts[0] is not inner[0]:
         raise TypeError("the keys of a JSON object are texts, so objects can only be values of a dict: take a list")
     if number > 1 and is_union:
@@ -144,11 +144,11 @@ def replaced(
 def _spec_from(instructions: Sequence[Any], spec: ArgumentSpec) -> ArgumentSpec:
     """Read the instructions next to a class in an `Annotated`."""
     load, fresh = spec.load, spec.fresh
-    for one in instructions:
-        if one is Load or one is Fresh:
-            raise TypeError(f"it has the class {one.__name__}: write {one.__name__}()")
-        load = one if isinstance(one, Load) else load
-        fresh = fresh or isinstance(one, Fresh)
+    for instruction in instructions:
+        if instruction is Load or instruction is Fresh:
+            raise TypeError(f"it has the class {instruction.__name__}: write {instruction.__name__}()")
+        load = instruction if isinstance(instruction, Load) else load
+        fresh = fresh or isinstance(instruction, Fresh)
     return ArgumentSpec(load, fresh, spec.nullable)
 
 

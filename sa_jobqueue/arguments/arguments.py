@@ -59,9 +59,9 @@ class Arguments:
         """The defaults of the handler's parameters, as the plain JSON that they would be as arguments; else as their repr."""
         if self._defaults is None:
             self._defaults = {
-                name: plain_in_order(to_jsonable_python(one.default, **_AS_ARGUMENT), one.default)
-                for name, one in signature(self.handler).parameters.items()
-                if one.default is not one.empty
+                name: plain_in_order(to_jsonable_python(parameter.default, **_AS_ARGUMENT), parameter.default)
+                for name, parameter in signature(self.handler).parameters.items()
+                if parameter.default is not parameter.empty
             }
         return self._defaults
 
@@ -175,13 +175,13 @@ class Arguments:
     def _misfit(self, error: ValidationError, given: Mapping[str, Any] | None, what: str = "") -> PayloadError:
         """The error in the words of the caller. `given`: the call's arguments; None for stored JSON, called `what`."""
         found = error.errors(include_url=False, include_context=False)
-        said = [self._sentence(one, enqueueing=given is not None) for one in found[:3]]
+        said = [self._sentence(detail, enqueueing=given is not None) for detail in found[:3]]
         if len(found) > 3:
             said.append(f"and {len(found) - 3} more")
-        if any(len(one["loc"]) == 1 and one["type"] in _NAMES for one in found[:3]):
+        if any(len(detail["loc"]) == 1 and detail["type"] in _NAMES for detail in found[:3]):
             said.append(f"it takes ({', '.join(self.resolve().names)})")
         if given is not None:
-            said += self._hints(one["loc"][0] for one in found if one["type"] == "extra_forbidden")
+            said += self._hints(detail["loc"][0] for detail in found if detail["type"] == "extra_forbidden")
         where = "" if given is not None else f"{what} do not fit the handler: "
         return PayloadError(f"{self._what}: {where}{'; '.join(said)}")
 
@@ -190,17 +190,17 @@ class Arguments:
         from ..rules.hints import hint
 
         said = (hint(word, self.handler.__name__) for word in unknown)
-        return [one for one in dict.fromkeys(said) if one]
+        return [fromkey for fromkey in dict.fromkeys(said) if fromkey]
 
-    def _sentence(self, one: Any, *, enqueueing: bool) -> str:
-        kind, loc, value = one["type"], one["loc"], one["input"]
+    def _sentence(self, detail: Any, *, enqueueing: bool) -> str:
+        kind, loc, value = detail["type"], detail["loc"], detail["input"]
         of_key = len(loc) > 2 and loc[-1] == "[key]"  # pydantic's word for it; before it comes the key
         path = _path(loc[:-2] if of_key else loc)
         if len(loc) == 1 and kind in _NAMES:
             return _NAMES[kind].format(path)
         if kind == REFUSED:
-            return f"argument {path}: {one['msg']}"
-        said = one["msg"][:1].lower() + one["msg"][1:]
+            return f"argument {path}: {detail['msg']}"
+        said = detail["msg"][:1].lower() + detail["msg"][1:]
         if of_key:
             return f"argument {path}: the key {shown(value)}: {said}"
         sentence = f"argument {path}: {said}, got {shown(value)}" if path else f"{said}, got {shown(value)}"

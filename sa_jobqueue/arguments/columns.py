@@ -69,7 +69,7 @@ class Kind:
 
     def fits(self, hint: Any) -> bool:
         """Whether a parameter of this annotation takes such values."""
-        return any(self._fits(one) for one in _alternatives(hint))
+        return any(self._fits(alternative) for alternative in _alternatives(hint))
 
     def _fits(self, hint: Any) -> bool:
         if hint in (Any, object):
@@ -80,7 +80,7 @@ class Kind:
             inner = typing.get_args(hint)
             return (typing.get_origin(hint) or hint) in _LISTS and self.items.fits(inner[0] if inner else Any)
         # Not if it would make another type of it, as a float of a Decimal: its JSON would be another, too.
-        return any(_accepts(hint, one, unchanged=type(one) is not int) for one in self.samples)
+        return any(_accepts(hint, sample, unchanged=type(sample) is not int) for sample in self.samples)
 
 
 def kind_of(of: TypeEngine[Any]) -> Kind:
@@ -119,13 +119,13 @@ def _alternatives(hint: Any) -> Iterator[Any]:
     """The types behind an annotation, without what it demands of single values."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        argument = next((one for one in inner[1:] if isinstance(one, ObjectArgument)), None)
+        argument = next((part for part in inner[1:] if isinstance(part, ObjectArgument)), None)
         yield from _alternatives(inner[0] if argument is None else argument.keys.hint)
     elif origin in (typing.Union, UnionType):
-        for one in inner:
-            yield from _alternatives(one)
+        for part in inner:
+            yield from _alternatives(part)
     elif origin is Literal:
-        yield from {type(one) for one in inner}
+        yield from {type(part) for part in inner}
     elif hasattr(hint, "__supertype__"):  # NewType
         yield from _alternatives(hint.__supertype__)
     elif hasattr(hint, "__value__"):  # `type Name = ...`
@@ -133,7 +133,7 @@ def _alternatives(hint: Any) -> Iterator[Any]:
     else:
         yield hint
         if isinstance(hint, type) and issubclass(hint, Enum):
-            yield from {type(one.value) for one in hint}
+            yield from {type(part.value) for part in hint}
 
 
 def _accepts(hint: Any, value: Any, *, unchanged: bool = False) -> bool:
@@ -171,7 +171,7 @@ def _as_json(value: _Value) -> _Value:
 
 
 def _not_finite(value: _Value) -> sa.ColumnElement[bool]:
-    return value.in_([sa.literal_column(f"'{one}'") for one in ("NaN", "Infinity", "-Infinity")])
+    return value.in_([sa.literal_column(f"'{text}'") for text in ("NaN", "Infinity", "-Infinity")])
 
 
 def _not_in_calendar(value: _Value) -> sa.ColumnElement[bool]:
@@ -249,7 +249,7 @@ def _enum(of: sa.Enum) -> Kind:
 
     def as_json(value: _Value) -> _Value:
         stored = sa.cast(value, sa.Text)
-        sent = {label: to_json(one.value).decode() for label, one in members.items()}
+        sent = {label: to_json(member.value).decode() for label, member in members.items()}
         return sa.case(*((stored == label, sa.cast(sa.literal(text, sa.Text), JSONB)) for label, text in sent.items()))
 
     return Kind(f"a member of {of.enum_class.__name__}", tuple(members.values()), as_json)
@@ -292,8 +292,8 @@ def has_sets(schema: Any) -> bool:
     """Whether a value of this pydantic-core schema may be or contain a set."""
     if isinstance(schema, Mapping):
         parts = cast(Mapping[str, Any], schema)
-        return parts.get("type") in _SETS or any(has_sets(one) for one in parts.values())
-    return isinstance(schema, (list, tuple)) and any(has_sets(one) for one in cast(list[Any], schema))
+        return parts.get("type") in _SETS or any(has_sets(part) for part in parts.values())
+    return isinstance(schema, (list, tuple)) and any(has_sets(part) for part in cast(list[Any], schema))
 
 
 def in_order(data: bytes, value: object) -> bytes:
@@ -307,13 +307,13 @@ def plain_in_order(plain: Any, value: Any) -> Any:
         parts = cast(Iterable[Any], value)
         if not isinstance(plain, list) or len(plain) != len(value):
             return plain  # by a serializer of the application
-        found = [plain_in_order(one, part) for one, part in zip(plain, parts, strict=True)]
+        found = [plain_in_order(item, part) for item, part in zip(plain, parts, strict=True)]
         return sorted(found, key=_place) if isinstance(value, (set, frozenset)) else found
     if isinstance(value, Mapping):
         if not isinstance(plain, dict) or len(plain) != len(value):
             return plain
         pairs = zip(cast(dict[str, Any], plain).items(), value.values(), strict=True)
-        return {name: plain_in_order(one, part) for (name, one), part in pairs}
+        return {name: plain_in_order(item, part) for (name, item), part in pairs}
     if isinstance(value, Held):
         return plain_in_order(plain, value.values)
     return _of_fields(plain, value)
@@ -333,8 +333,8 @@ def _of_fields(plain: Any, value: Any) -> Any:
     return {**plain, **changed}
 
 
-def _place(one: Any) -> tuple[float, str]:
+def _place(value: Any) -> tuple[float, str]:
     """Numbers by their value, so that 1.0 stands where 1 does; all else by its JSON."""
-    if isinstance(one, (int, float)):
-        return one, ""
-    return float("inf"), json.dumps(one, sort_keys=True)
+    if isinstance(value, (int, float)):
+        return value, ""
+    return float("inf"), json.dumps(value, sort_keys=True)

@@ -89,8 +89,8 @@ def _with_numbers(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() and "." not in str(value) else float(value)
     if isinstance(value, dict):
-        return {name: _with_numbers(one) for name, one in value.items()}
-    return [_with_numbers(one) for one in value] if isinstance(value, list) else value
+        return {name: _with_numbers(item) for name, item in value.items()}
+    return [_with_numbers(item) for item in value] if isinstance(value, list) else value
 
 
 @overload

@@ -76,7 +76,7 @@ class Inputs:
         if typing.get_origin(hint) in (typing.Union, UnionType):
             parts = typing.get_args(hint)
             takes_failed = Failed in parts
-            others = tuple(one for one in parts if one is not Failed)
+            others = tuple(part for part in parts if part is not Failed)
             kept = typing.Union[others]  # noqa: UP007  # of parts that are known only here
         elif hint is Failed:
             kept, takes_failed = Any, True

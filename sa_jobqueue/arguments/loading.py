@@ -34,14 +34,16 @@ def load(session: Session, wanted: Sequence[Reference]) -> None:
     PayloadError for a reference without a key.
     """
     of_each: dict[ObjectArgument, list[Reference]] = {}
-    for one in wanted:
-        of_each.setdefault(one.of, []).append(one)
+    for reference in wanted:
+        of_each.setdefault(reference.of, []).append(reference)
     for of, ones in of_each.items():
-        if any(one.key is None for one in ones):
+        if any(reference.key is None for reference in ones):
             raise ones[0].error(f"the {of.cls.__name__} had no key yet when the job was written")
-        found = _found(session, of, list(dict.fromkeys(one.key for one in ones if one.key is not None)))
-        for one in ones:
-            one.object = _checked(found.get(one.key), one)
+        found = _found(
+            session, of, list(dict.fromkeys(reference.key for reference in ones if reference.key is not None))
+        )
+        for reference in ones:
+            reference.object = _checked(found.get(reference.key), reference)
 
 
 def _found(session: Session, of: ObjectArgument, keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...] | None, Any]:
@@ -53,7 +55,7 @@ def _found(session: Session, of: ObjectArgument, keys: list[tuple[Any, ...]]) ->
     found: dict[tuple[Any, ...] | None, Any] = {}
     for first in range(0, len(keys), _PAGE):
         page = session.scalars(_query(of, keys[first : first + _PAGE])).unique()
-        found |= {tuple(sa.inspect(one).identity): one for one in page}
+        found |= {tuple(sa.inspect(found_object).identity): found_object for found_object in page}
     # The database may take another key for equal, as CHAR does with blanks behind it.
     return {key: found[key] if key in found else session.get(of.cls, key) for key in keys}
 
@@ -69,9 +71,9 @@ def _query(of: ObjectArgument, keys: list[tuple[Any, ...]]) -> sa.Select[Any]:
     return query.order_by(*columns).with_for_update(**load.for_update).execution_options(populate_existing=True)
 
 
-def _checked(one: Any, wanted: Reference) -> Any:
+def _checked(found: Any, wanted: Reference) -> Any:
     of = wanted.of
-    if one is None:
+    if found is None:
         said = f"argument {of.name}: {wanted} is not there: it was deleted, or never committed"
         match of.spec.load.missing:
             case "discard":
@@ -81,11 +83,11 @@ def _checked(one: Any, wanted: Reference) -> Any:
             case "none":
                 return None
     if of.spec.fresh and wanted.version is not None:
-        version = of.version_of(one)
+        version = of.version_of(found)
         if version != wanted.version:
             logger.info("argument %s: %s has version %s, not %s", of.name, wanted, version, wanted.version)
             raise Discard("superseded")
-    return one
+    return found
 
 
 def filled(value: Any) -> Any:
@@ -100,10 +102,10 @@ def filled(value: Any) -> Any:
     if isinstance(value, Held):
         return _made(value.cls, filled(value.values))
     if isinstance(value, dict):
-        return {key: filled(one) for key, one in value.items()}
+        return {key: filled(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         kind: Any = type(cast(Any, value))
-        parts = [filled(one) for one in cast(Sequence[Any], value)]
+        parts = [filled(item) for item in cast(Sequence[Any], value)]
         return kind(*parts) if hasattr(kind, "_fields") else kind(parts)
     return value
 
@@ -114,14 +116,14 @@ def is_same(value: Any, other: Any) -> bool:
         return value.is_to(other)
     if isinstance(value, Held):
         return type(other) is value.cls and all(
-            is_same(one, getattr(other, name)) for name, one in value.values.items()
+            is_same(item, getattr(other, name)) for name, item in value.values.items()
         )
     if isinstance(value, dict) and isinstance(other, dict):
-        return value.keys() == other.keys() and all(is_same(one, other[key]) for key, one in value.items())
+        return value.keys() == other.keys() and all(is_same(item, other[key]) for key, item in value.items())
     if isinstance(value, (list, tuple)) and type(value) is type(other):
         return len(value) == len(other) and all(is_same(*pair) for pair in zip(value, other, strict=True))
     if isinstance(value, (set, frozenset)) and isinstance(other, (set, frozenset)):
-        return len(value) == len(other) and all(any(is_same(one, mine) for mine in other) for one in value)
+        return len(value) == len(other) and all(any(is_same(item, mine) for mine in other) for item in value)
     return bool(value == other)
 
 
@@ -188,8 +190,8 @@ def _fields(cls: type[Any]) -> dict[str, tuple[Any, bool]]:
         return {}
     missing = dataclasses.MISSING
     return {
-        one.name: (hints[one.name], one.default is missing and one.default_factory is missing)
-        for one in dataclasses.fields(cls) if one.init
+        item.name: (hints[item.name], item.default is missing and item.default_factory is missing)
+        for item in dataclasses.fields(cls) if item.init
     }  # fmt: skip
 
 

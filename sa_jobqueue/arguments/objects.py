@@ -29,13 +29,13 @@ class ObjectText(str):
     def of(cls, text: str, arguments: Mapping[str, Any]) -> ObjectText:
         """`text`, with what was validated."""
         made = cls(text)
-        made.first = next((one for one in arguments.values() if isinstance(one, Reference)), None)
-        made.unflushed = [one for one in references(arguments) if one.object is not None]
+        made.first = next((argument for argument in arguments.values() if isinstance(argument, Reference)), None)
+        made.unflushed = [reference for reference in references(arguments) if reference.object is not None]
         return made
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingArguments:
     """What completes the arguments of a job when the keys of its objects are known."""
 
     task: str
@@ -48,12 +48,12 @@ class Waiting:
     def completed(self, args: Any, *, versioned: bool = True) -> str:
         """`args`, as JSON text or parsed, with all keys filled in. Raises PayloadError for a key that is not known yet."""
         text = as_text(args)
-        for one in self.references:
+        for reference in self.references:
             try:
-                plain = one.now(versioned=versioned).plain()
+                plain = reference.now(versioned=versioned).plain()
             except PayloadError as error:
                 raise self.error(str(error)) from error
-            text = text.replace(one.placeholder, to_json(plain).decode())
+            text = text.replace(reference.placeholder, to_json(plain).decode())
         return text
 
     def subject(self) -> Subject | None:
@@ -65,11 +65,15 @@ class Waiting:
 
     def refuse_changes(self) -> None:
         """Raise PayloadError if the next flush would change a version."""
-        for one in self.references:
-            state: InstanceState[Any] = sa.inspect(one.object)
-            if one.of.spec.fresh and state.session is not None and state.session.is_modified(one.object):
+        for reference in self.references:
+            state: InstanceState[Any] = sa.inspect(reference.object)
+            if reference.of.spec.fresh and state.session is not None and state.session.is_modified(reference.object):
                 raise self.error(
-                    str(one.error(f"{one} has changes that are not flushed yet: flush first (session.flush())"))
+                    str(
+                        reference.error(
+                            f"{reference} has changes that are not flushed yet: flush first (session.flush())"
+                        )
+                    )
                 )
 
     def decides_the_key(self, args: Any) -> bool:
@@ -77,8 +81,8 @@ class Waiting:
         if self.rule is None:
             return False
         text = other = as_text(args)
-        for one in self.references:
-            other = other.replace(one.placeholder, "0")
+        for reference in self.references:
+            other = other.replace(reference.placeholder, "0")
         return self.rule(text) != self.rule(other)
 
     def error(self, said: str) -> PayloadError:
@@ -107,10 +111,10 @@ def checked_about(value: object) -> About:
 
 def about(
     task: str, args: str, said: About | None, rule: Callable[[str], str] | None
-) -> tuple[str, Subject | None, Waiting | None]:
+) -> tuple[str, Subject | None, PendingArguments | None]:
     """The arguments of a job; what it is about; and what completes both once objects in them have their keys.
 
-    `said`: None: the first argument that is an object. `rule`: see `Waiting`. Raises PayloadError for a key that cannot be a subject's.
+    `said`: None: the first argument that is an object. `rule`: see `PendingArguments`. Raises PayloadError for a key that cannot be a subject's.
     """
     unflushed = list(args.unflushed) if isinstance(args, ObjectText) else []
     if said is None and isinstance(args, ObjectText):
@@ -118,13 +122,13 @@ def about(
     if isinstance(said, Reference):
         if said.object is None or sa.inspect(said.object).key is not None:
             said = _known(task, said)
-        elif all(one is not said for one in unflushed):
+        elif all(reference is not said for reference in unflushed):
             unflushed.append(said)
     subject = said if isinstance(said, Subject) else None
     text = str.__str__(args)
     if not unflushed:
         return text, subject, None
-    return text, subject, Waiting(task, unflushed, rule, said if isinstance(said, Reference) else None)
+    return text, subject, PendingArguments(task, unflushed, rule, said if isinstance(said, Reference) else None)
 
 
 def _known(task: str, said: Reference) -> Subject:

@@ -102,16 +102,16 @@ class ObjectArgument:
             raise refused(f"the key of {made} cannot be stored: {error}") from error
         return made
 
-    def version_of(self, one: object, *, load: bool = True) -> Any:
+    def version_of(self, given: object, *, load: bool = True) -> Any:
         """The version of an object, as plain JSON. `load`: by a statement, if it is not loaded; else PayloadError is raised."""
         assert self.version is not None
-        if not load and self.version not in vars(one):
+        if not load and self.version not in vars(given):
             raise PayloadError(
-                f"the version of {named_object(sa.inspect(one))} is not loaded, and it is in no session that could: refresh it first"
+                f"the version of {named_object(sa.inspect(given))} is not loaded, and it is in no session that could: refresh it first"
             )
-        if (version := getattr(one, self.version)) is None:
+        if (version := getattr(given, self.version)) is None:
             raise PayloadError(
-                f"the version of {named_object(sa.inspect(one))} is not known: its mapper needs eager_defaults=True"
+                f"the version of {named_object(sa.inspect(given))} is not known: its mapper needs eager_defaults=True"
             )
         return to_jsonable_python(version)
 
@@ -151,7 +151,7 @@ class Reference:
     """Which object: by its key, or, while it has none, the object itself. A worker puts the loaded object there."""
 
     # pydantic looks for it where it is to write such a value.
-    __pydantic_serializer__: ClassVar[Any] = _written(lambda one: one.plain())
+    __pydantic_serializer__: ClassVar[Any] = _written(lambda reference: reference.plain())
 
     of: ObjectArgument = field(compare=False)
     key: tuple[Any, ...] | None
@@ -188,11 +188,11 @@ class Reference:
         version = self.of.version_of(self.object) if self.of.spec.fresh and versioned else None
         return Reference(self.of, key, version)
 
-    def is_to(self, one: object) -> bool:
+    def is_to(self, other: object) -> bool:
         """Whether `one` is an object of the class, or its key as plain JSON."""
-        state: object = sa.inspect(one, raiseerr=False)
+        state: object = sa.inspect(other, raiseerr=False)
         if not isinstance(state, InstanceState):
-            return self.key is not None and bool(self.of.keys.write(self.key) == one)
+            return self.key is not None and bool(self.of.keys.write(self.key) == other)
         return state.key is not None and state.key[0] is self.of.identity and tuple(state.key[1]) == self.key
 
     def error(self, said: str) -> PayloadError:
@@ -231,9 +231,9 @@ def object_in(hint: Any) -> ObjectArgument | None:
     """The mapped class that an annotation is of, as `with_objects` has made it: itself, or itself or None."""
     inner = get_args(hint)
     if get_origin(hint) is Annotated:
-        return next((one for one in inner[1:] if isinstance(one, ObjectArgument)), None)
+        return next((part for part in inner[1:] if isinstance(part, ObjectArgument)), None)
     if get_origin(hint) in (Union, UnionType):
-        return next((found for one in inner if (found := object_in(one)) is not None), None)
+        return next((found for part in inner if (found := object_in(part)) is not None), None)
     return None
 
 
@@ -242,10 +242,10 @@ def references(value: Any) -> Iterator[Reference]:
     if isinstance(value, Reference):
         yield value
     elif isinstance(value, dict):
-        for one in value.values():
-            yield from references(one)
+        for item in value.values():
+            yield from references(item)
     elif isinstance(value, (list, tuple, set, frozenset)):
-        for one in cast(list[Any], value):
-            yield from references(one)
+        for item in cast(list[Any], value):
+            yield from references(item)
     elif isinstance(value, Held):
         yield from references(value.values)

@@ -96,5 +96,5 @@ def _without_signals(hint: Any) -> Any:
         return Any
     if typing.get_origin(hint) not in (typing.Union, UnionType):
         return hint
-    kept = tuple(one for one in typing.get_args(hint) if one not in _SIGNALS)
+    kept = tuple(part for part in typing.get_args(hint) if part not in _SIGNALS)
     return typing.Union[kept] if kept else Any  # noqa: UP007  # of parts that are known only here

@@ -115,13 +115,13 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
         taken = first.name if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else None
     else:
         context = None
-        if any(one.name == "ctx" and one.annotation is one.default is _Parameter.empty for one in parameters[:1]):
+        if any(item.name == "ctx" and item.annotation is item.default is _Parameter.empty for item in parameters[:1]):
             needed = (AsyncJobContext if inspect.iscoroutinefunction(handler) else JobContext).__name__
             raise TaskError(
                 f"{what}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
             )
     firsts = parameters[:given]
-    if len(firsts) < given or any(one.kind not in _POSITIONAL for one in firsts):
+    if len(firsts) < given or any(item.kind not in _POSITIONAL for item in firsts):
         raise TaskError(f"{what}: it is to take {_results(given)}, and its handler has too few parameters for that")
     parameters = parameters[given:]
     fields: dict[str, Any] = {}
@@ -147,11 +147,11 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
             fields[parameter.name] = hint if parameter.default is _Parameter.empty else NotRequired[hint]
     adapter = _adapter(what, fields, extra="forbid" if rest is None else "allow")
     names = tuple(fields)
-    only = frozenset(one.name for one in parameters if one.kind is _Parameter.POSITIONAL_ONLY)
+    only = frozenset(item.name for item in parameters if item.kind is _Parameter.POSITIONAL_ONLY)
     return Plan(
         context=context,
         taken=taken,
-        positional=tuple(one.name for one in parameters if one.kind in _POSITIONAL),
+        positional=tuple(item.name for item in parameters if item.kind in _POSITIONAL),
         positional_only=only,
         variable=variable,
         rest=rest,
@@ -162,10 +162,12 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
         as_keywords=not only and variable is None and rest is None,
         names=names,
         objects=objects,
-        hints={one.name: hints.get(one.name, Any) for one in parameters},
-        required=frozenset(one.name for one in parameters if one.default is one.empty and one.kind not in _VARIABLE),
+        hints={item.name: hints.get(item.name, Any) for item in parameters},
+        required=frozenset(
+            item.name for item in parameters if item.default is item.empty and item.kind not in _VARIABLE
+        ),
         sets=has_sets(adapter.core_schema) or (rest is not None and has_sets(rest.adapter.core_schema)),
-        given=tuple(hints.get(one.name, Any) for one in firsts),
+        given=tuple(hints.get(item.name, Any) for item in firsts),
     )
 
 
@@ -270,7 +272,7 @@ def _exact(hint: Any) -> bool:
     if origin is dict:
         return inner[0] is str and _exact(inner[1])
     if origin is typing.Union or origin is UnionType:
-        return len(inner) == 2 and NoneType in inner and all(_exact(one) for one in inner)
+        return len(inner) == 2 and NoneType in inner and all(_exact(part) for part in inner)
     return False
 
 

@@ -59,8 +59,8 @@ def unstorable(value: Any, path: str = "", depth: int = 0) -> Iterator[str]:
         yield f"{start}: nested more than {MAX_DEPTH} levels deep, or part of itself"
     else:
         yield from _unstorable_keys(value, at)
-        for step, one in _parts(value):
-            yield from unstorable(one, f"{path}{step}" if path else step.removeprefix("."), depth + 1)
+        for step, part in _parts(value):
+            yield from unstorable(part, f"{path}{step}" if path else step.removeprefix("."), depth + 1)
 
 
 def _is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
@@ -79,10 +79,10 @@ def _unstorable_keys(value: Any, at: str) -> Iterator[str]:
 def _parts(value: Any) -> list[tuple[str, Any]]:
     """The parts of `value`, each with the step of the path that leads to it."""
     if _is_mapping(value):
-        return [(f".{key}", one) for key, one in value.items()]
+        return [(f".{key}", part) for key, part in value.items()]
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [(f"[{index}]", one) for index, one in enumerate(cast(Collection[Any], value))]
-    return [(f".{name}", one) for name, one in fields_of(value).items()]
+        return [(f"[{index}]", part) for index, part in enumerate(cast(Collection[Any], value))]
+    return [(f".{name}", part) for name, part in fields_of(value).items()]
 
 
 def fields_of(value: Any) -> dict[str, Any]:
@@ -113,8 +113,8 @@ def same(given: Any, back: Any) -> bool:
     if not isinstance(given, type(back)):
         return False
     # Its parts may differ by == and still be the same.
-    one, other = _by_key(given), _by_key(back)
-    return bool(one) and one.keys() == other.keys() and all(same(part, other[key]) for key, part in one.items())
+    mine, other = _by_key(given), _by_key(back)
+    return bool(mine) and mine.keys() == other.keys() and all(same(part, other[key]) for key, part in mine.items())
 
 
 def _by_key(value: Any) -> dict[Any, Any]:
@@ -130,9 +130,9 @@ def as_jsonb(value: Any) -> Any:
     if isinstance(value, float) and abs(value) >= 1e16:
         return int(Decimal(repr(value)))
     if isinstance(value, list):
-        return [as_jsonb(one) for one in cast(Sequence[Any], value)]
+        return [as_jsonb(item) for item in cast(Sequence[Any], value)]
     if _is_mapping(value):
-        return {key: as_jsonb(one) for key, one in value.items()}
+        return {key: as_jsonb(item) for key, item in value.items()}
     return value
 
 
@@ -163,12 +163,7 @@ def checked_json(data: bytes, value: object, *, what: str, item: str, limit: int
 
 
 def refusal(
-    error: Exception,
-    value: object,
-    *,
-    what: str,
-    item: str,
-    write: Callable[[Mapping[Any, Any]], object] | None = None,
+    error: Exception, value: object, *, what: str, item: str, write: Callable[[Mapping[Any, Any]], object] | None = None
 ) -> PayloadError:
     """The PayloadError for `error`, which was raised while `value` was made into JSON.
 
@@ -194,17 +189,17 @@ def refusal(
 def _culprit(value: object, write: Callable[[Mapping[Any, Any]], object]) -> str:
     """The path to the part of `value` that cannot be made into JSON; "" if it is no single part."""
     if _is_mapping(value):
-        for name, one in value.items():
-            if _fails(write, {name: one}):
-                return f"{name}{_way(one)}"
+        for name, part in value.items():
+            if _fails(write, {name: part}):
+                return f"{name}{_way(part)}"
     return _way(value).removeprefix(".")
 
 
 def _way(value: object) -> str:
     for write in (_as_json, _as_text):
-        for step, one in _parts(value):
-            if _fails(write, one):
-                return f"{step}{_way(one)}"
+        for step, part in _parts(value):
+            if _fails(write, part):
+                return f"{step}{_way(part)}"
     return ""
 
 
@@ -252,12 +247,12 @@ def encode_plain(value: Mapping[str, Any], *, what: str, item: str = "argument "
         raise
     except Exception as error:
         raise refusal(error, value, what=what, item=item) from error
-    for name, one in value.items():
-        if not (name in back and same(one, back[name])):
-            if found := next(unstorable({name: one}), None):
+    for name, entry in value.items():
+        if not (name in back and same(entry, back[name])):
+            if found := next(unstorable({name: entry}), None):
                 raise PayloadError(f"{what}: {item}{found}")
             raise PayloadError(
-                f"{what}: {item}{name}: {shown(one)} is not plain JSON: pass None, bool, int, float, str, "
+                f"{what}: {item}{name}: {shown(entry)} is not plain JSON: pass None, bool, int, float, str, "
                 "list or dict with string keys"
             )
     return text

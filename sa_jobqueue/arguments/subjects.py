@@ -68,7 +68,7 @@ class Keys:
         types = tuple(_type_of(column, cls) for column in self.columns)
         self._as_it_is = types if set(types) <= {int, str} else None
         """The types of keys that JSON has as they are: nearly all. They need no adapter."""
-        self.type = ", ".join(one.__name__ for one in types)
+        self.type = ", ".join(kind.__name__ for kind in types)
         made: Any = tuple[types]  # type: ignore[valid-type]
         self.hint: Any = types[0] if len(types) == 1 else made
         """The type of a key as it is stored."""
@@ -133,14 +133,14 @@ class Subject(NamedTuple):
     id: str
 
     @classmethod
-    def of(cls, one: object) -> Self:
+    def of(cls, instance: object) -> Self:
         """The subject that an object of a mapped class is, if it is in the database: `select(Job).where(Job.subject == Subject.of(order))`.
 
         Raises SubjectError for any other.
         """
-        state = sa.inspect(one, raiseerr=False)
+        state = sa.inspect(instance, raiseerr=False)
         if not isinstance(state, InstanceState):
-            raise SubjectError(f"a subject is an object of a mapped class, not {named_anything(one)}")
+            raise SubjectError(f"a subject is an object of a mapped class, not {named_anything(instance)}")
         if said := deleted(state):
             raise SubjectError(said)
         if state.key is None:
@@ -241,7 +241,7 @@ def _classes(of: type[Any]) -> dict[str, list[type[Any]]]:
     if not isinstance(known, registry):
         raise SubjectError(f"the class of a subject is a mapped class, or a declarative base, not {of!r:.80}")
     found: dict[str, list[type[Any]]] = {}
-    for one in known.mappers:
-        if identity_class(one) is one.class_:
-            found.setdefault(subject_type(one), []).append(one.class_)
+    for known_mapper in known.mappers:
+        if identity_class(known_mapper) is known_mapper.class_:
+            found.setdefault(subject_type(known_mapper), []).append(known_mapper.class_)
     return found

@@ -20,7 +20,7 @@ from sqlalchemy.orm import (
     object_session,
 )
 
-from ..arguments.objects import Waiting, as_text
+from ..arguments.objects import PendingArguments, as_text
 from ..arguments.references import Reference
 from ..arguments.subjects import Subject
 from ..errors import PayloadError
@@ -31,15 +31,15 @@ from ..sql.parts import complete_arguments, table_of
 class Watching:
     """What is told of each job, where a job that no session gets is warned about."""
 
-    told: Callable[[JobMixin], None] | None = None
+    made: Callable[[JobMixin], None] | None = None
 
 
 def linked(session: Session, jobs: Sequence[JobMixin]) -> list[JobMixin]:
     """Those of `jobs` that this flush brings into a relationship with an object, on either side."""
     of_all = {id(job): job for job in jobs}
     found: set[int] = {id(job) for job in jobs if any(True for _ in _added(sa.inspect(job), of_jobs=False))}
-    for one in (*session.new, *session.dirty):
-        found.update(id(target) for target in _added(sa.inspect(one), of_jobs=True) if id(target) in of_all)
+    for instance in (*session.new, *session.dirty):
+        found.update(id(target) for target in _added(sa.inspect(instance), of_jobs=True) if id(target) in of_all)
     return [job for job in jobs if id(job) in found]
 
 
@@ -47,16 +47,16 @@ def _added(state: Any, *, of_jobs: bool) -> list[Any]:
     """What was put into the relationships of an object: all of them, or those that lead to jobs."""
     of: InstanceState[Any] = state
     names = _relationships(of.mapper, of_jobs)
-    return [one for name in names for one in cast(Any, of.attrs[name].history.added or ()) if one is not None]
+    return [target for name in names for target in cast(Any, of.attrs[name].history.added or ()) if target is not None]
 
 
 @lru_cache(maxsize=512)
 def _relationships(mapper: Mapper[Any], of_jobs: bool) -> tuple[str, ...]:
     """The names of those that a flush writes."""
     return tuple(
-        one.key
-        for one in mapper.relationships
-        if not one.viewonly and (not of_jobs or issubclass(one.mapper.class_, JobMixin))
+        relationship.key
+        for relationship in mapper.relationships
+        if not relationship.viewonly and (not of_jobs or issubclass(relationship.mapper.class_, JobMixin))
     )
 
 
@@ -68,11 +68,11 @@ _WAITING = "_waiting_for_keys"
 _COMPLETED = ("args", "uniqueness", "subject_type", "subject_id")
 
 
-def waiting_of(one: object, waiting: Waiting | None = None) -> Waiting | None:
+def waiting_of(instance: object, waiting: PendingArguments | None = None) -> PendingArguments | None:
     """What completes the arguments of a job; None if they are complete. `waiting`: it is that from now on."""
     if waiting is not None:
-        vars(one)[_WAITING] = waiting
-    return cast(Waiting | None, vars(one).get(_WAITING))
+        vars(instance)[_WAITING] = waiting
+    return cast(PendingArguments | None, vars(instance).get(_WAITING))
 
 
 def is_settled(job: JobMixin, session: Session, dirty: Collection[object]) -> bool:
@@ -83,18 +83,18 @@ def is_settled(job: JobMixin, session: Session, dirty: Collection[object]) -> bo
     waiting = waiting_of(job)
     assert waiting is not None
     try:
-        known = [_is_known(one, session, dirty) for one in waiting.references]
+        known = [_is_known(reference, session, dirty) for reference in waiting.references]
     except PayloadError as error:
         raise waiting.error(str(error)) from error
     return all(known)
 
 
 def _is_known(reference: Reference, session: Session, dirty: Collection[object]) -> bool:
-    one = reference.object
-    state: InstanceState[Any] = sa.inspect(one)
+    instance = reference.object
+    state: InstanceState[Any] = sa.inspect(instance)
     if state.key is not None:
         reference.now()  # it may be deleted by now
-        return not (reference.of.spec.fresh and state.session is session and one in dirty)
+        return not (reference.of.spec.fresh and state.session is session and instance in dirty)
     if state.session is session:
         return False
     mend = (
@@ -111,7 +111,7 @@ class Pending:
     """What a job was before its arguments were completed."""
 
     job: weakref.ref[JobMixin]
-    waiting: Waiting
+    waiting: PendingArguments
     before: dict[str, Any]
     aside: bool
     """Whether it was not part of the flush, so that the session's rollback does not know it as new."""
@@ -143,7 +143,7 @@ class Pending:
 
     def is_undone_by(self, rolled_back: SessionTransaction) -> bool:
         """Whether the rollback of this transaction has undone the INSERT."""
-        return any(one() is rolled_back for one in self.transactions)
+        return any(transaction() is rolled_back for transaction in self.transactions)
 
     def restore(self, session: Session) -> None:
         """Make the job what it was."""
@@ -171,10 +171,10 @@ def _attributes(job: type[JobMixin]) -> frozenset[str]:
 
 def _transactions(session: Session) -> tuple[weakref.ref[SessionTransaction], ...]:
     found: list[weakref.ref[SessionTransaction]] = []
-    one = session.get_nested_transaction() or session.get_transaction()
-    while one is not None:
-        found.append(weakref.ref(one))
-        one = one.parent
+    transaction = session.get_nested_transaction() or session.get_transaction()
+    while transaction is not None:
+        found.append(weakref.ref(transaction))
+        transaction = transaction.parent
     return tuple(found)
 
 
@@ -187,7 +187,7 @@ def insert(session: Session, jobs: Sequence[JobMixin]) -> None:
 
     Unique jobs are inserted in the order of their keys: see `models.insert_in_order`.
     """
-    ordered = sorted(jobs, key=lambda one: str(one.unique_key))
+    ordered = sorted(jobs, key=lambda job: str(job.unique_key))
     for alike in _grouped(ordered, type):
         mapper: Mapper[JobMixin] = sa.inspect(type(alike[0]))
         connection = _connection(session, alike[0])
@@ -213,7 +213,7 @@ def _insert(connection: sa.Connection, jobs: Sequence[JobMixin]) -> None:
     mapper: Mapper[JobMixin] = sa.inspect(type(jobs[0]))
     table, names = table_of(type(jobs[0])), _names(type(jobs[0]))
     rows = [_columns(job) for job in jobs]
-    made = [one for one in table.c if _is_made(one, rows[0])]
+    made = [column for column in table.c if _is_made(column, rows[0])]
     statement = sa.insert(table).returning(*made, sort_by_parameter_order=True)
     if any(map(_is_expression, rows[0].values())):
         found = connection.execute(statement.values(rows[0]))
@@ -221,7 +221,7 @@ def _insert(connection: sa.Connection, jobs: Sequence[JobMixin]) -> None:
         found = connection.execute(statement, rows)
     for job, row in zip(jobs, found, strict=True):
         known = vars(job)
-        known.update({names[one.key]: value for one, value in zip(made, row, strict=True)})
+        known.update({names[column.key]: value for column, value in zip(made, row, strict=True)})
         mapper.dispatch.after_insert(mapper, connection, sa.inspect(job))
         # What is not said is NULL, which needs not be read.
         known.update(dict.fromkeys(set(names.values()) - known.keys()))
@@ -261,10 +261,7 @@ def complete(session: Session, jobs: Sequence[JobMixin]) -> None:
         texts = [str.__str__(vars(job)["args"]) for job in alike]
         subjects = [_subject(job) for job in alike]
         statement = complete_arguments(
-            ids=[job.id for job in alike],
-            args=texts,
-            subjects=subjects if any(subjects) else None,
-            job=type(alike[0]),
+            ids=[job.id for job in alike], args=texts, subjects=subjects if any(subjects) else None, job=type(alike[0])
         )
         _connection(session, alike[0]).execute(statement)
 
@@ -293,7 +290,7 @@ class _Listeners:
     needed = False
 
 
-def wait_for_keys(job: JobMixin, waiting: Waiting) -> None:
+def wait_for_keys(job: JobMixin, waiting: PendingArguments) -> None:
     """Let the flush that writes `job` complete its arguments."""
     _Listeners.needed = True
     waiting_of(job, waiting)
@@ -304,7 +301,7 @@ def _before_flush(session: Session, *_: Any) -> None:
     """Set aside what has to wait. Everything is checked before anything is changed."""
     if not _Listeners.needed:
         return
-    jobs = [*_aside(session), *(cast(JobMixin, one) for one in session.new if waiting_of(one) is not None)]
+    jobs = [*_aside(session), *(cast(JobMixin, new) for new in session.new if waiting_of(new) is not None)]
     if not jobs:
         return
     dirty = session.dirty
@@ -385,7 +382,7 @@ def _after_flush(session: Session, *_: Any) -> None:
 
 def _remember(session: Session, done: Sequence[Pending]) -> None:
     kept: list[Pending] = session.info.setdefault(_DONE, [])
-    kept[:] = [one for one in kept if one.may_roll_back]
+    kept[:] = [pending for pending in kept if pending.may_roll_back]
     kept.extend(done)
 
 
@@ -397,10 +394,10 @@ def _after_rollback(session: Session, previous: SessionTransaction) -> None:
     for job in session.info.pop(_LINKED, ()):
         vars(job)["args"] = UnfinishedJson(as_text(vars(job)["args"]))
     kept: list[Pending] = session.info.get(_DONE, [])
-    undone = [one for one in kept if one.is_undone_by(previous)]
-    kept[:] = [one for one in kept if not one.is_undone_by(previous)]
-    for one in undone:
-        one.restore(session)
+    undone = [pending for pending in kept if pending.is_undone_by(previous)]
+    kept[:] = [pending for pending in kept if not pending.is_undone_by(previous)]
+    for pending in undone:
+        pending.restore(session)
 
 
 listen_to_sessions({"before_flush": _before_flush, "after_flush": _after_flush, "after_soft_rollback": _after_rollback})

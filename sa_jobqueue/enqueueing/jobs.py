@@ -93,8 +93,8 @@ def _made(job: type[J], task: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
     )
     if call[RARE] != NOTHING:
         _set_rare(made, call)
-    if Watching.told is not None:
-        Watching.told(made)
+    if Watching.made is not None:
+        Watching.made(made)
     return made
 
 

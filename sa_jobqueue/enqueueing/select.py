@@ -118,7 +118,7 @@ def enqueue_select(
     if rule is not None and rule.differs:
         rows, order = _in_order_of_keys(rows, rule.key)
         rule = rule._replace(key=order[0])
-        given = [one._replace(value=value) for one, value in zip(given, rows.c, strict=False)]
+        given = [argument._replace(value=value) for argument, value in zip(given, rows.c, strict=False)]
         options = dict(zip(expressions, list(rows.c)[len(selected) :], strict=False))
     if of is not None:
         about = _about(of, options.pop("subject"))
@@ -159,7 +159,7 @@ def _rows(source: Any, expressions: Mapping[str, sa.ColumnElement[Any]]) -> tupl
         raise OptionError(f"enqueue_select() takes a select(), not {shown(source)}")
     selected = [_selected(column) for column in source.selected_columns]
     if isinstance(source, sa.Select) and any(
-        isinstance(one["expr"], sa.TextClause) for one in source.column_descriptions
+        isinstance(description["expr"], sa.TextClause) for description in source.column_descriptions
     ):
         raise OptionError("text() has no name and no type in a select(): write literal_column(..., type_).label(...)")
     if not expressions:
@@ -208,7 +208,7 @@ def _about_first_object(named: AnyTask | TaskName, given: Sequence[Argument]) ->
     """What a job is about where nothing says it, as with `enqueue`: the first argument that is an object, here by its key."""
     if not isinstance(named, Task) or not named.takes_objects:
         return {}
-    plan, by_name = named.parameters, {one.name: one for one in given}
+    plan, by_name = named.parameters, {argument.name: argument for argument in given}
     for name in plan.names:
         if name != plan.variable and name in by_name and (argument := object_in(plan.hint_of(name))) is not None:
             found = subject_of_keys(argument.mapper, by_name[name].value)
@@ -225,8 +225,8 @@ def _arguments(named: AnyTask | TaskName, selected: Sequence[Selected], rows: sa
     plan = named.parameters if isinstance(named, Task) else None
     names = bound_by_name(selected, what=what) if plan is None else bound(plan, selected, what=what)
     return [
-        _argument(plan, name, Selected(one.name or f"number {place}", None), value, what)
-        for place, (name, one, value) in enumerate(zip(names, selected, rows.c, strict=False), 1)
+        _argument(plan, name, Selected(column.name or f"number {place}", None), value, what)
+        for place, (name, column, value) in enumerate(zip(names, selected, rows.c, strict=False), 1)
     ]
 
 
@@ -280,13 +280,13 @@ def _rule(named: AnyTask | TaskName, given: Sequence[Argument], options: _Given)
     if unique.key is not None or unique.by == ():
         return _Rule(unique.shared(), sa.literal(unique.key or named.name, sa.Text), differs=False)
     values: dict[str, Any] = dict(named.defaults) if isinstance(named, Task) else {}
-    values |= {one.name: one for one in given}
+    values |= {argument.name: argument for argument in given}
     for name in values if unique.by is None else unique.by:
         if name not in values:
             raise OptionError(f"unique: by names {name!r}, which is no argument of these jobs of {named.name!r}")
-        if isinstance(one := values[name], Argument) and not one.kind.in_keys:
+        if isinstance(argument := values[name], Argument) and not argument.kind.in_keys:
             raise OptionError(
-                f"unique: the argument {name} is {one.kind.said}, of which the database cannot make the key that enqueue() would: "
+                f"unique: the argument {name} is {argument.kind.said}, of which the database cannot make the key that enqueue() would: "
                 "name others in by=(...)"
             )
     by = {name: values[name] for name in (values if unique.by is None else unique.by)}

@@ -32,7 +32,7 @@ def watch_jobs() -> None:
     if not event.contains(Session, "transient_to_pending", _added):
         event.listen(Session, "transient_to_pending", _added)
         _see_what_has_no_event()
-    Watching.told = _made
+    Watching.made = _made
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def watched_jobs() -> Generator[None]:
 
     Raises the first of the warnings where a filter makes errors of them.
     """
-    if Watching.told is not None:
+    if Watching.made is not None:
         yield  # in development mode they are watched anyway
         return
     watch_jobs()
@@ -49,9 +49,9 @@ def watched_jobs() -> Generator[None]:
     try:
         yield
     finally:
-        Watching.told = None
-        for one in [*_unadded.values()]:
-            one()
+        Watching.made = None
+        for warn in [*_unadded.values()]:
+            warn()
         errors = _errors.pop()
     if errors:
         raise errors[0]
@@ -63,8 +63,8 @@ def _made(job: JobMixin) -> None:
     _unadded[id(job)] = weakref.finalize(job, _warn, id(job), job.task, *place)
 
 
-def _added(_session: object, one: object) -> None:
-    if (found := _unadded.pop(id(one), None)) is not None:
+def _added(_session: object, instance: object) -> None:
+    if (found := _unadded.pop(id(instance), None)) is not None:
         found.detach()
 
 
@@ -109,9 +109,9 @@ def _see_what_has_no_event() -> None:
         sessions.merge_all = wraps(copy_all)(merge_all)
 
 
-def _copied(session: Session, one: object) -> None:
+def _copied(session: Session, instance: object) -> None:
     """It is copied into the session, and with it the objects that its relationships lead to."""
-    _added(session, one)
-    if (state := sa.inspect(one, raiseerr=False)) is not None:
+    _added(session, instance)
+    if (state := sa.inspect(instance, raiseerr=False)) is not None:
         for related, *_ in state.mapper.cascade_iterator("merge", state):
             _added(session, related)

@@ -23,13 +23,7 @@ def include_name(name: str | None, type_: str, parent_names: Mapping[str, Any], 
 
 
 def include_object(
-    object: Any,
-    name: str | None,
-    type_: str,
-    reflected: bool,
-    compare_to: Any,
-    *,
-    schema: str = SCHEMA,
+    object: Any, name: str | None, type_: str, reflected: bool, compare_to: Any, *, schema: str = SCHEMA
 ) -> bool:
     """Keep the job queue's tables out of what autogenerate compares, also those that the project's metadata names.
 
@@ -48,11 +42,7 @@ def include_object(
 
 
 def revision_source(
-    down_revision: str | None,
-    to: int | None = None,
-    *,
-    since: int | None = None,
-    schema: str = SCHEMA,
+    down_revision: str | None, to: int | None = None, *, since: int | None = None, schema: str = SCHEMA
 ) -> str:
     """Return the source of an Alembic revision that brings the schema up to version `to`, in a project's own history.
 

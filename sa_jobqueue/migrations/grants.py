@@ -46,10 +46,7 @@ class Can(StrEnum):
 
 
 # Each role finds the tables, and sees whether their version is the one that it needs.
-_ALL = (
-    "USAGE ON SCHEMA {schema}",
-    "SELECT ON TABLE {schema}.schema_version",
-)
+_ALL = ("USAGE ON SCHEMA {schema}", "SELECT ON TABLE {schema}.schema_version")
 
 _LOOK = (
     "SELECT ON TABLE {schema}.job",
@@ -68,7 +65,7 @@ _LOOK = (
     *(f"SELECT ON TABLE {{schema}}.workflow{part}" for part in ("", "_dependency", "_join", "_callback", "_event")),
     # The doctor compares them with the ids that there are.
     "SELECT ON SEQUENCE "
-    + ", ".join(f"{{schema}}.{one}_id_seq" for one in ("job", "schedule", "workflow", "workflow_event", "audit")),
+    + ", ".join(f"{{schema}}.{table}_id_seq" for table in ("job", "schedule", "workflow", "workflow_event", "audit")),
 )
 
 # What ends a job tells the programs that wait for it.
@@ -206,8 +203,8 @@ def grant_statements(role: str, can: Iterable[Can], *, schema: str = SCHEMA, col
     if not role or "\0" in role or len(role.encode()) > 63:  # the server would cut it off, and find another role
         raise ConfigurationError(f"{role!r} cannot be the name of a role: expected 1 to 63 bytes, without NUL")
     can = list(can)
-    wanted = dict.fromkeys(grant for one in can for grant in _GRANTS[one])
-    own = [quote(one, "column") for one in columns]
+    wanted = dict.fromkeys(grant for right in can for grant in _GRANTS[right])
+    own = [quote(column, "column") for column in columns]
     if own and not {Can.ENQUEUE, Can.ADMIN}.isdisjoint(can):
         wanted[_FILL_COLUMNS.format(", ".join(own).replace("{", "{{").replace("}", "}}"))] = None
     to = '"' + role.replace('"', '""') + '"'

@@ -66,7 +66,7 @@ class OwnTable:
         for script in directives:
             for container in (script.upgrade_ops, script.downgrade_ops):
                 if container is not None:
-                    container.ops[:] = [one for each in container.ops for one in self._in_place_of(each)]
+                    container.ops[:] = [operation for each in container.ops for operation in self._in_place_of(each)]
 
     def create(self, connection: sa.Connection) -> None:
         """Make the table, its schema and all that belongs to it, and add the application's columns, keys and indexes that are missing.
@@ -85,7 +85,7 @@ class OwnTable:
             "include_object": self._is_of_it,
         }
         context = MigrationContext.configure(connection, opts=options)
-        there = {one["name"] for one in sa.inspect(connection).get_columns(self.table.name, self.schema)}
+        there = {column["name"] for column in sa.inspect(connection).get_columns(self.table.name, self.schema)}
         # Autogenerate does not compare CHECKs: where none of the columns is there, all that belongs to them is made.
         if there <= self._ours:
             missing = [*self._additions(), *map(ops.CreateIndexOp.from_index, self._own_indexes())]
@@ -93,17 +93,17 @@ class OwnTable:
             found = produce_migrations(context, self.table.metadata).upgrade_ops
             missing = list(_flat(found.ops if found is not None else ()))
         operations = Operations(context)
-        for one in missing:
-            if isinstance(one, ops.AddColumnOp):
-                if isinstance(one.column.type, SchemaType):  # as an ENUM, which an ADD COLUMN does not make
-                    one.column.type.create(connection, checkfirst=True)
-                one.column = _alone(one.column)
-            if isinstance(one, (ops.AddColumnOp, ops.AddConstraintOp, ops.CreateIndexOp)):
-                operations.invoke(one)
+        for operation in missing:
+            if isinstance(operation, ops.AddColumnOp):
+                if isinstance(operation.column.type, SchemaType):  # as an ENUM, which an ADD COLUMN does not make
+                    operation.column.type.create(connection, checkfirst=True)
+                operation.column = _alone(operation.column)
+            if isinstance(operation, (ops.AddColumnOp, ops.AddConstraintOp, ops.CreateIndexOp)):
+                operations.invoke(operation)
 
     def _own_indexes(self) -> list[sa.Index]:
-        found = [one for one in self.table.indexes if str(one.name) not in self._ours]
-        return sorted(found, key=lambda one: str(one.name))
+        found = [indexe for indexe in self.table.indexes if str(indexe.name) not in self._ours]
+        return sorted(found, key=lambda constraint: str(constraint.name))
 
     def _is_its_schema(self, name: str | None, type_: str, parent_names: Any) -> bool:
         if type_ == "schema":
@@ -136,18 +136,21 @@ class OwnTable:
         for column in self.table.columns:
             if column.name not in self._ours:
                 yield ops.AddColumnOp(self.table.name, _alone(column), schema=self.schema)
-        for key in sorted(self.table.foreign_key_constraints, key=lambda one: str(one.name)):
+        for key in sorted(self.table.foreign_key_constraints, key=lambda constraint: str(constraint.name)):
             yield ops.CreateForeignKeyOp.from_constraint(key)
-        for one in self.table.constraints:
-            if isinstance(one, (sa.UniqueConstraint, sa.CheckConstraint)) and str(one.name) not in self._ours:
-                yield ops.AddConstraintOp.from_constraint(one)
+        for constraint in self.table.constraints:
+            if (
+                isinstance(constraint, (sa.UniqueConstraint, sa.CheckConstraint))
+                and str(constraint.name) not in self._ours
+            ):
+                yield ops.AddConstraintOp.from_constraint(constraint)
 
 
 def _flat(operations: Sequence[Any]) -> Iterator[Any]:
-    for one in operations:
-        inner = getattr(one, "ops", None)
+    for operation in operations:
+        inner = getattr(operation, "ops", None)
         if inner is None:
-            yield one
+            yield operation
         else:
             yield from _flat(inner)
 

@@ -130,10 +130,7 @@ class Base(DeclarativeBase):
     """The registry of the queue's own tables, apart from the application's."""
 
     metadata = sa.MetaData(schema=SCHEMA)
-    type_annotation_map: ClassVar = {
-        datetime: sa.DateTime(timezone=True),
-        str: sa.Text(),
-    }
+    type_annotation_map: ClassVar = {datetime: sa.DateTime(timezone=True), str: sa.Text()}
 
 
 event.listen(Base, "attribute_instrument", decode_on_read, propagate=True)
@@ -174,8 +171,8 @@ def status_in(column: Any, statuses: Any) -> sa.ColumnElement[bool]:
     """`column IN (...)` over literals, in the order of the life cycle."""
     wanted = [status for status in JobStatus if status in statuses]
     if len(wanted) == 1:
-        one: sa.ColumnElement[bool] = column == status_literal(wanted[0])
-        return one
+        same: sa.ColumnElement[bool] = column == status_literal(wanted[0])
+        return same
     several: sa.ColumnElement[bool] = column.in_([status_literal(status) for status in wanted])
     return several
 

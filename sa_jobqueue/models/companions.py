@@ -54,7 +54,7 @@ def companions_in(schema: str) -> Companions:
     """The companions of the jobs in this schema."""
     if schema == SCHEMA:
         return _PACKAGES
-    return Companions(**{one.name: in_schema(getattr(_PACKAGES, one.name), schema) for one in fields(Companions)})
+    return Companions(**{field.name: in_schema(getattr(_PACKAGES, field.name), schema) for field in fields(Companions)})
 
 
 @cache
@@ -67,9 +67,10 @@ def in_schema(model: type[Any], schema: str) -> type[Any]:
     place_in(table, schema)
     # A table has no other class than its own one: of these, only what Python inherits is shared.
     attributes: dict[str, Any] = {
-        one.key: column_property(table.c[one.columns[0].key], deferred=one.deferred) for one in mapper.column_attrs
+        attribute.key: column_property(table.c[attribute.columns[0].key], deferred=attribute.deferred)
+        for attribute in mapper.column_attrs
     }
-    keys = [table.c[one.name] for one in mapper.primary_key]  # not all of the table's, where it is partitioned
+    keys = [table.c[column.name] for column in mapper.primary_key]  # not all of the table's, where it is partitioned
     named = {"__module__": f"{model.__module__}.{schema}", "__qualname__": model.__qualname__, "__doc__": model.__doc__}
     return type(
         model.__name__,

@@ -108,7 +108,9 @@ def own_column(job: type[JobMixin], name: str) -> sa.Column[Any]:
     if isinstance(found, ColumnProperty) and name not in _OURS and isinstance(column := found.columns[0], sa.Column):
         return column
     others = sorted(
-        one.key for one in job.__mapper__.column_attrs if one.key not in {*_OURS, "progress", "progress_message"}
+        attribute.key
+        for attribute in job.__mapper__.column_attrs
+        if attribute.key not in {*_OURS, "progress", "progress_message"}
     )
     said = f"; it has {', '.join(others)}" if others else ": see JobMixin"
     raise OptionError(f"columns: {job.__name__} has no column {name!r} of your own{said}")

@@ -52,9 +52,7 @@ def constraints_and_indexes() -> tuple[SchemaItem, ...]:
         sa.Index("job_failed_idx", "id", postgresql_where=sa.text("status = 'failed'")),
         sa.Index("job_workflow_idx", "workflow_id", "id", postgresql_where=sa.text("workflow_id IS NOT NULL")),
         sa.Index(
-            "job_blocked_idx",
-            "blocked_by",
-            postgresql_where=sa.text("blocked_by IS NOT NULL AND status = 'blocked'"),
+            "job_blocked_idx", "blocked_by", postgresql_where=sa.text("blocked_by IS NOT NULL AND status = 'blocked'")
         ),
         sa.Index("job_schedule_idx", "schedule_id", "finished_at", postgresql_where=sa.text("schedule_id IS NOT NULL")),
         sa.Index(

@@ -90,7 +90,7 @@ def begin_own_table(job: type[Any], mixin: type[Any], items: Callable[[], Sequen
     `mixin`: the class that has our columns.
     """
     above = job.__mro__[1 : job.__mro__.index(mixin)]
-    if job.__dict__.get("__abstract__") or any("__mapper__" in vars(one) for one in above):
+    if job.__dict__.get("__abstract__") or any("__mapper__" in vars(base) for base in above):
         return None
     metadata: sa.MetaData | None = getattr(job, "metadata", None)
     if metadata is None:
@@ -108,7 +108,7 @@ def begin_own_table(job: type[Any], mixin: type[Any], items: Callable[[], Sequen
     _begun.add(job)
     ours = _named(items(), metadata)
     job.__table_args__ = (*ours, *_arguments(job), {**_options(job), "schema": schema})
-    return OwnTable(job, schema, columns, frozenset(str(getattr(one, "name", "")) for one in ours))
+    return OwnTable(job, schema, columns, frozenset(str(getattr(base, "name", "")) for base in ours))
 
 
 def refuse_unbegun(mapper: Mapper[Any], job: type[Any]) -> None:
@@ -131,14 +131,14 @@ def _check_class(job: type[Any], mixin: type[Any], columns: frozenset[str]) -> N
     name = getattr(job, "__tablename__", None)
     if name != _NAME:
         raise _refusal(job, f"its table is called {_NAME!r} and not {name!r}: choose the name of its schema instead")
-    members = {key: value for one in reversed(mixin.__mro__) for key, value in vars(one).items()}
-    ours = {one for one in members if not one.startswith("__")} | columns
+    members = {key: value for base in reversed(mixin.__mro__) for key, value in vars(base).items()}
+    ours = {member for member in members if not member.startswith("__")} | columns
     named = {_name_of(members[name]) or name for name in columns if name in members} | columns
-    for one in job.__mro__[: job.__mro__.index(mixin)]:
-        taken = sorted(ours & {*vars(one), *vars(one).get("__annotations__", {})})
+    for base in job.__mro__[: job.__mro__.index(mixin)]:
+        taken = sorted(ours & {*vars(base), *vars(base).get("__annotations__", {})})
         if taken:
             raise _refusal(job, f"`{taken[0]}` is one of the queue's own attributes: give yours another name")
-        for key, value in vars(one).items():
+        for key, value in vars(base).items():
             if (name := _name_of(value)) in named:
                 raise _refusal(job, f"the column {name!r} of `{key}` is one of the queue's: give yours another name")
 
@@ -160,7 +160,7 @@ def _check_alone(job: type[Any], schema: str) -> None:
 
 def column_names(mixin: type[Any]) -> list[str]:
     """The attributes of the mixin that are columns."""
-    hints = {name: hint for one in mixin.__mro__ for name, hint in vars(one).get("__annotations__", {}).items()}
+    hints = {name: hint for base in mixin.__mro__ for name, hint in vars(base).get("__annotations__", {}).items()}
     return [name for name, hint in hints.items() if "Mapped[" in str(hint)]
 
 
@@ -180,9 +180,9 @@ def _arguments(job: type[Any]) -> tuple[Any, ...]:
 
 def _named(items: Sequence[SchemaItem], metadata: sa.MetaData) -> list[SchemaItem]:
     """Our constraints keep their names, whatever convention names the user's."""
-    for one in items:
-        if isinstance(one, sa.CheckConstraint):
-            one.name = conv(str(one.name))
+    for item in items:
+        if isinstance(item, sa.CheckConstraint):
+            item.name = conv(str(item.name))
     named = "pk" in metadata.naming_convention or sa.PrimaryKeyConstraint in metadata.naming_convention
     return [*items, sa.PrimaryKeyConstraint("id", name=conv("job_pkey"))] if named else list(items)
 

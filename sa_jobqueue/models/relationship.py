@@ -101,15 +101,15 @@ def _is_about(made: MapperProperty[Any], of: type[Any] | None, job: type[JobMixi
 def _annotated(cls: type[Any], name: str) -> Any:
     """The class of jobs in the annotation of this attribute; None if there is none, or it cannot be resolved."""
     try:
-        of, hint = next((one, found[name]) for one in cls.__mro__ if name in (found := get_annotations(one)))
+        of, hint = next((base, found[name]) for base in cls.__mro__ if name in (found := get_annotations(base)))
         holder: Any = SimpleNamespace(__annotations__={name: hint})
         inner: list[Any] = [typing.get_type_hints(holder, vars(sys.modules[of.__module__]))[name]]
     except Exception:  # it has none, or a name in it is known to type checkers only
         return None
-    for one in inner:
-        if isinstance(one, type) and issubclass(one, JobMixin):
-            return one
-        inner += typing.get_args(one)
+    for base in inner:
+        if isinstance(base, type) and issubclass(base, JobMixin):
+            return base
+        inner += typing.get_args(base)
     return None
 
 

@@ -171,7 +171,7 @@ class Schedule(Base):
             overlap=overlap,
             jitter=jitter,
             pause_after=pause_after,
-            **{one.schedule: _kept(one, call) for one in JOB_FIELDS if one.schedule is not None},
+            **{field.schedule: _kept(field, call) for field in JOB_FIELDS if field.schedule is not None},
         )
         if missed == "all" and overlap != "allow":
             raise OptionError(f'missed="all" makes several jobs at once, which overlap={overlap!r} does not allow')

@@ -44,23 +44,23 @@ def insert_in_order(job: type[Any]) -> None:
 
 def say_all(jobs: Sequence[Any]) -> bool:
     """Have all of these jobs say what one of them says. False: none says anything that only few do."""
-    said = {name for one in jobs for name in _FEW if vars(one).get(name) is not None}
-    for one in jobs:
-        for name in said - vars(one).keys():
-            setattr(one, name, None)
+    said = {name for job in jobs for name in _FEW if vars(job).get(name) is not None}
+    for job in jobs:
+        for name in said - vars(job).keys():
+            setattr(job, name, None)
     return bool(said)
 
 
 def put_in_order(session: Session, job: type[Any]) -> None:
     """The same for the next flush of this session alone."""
-    jobs = [one for one in session.new if isinstance(one, job)]
+    jobs = [instance for instance in session.new if isinstance(instance, job)]
     if len(jobs) == 1 or not say_all(jobs):
         return
-    unique = [one for one in jobs if vars(one).get("uniqueness") is not None]
-    states: list[Any] = [sa.inspect(one) for one in unique]
+    unique = [instance for instance in jobs if vars(instance).get("uniqueness") is not None]
+    states: list[Any] = [sa.inspect(instance) for instance in unique]
     places = sorted(state.insert_order for state in states)
-    for place, one in zip(places, sorted(unique, key=lambda one: str(one.unique_key)), strict=True):
-        sa.inspect(one).insert_order = place
+    for place, instance in zip(places, sorted(unique, key=lambda instance: str(instance.unique_key)), strict=True):
+        sa.inspect(instance).insert_order = place
 
 
 def _order(session: Session, *_: Any) -> None:

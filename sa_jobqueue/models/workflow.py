@@ -63,9 +63,7 @@ class WorkflowRow(Base):
         ),
         sa.Index("workflow_purge_idx", "purge_at", postgresql_where=sa.text("purge_at IS NOT NULL")),
         sa.Index(
-            "workflow_running_idx",
-            "created_at",
-            postgresql_where=sa.text("finished_at IS NULL AND paused_at IS NULL"),
+            "workflow_running_idx", "created_at", postgresql_where=sa.text("finished_at IS NULL AND paused_at IS NULL")
         ),
         sa.Index(
             "workflow_paused_idx",

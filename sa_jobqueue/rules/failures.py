@@ -99,17 +99,17 @@ def is_quick_to_format(exception: BaseException) -> bool:
     waiting = [exception]
     frames = length = 0
     while waiting:
-        one = waiting.pop()
-        if id(one) in seen:
+        error = waiting.pop()
+        if id(error) in seen:
             continue
-        seen.add(id(one))
-        trace = one.__traceback__
+        seen.add(id(error))
+        trace = error.__traceback__
         while trace is not None and frames <= _FRAMES:
             frames, trace = frames + 1, trace.tb_next
-        length += len(message_of(one)) + _length_of_notes(one)
-        if isinstance(one, BaseExceptionGroup):
-            waiting += one.exceptions[: _EXCEPTIONS + 1]
-        waiting += [linked for linked in (one.__cause__, one.__context__) if linked is not None]
+        length += len(message_of(error)) + _length_of_notes(error)
+        if isinstance(error, BaseExceptionGroup):
+            waiting += error.exceptions[: _EXCEPTIONS + 1]
+        waiting += [linked for linked in (error.__cause__, error.__context__) if linked is not None]
         if len(seen) + len(waiting) > _EXCEPTIONS or frames > _FRAMES or length > _LENGTH:
             return False
     return True
@@ -125,21 +125,21 @@ def _length_of_notes(exception: BaseException) -> int:
 
 def _nearest(exception: BaseException, frames: TracebackType | None) -> str:
     parts: list[str] = []
-    one, trace = exception, frames
+    error, trace = exception, frames
     for _ in range(_NEAREST):
         stack = traceback.TracebackException(Exception, Exception(), _last(trace)).stack.format()
-        shown = error_text(name_of(type(one)), _cut(message_of(one)))
+        shown = error_text(name_of(type(error)), _cut(message_of(error)))
         parts.append(f"Traceback (most recent call last):\n{''.join(stack)}{shown}\n")
-        if isinstance(one, BaseExceptionGroup):
-            linked, how = one.exceptions[0], f"\nThe first of {len(one.exceptions)} exceptions in the group:\n\n"
-        elif one.__cause__ is not None:
-            linked, how = one.__cause__, "\nThe above exception was the direct cause of the following exception:\n\n"
-        elif one.__context__ is not None and not one.__suppress_context__:
-            linked, how = one.__context__, "\nDuring handling of the above exception, another exception occurred:\n\n"
+        if isinstance(error, BaseExceptionGroup):
+            linked, how = error.exceptions[0], f"\nThe first of {len(error.exceptions)} exceptions in the group:\n\n"
+        elif error.__cause__ is not None:
+            linked, how = error.__cause__, "\nThe above exception was the direct cause of the following exception:\n\n"
+        elif error.__context__ is not None and not error.__suppress_context__:
+            linked, how = error.__context__, "\nDuring handling of the above exception, another exception occurred:\n\n"
         else:
             break
         parts.append(how)
-        one, trace = linked, linked.__traceback__
+        error, trace = linked, linked.__traceback__
     return "".join(reversed(parts))
 
 

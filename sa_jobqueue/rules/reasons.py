@@ -87,195 +87,112 @@ class WaitReason(NamedTuple):
         return f"{self.name}" if self.key is None else f"{self.name}/{self.key}"
 
 
-def _nothing(_: WaitReason, __: int) -> str:
-    return ""
-
-
 class Kind(NamedTuple):
     """How a kind of reason is worded."""
 
     sentence: Callable[[WaitReason, Moment], str]
     needs_help: bool = False
-    advice: Callable[[WaitReason, int], str] = _nothing
+    advice: Callable[[WaitReason, int], str] = lambda _, __: ""
 
 
 # ---- parts of sentences
 
 
-def _until(one: WaitReason, moment: Moment, before: str = "until ") -> str:
-    return "" if one.until is None else f"{before}{moment(one.until)}"
+def _until(wait: WaitReason, moment: Moment, before: str = "until ") -> str:
+    return "" if wait.until is None else f"{before}{moment(wait.until)}"
 
 
-def _since(one: WaitReason, moment: Moment, before: str = " since ") -> str:
-    return "" if one.since is None else f"{before}{moment(one.since)}"
+def _since(wait: WaitReason, moment: Moment, before: str = " at ") -> str:
+    return "" if wait.since is None else f"{before}{moment(wait.since)}"
 
 
-def _whose(one: WaitReason, what: str) -> str:
-    return f"{what} {'task ' if one.owner == 'task' else ''}{one.place}"
+def _whose(wait: WaitReason, what: str) -> str:
+    return f"waits for {what} {'task ' if wait.owner == 'task' else ''}{wait.place}"
 
 
-def _because(one: WaitReason) -> str:
-    return "" if one.reason is None else f": {one.reason}"
+def _because(wait: WaitReason) -> str:
+    return "" if wait.reason is None else f": {wait.reason}"
 
 
-def _jobs(one: WaitReason) -> str:
-    ids = list(one.job_ids or ())
+def _jobs(wait: WaitReason) -> str:
+    ids = list(wait.job_ids or ())
     if not ids:
         return ""
-    more = (one.used or 0) - len(ids)
+    more = (wait.used or 0) - len(ids)
     others = f" and {more:,} more" if more > 0 else ""
     return f" ({'job' if len(ids) == 1 else 'jobs'} {', '.join(map(str, ids))}{others})"
 
 
-# ---- a sentence for each kind
+# ---- sentences that depend on more than what they name
 
 
-def _missing(one: WaitReason, _: Moment) -> str:
-    return "does not exist" + _because(one)
+def _duplicate(wait: WaitReason, moment: Moment) -> str:
+    other = f"job {wait.job_ids[0]}" if wait.job_ids else "another job"
+    return f"is a duplicate: {other} had its unique key when it was enqueued{_since(wait, moment, ', ')}"
 
 
-def _archived(one: WaitReason, moment: Moment) -> str:
-    return f"has ended{_since(one, moment, ' at ')}, and is in the archive{_because(one)}"
+def _lost(wait: WaitReason, moment: Moment) -> str:
+    seen = f"was last seen {moment(wait.since)}" if wait.since is not None else "has left"
+    return f"is held by {wait.name}, which {seen}; it is rescued when its lease runs out{_until(wait, moment, ', ')}"
 
 
-def _duplicate(one: WaitReason, moment: Moment) -> str:
-    other = f"job {one.job_ids[0]}" if one.job_ids else "another job"
-    return f"is a duplicate: {other} had its unique key when it was enqueued{_since(one, moment, ', ')}"
+def _claimed(wait: WaitReason, moment: Moment) -> str:
+    lease = f"its lease runs out{_until(wait, moment, ' ')}"
+    return f"is being run by {wait.name}{_since(wait, moment, ' since ')}; {lease}{_because(wait)}"
 
 
-def _overdue(one: WaitReason, moment: Moment) -> str:
-    return f"was being run by {one.name}; its lease has run out{_until(one, moment, ', ')}, so it is to be rescued"
+def _unserved(wait: WaitReason, _: Moment) -> str:
+    return f"has no worker: {'none is alive' if wait.name is None else f'no live one serves queue {wait.name}'}"
 
 
-def _lost(one: WaitReason, moment: Moment) -> str:
-    seen = f"was last seen {moment(one.since)}" if one.since is not None else "has left"
-    return f"is held by {one.name}, which {seen}; it is rescued when its lease runs out{_until(one, moment, ', ')}"
+def _unknown(wait: WaitReason, moment: Moment) -> str:
+    back = f"; it went back to its queue {_until(wait, moment)}" if wait.until is not None else ""
+    return f"has a task that no live worker of its queue knows: {wait.name}{back}"
 
 
-def _claimed(one: WaitReason, moment: Moment) -> str:
-    return (
-        f"is being run by {one.name}{_since(one, moment)}; its lease runs out{_until(one, moment, ' ')}{_because(one)}"
-    )
+def _refused(wait: WaitReason, _: Moment) -> str:
+    others = f" (skipped by {wait.used} of {wait.limit} workers)" if (wait.limit or 0) > 1 else ""
+    return f"cannot be claimed by {wait.name}{others}{_because(wait)}"
 
 
-def _retry(one: WaitReason, moment: Moment) -> str:
-    return f"waits {_until(one, moment)} for its next attempt; {one.used} of {one.limit} made{_because(one)}"
-
-
-def _unserved(one: WaitReason, _: Moment) -> str:
-    return "has no worker: none is alive" if one.name is None else f"has no worker: no live one serves queue {one.name}"
-
-
-def _unknown(one: WaitReason, moment: Moment) -> str:
-    back = f"; it went back to its queue {_until(one, moment)}" if one.until is not None else ""
-    return f"has a task that no live worker of its queue knows: {one.name}{back}"
-
-
-def _refused(one: WaitReason, _: Moment) -> str:
-    others = f" (skipped by {one.used} of {one.limit} workers)" if (one.limit or 0) > 1 else ""
-    return f"cannot be claimed by {one.name}{others}{_because(one)}"
-
-
-def _suspect(one: WaitReason, _: Moment) -> str:
-    return f"has lost its worker {one.used} times: {one.name} runs only one such job at a time"
-
-
-def _rate(one: WaitReason, moment: Moment) -> str:
-    return f"waits for {_whose(one, 'rate')}: {one.limit} in {one.seconds:g} s{_until(one, moment, ', until ')}"
-
-
-def _turn(one: WaitReason, _: Moment) -> str:
-    ahead = one.used
+def _turn(wait: WaitReason, _: Moment) -> str:
+    ahead = wait.used
     number = "others" if ahead is None else f"more than {MOST_AHEAD:,} jobs" if ahead > MOST_AHEAD else jobs_of(ahead)
-    if one.key is None and one.owner == "queue":
-        return f"is behind {number} of queue {one.name} by priority" if ahead != 0 else f"is first in queue {one.name}"
-    whose = f"task {one.name}" if one.key is None else f"key {one.key}"
+    if wait.key is None and wait.owner == "queue":
+        return (
+            f"is behind {number} of queue {wait.name} by priority" if ahead != 0 else f"is first in queue {wait.name}"
+        )
+    whose = f"task {wait.name}" if wait.key is None else f"key {wait.key}"
     return f"is {f'behind {number}' if ahead != 0 else 'first'} of {whose}, which takes turns with others of its queue"
 
 
-def _expired(one: WaitReason, moment: Moment) -> str:
-    return f"is too late: its {one.reason} was {_until(one, moment, '')}; a worker ends it soon"
-
-
-def _completed(one: WaitReason, moment: Moment) -> str:
-    return f"has completed{_since(one, moment, ' at ')}"
-
-
-def _failed(one: WaitReason, moment: Moment) -> str:
-    return f"has failed{_since(one, moment, ' at ')}, after {one.used} of {one.limit} attempts{_because(one)}"
-
-
-def _cancelled(one: WaitReason, moment: Moment) -> str:
-    return f"was cancelled{_since(one, moment, ' at ')}{_because(one)}"
-
-
-def _later(one: WaitReason, moment: Moment) -> str:
-    return f"waits {_until(one, moment)}, when it is due"
-
-
-def _parents(one: WaitReason, _: Moment) -> str:
-    return f"waits for {one.used or 0:,} of its workflow to end{_jobs(one)}"
-
-
-def _workflow_paused(_: WaitReason, __: Moment) -> str:
-    return "waits for the pause of its workflow to end"
-
-
-def _released(_: WaitReason, __: Moment) -> str:
-    return "waits for nothing more: the next look of a worker at its workflow releases it"
-
-
-def _paused(one: WaitReason, _: Moment) -> str:
-    return f"waits for {_whose(one, 'pause')} to end{_because(one)}"
-
-
-def _blocked(one: WaitReason, moment: Moment) -> str:
-    return f"waits for {one.owner} {one.place}: the other side has rate limited it, {_until(one, moment)}"
-
-
-def _strict(one: WaitReason, moment: Moment) -> str:
-    return f"waits for {_whose(one, 'strict order')}: others are tried again first{_jobs(one)}, {_until(one, moment)}"
-
-
-def _running(one: WaitReason, _: Moment) -> str:
-    return f"waits for {_whose(one, 'limit')}: {one.used} of {one.limit} running{_jobs(one)}"
-
-
-def _locked(one: WaitReason, _: Moment) -> str:
-    whose = "" if one.pid is None else f" (PID {one.pid})"
+def _locked(wait: WaitReason, _: Moment) -> str:
+    whose = "" if wait.pid is None else f" (PID {wait.pid})"
     return f"has a row that another transaction has locked{whose}: claims may pass it by"
 
 
-def _pressure(one: WaitReason, _: Moment) -> str:
-    if (one.reason or "").startswith(CLAIMS_FAIL):
-        return f"has workers whose {one.reason}"
-    return f"has workers that claim less, because the database is under pressure{_because(one)}"
+def _pressure(wait: WaitReason, _: Moment) -> str:
+    if (wait.reason or "").startswith(CLAIMS_FAIL):
+        return f"has workers whose {wait.reason}"
+    return f"has workers that claim less, because the database is under pressure{_because(wait)}"
 
 
-def _busy(one: WaitReason, _: Moment) -> str:
-    slots = "1 slot of queue {} is" if one.limit == 1 else f"{one.limit} slots of queue {{}} are"
-    return f"waits for a slot: the {slots.format(one.name)} busy on {one.reason}"
-
-
-def _expires(one: WaitReason, moment: Moment) -> str:
-    return f"is cancelled if it is not started {_until(one, moment, 'by ')}{_because(one)}"
-
-
-def _deadline(one: WaitReason, moment: Moment) -> str:
-    return f"fails if it has not ended {_until(one, moment, 'by ')}{_because(one)}"
+def _busy(wait: WaitReason, _: Moment) -> str:
+    slots = "1 slot of queue {} is" if wait.limit == 1 else f"{wait.limit} slots of queue {{}} are"
+    return f"waits for a slot: the {slots.format(wait.name)} busy on {wait.reason}"
 
 
 # ---- advice
 
 
-def _resume(one: WaitReason, _: int) -> str:
-    name = shlex.quote(one.name or "")
-    of_task = " --task" if one.owner == "task" else ""
-    return f"sa-jobqueue resume {name}{of_task}" + ("" if one.key is None else f" --key {shlex.quote(one.key)}")
+def _resume(wait: WaitReason, _: int) -> str:
+    of_task = " --task" if wait.owner == "task" else ""
+    of_key = "" if wait.key is None else f" --key {shlex.quote(wait.key)}"
+    return f"sa-jobqueue resume {shlex.quote(wait.name or '')}{of_task}{of_key}"
 
 
-def _work(one: WaitReason, _: int) -> str:
-    queue = "" if one.name is None else f" --queue {shlex.quote(one.name)}"
+def _work(wait: WaitReason, _: int) -> str:
+    queue = "" if wait.name is None else f" --queue {shlex.quote(wait.name)}"
     return f"start a worker: sa-jobqueue work{queue} --app ..."
 
 
@@ -283,61 +200,76 @@ def _run_again(_: WaitReason, job_id: int) -> str:
     return f"sa-jobqueue retry {job_id}"
 
 
-def _retry_cancelled(one: WaitReason, job_id: int) -> str:
-    """Alone, a member would be cancelled again with its parent, or its workflow."""
-    return _run_again(one, job_id) if one.workflow_id is None else f"sa-jobqueue workflow retry {one.workflow_id}"
+def _retry_cancelled(wait: WaitReason, job_id: int) -> str:
+    """Retried alone, a member would be cancelled again with its parent, or its workflow."""
+    return _run_again(wait, job_id) if wait.workflow_id is None else f"sa-jobqueue workflow retry {wait.workflow_id}"
 
 
-def _resume_workflow(one: WaitReason, _: int) -> str:
-    return f"sa-jobqueue workflow resume {one.workflow_id or 'ID'}"
-
-
-def _other(one: WaitReason, _: int) -> str:
-    return f"sa-jobqueue why {one.job_ids[0]}" if one.job_ids else ""
-
-
-def _end_transaction(one: WaitReason, _: int) -> str:
-    return "end that transaction" if one.pid is None else f"SELECT pg_terminate_backend({one.pid})"
-
-
-def _deploy(_: WaitReason, __: int) -> str:
-    return "deploy workers that have it, or give it its old name: @task(aliases=[...])"
-
-
-def _mend(_: WaitReason, __: int) -> str:
-    return "mend what refuses it: a trigger, a constraint, or a lock"
+def _end_transaction(wait: WaitReason, _: int) -> str:
+    return "end that transaction" if wait.pid is None else f"SELECT pg_terminate_backend({wait.pid})"
 
 
 #: The reasons, the deciding reason first.
 KINDS: Mapping[What, Kind] = {
-    "missing": Kind(_missing, True),
-    "archived": Kind(_archived),
-    "completed": Kind(_completed),
-    "failed": Kind(_failed, True, _run_again),
-    "duplicate": Kind(_duplicate, True, _other),
-    "cancelled": Kind(_cancelled, True, _retry_cancelled),
-    "overdue": Kind(_overdue),
+    "missing": Kind(lambda wait, _: f"does not exist{_because(wait)}", True),
+    "archived": Kind(lambda wait, at: f"has ended{_since(wait, at)}, and is in the archive{_because(wait)}"),
+    "completed": Kind(lambda wait, at: f"has completed{_since(wait, at)}"),
+    "failed": Kind(
+        lambda wait, at: f"has failed{_since(wait, at)}, after {wait.used} of {wait.limit} attempts{_because(wait)}",
+        True,
+        _run_again,
+    ),
+    "duplicate": Kind(_duplicate, True, lambda wait, _: f"sa-jobqueue why {wait.job_ids[0]}" if wait.job_ids else ""),
+    "cancelled": Kind(lambda wait, at: f"was cancelled{_since(wait, at)}{_because(wait)}", True, _retry_cancelled),
+    "overdue": Kind(
+        lambda wait, at: (
+            f"was being run by {wait.name}; its lease has run out{_until(wait, at, ', ')}, so it is to be rescued"
+        )
+    ),
     "lost": Kind(_lost),
     "claimed": Kind(_claimed),
-    "expired": Kind(_expired, True),
-    "later": Kind(_later),
-    "retry": Kind(_retry, advice=_run_again),
-    "parents": Kind(_parents),
-    "held": Kind(_workflow_paused, True, _resume_workflow),
-    "released": Kind(_released),
-    "paused": Kind(_paused, True, _resume),
+    "expired": Kind(
+        lambda wait, at: f"is too late: its {wait.reason} was {_until(wait, at, '')}; a worker ends it soon", True
+    ),
+    "later": Kind(lambda wait, at: f"waits {_until(wait, at)}, when it is due"),
+    "retry": Kind(
+        lambda wait, at: (
+            f"waits {_until(wait, at)} for its next attempt; {wait.used} of {wait.limit} made{_because(wait)}"
+        ),
+        advice=_run_again,
+    ),
+    "parents": Kind(lambda wait, _: f"waits for {wait.used or 0:,} of its workflow to end{_jobs(wait)}"),
+    "held": Kind(
+        lambda _, __: "waits for the pause of its workflow to end",
+        True,
+        lambda wait, _: f"sa-jobqueue workflow resume {wait.workflow_id or 'ID'}",
+    ),
+    "released": Kind(lambda _, __: "waits for nothing more: the next look of a worker at its workflow releases it"),
+    "paused": Kind(lambda wait, _: f"{_whose(wait, 'pause')} to end{_because(wait)}", True, _resume),
     "unserved": Kind(_unserved, True, _work),
-    "unknown": Kind(_unknown, True, _deploy),
-    "refused": Kind(_refused, True, _mend),
-    "suspect": Kind(_suspect),
+    "unknown": Kind(
+        _unknown, True, lambda _, __: "deploy workers that have it, or give it its old name: @task(aliases=[...])"
+    ),
+    "refused": Kind(_refused, True, lambda _, __: "mend what refuses it: a trigger, a constraint, or a lock"),
+    "suspect": Kind(
+        lambda wait, _: f"has lost its worker {wait.used} times: {wait.name} runs only one such job at a time"
+    ),
     "locked": Kind(_locked, advice=_end_transaction),
-    "blocked": Kind(_blocked),
-    "strict": Kind(_strict),
-    "running": Kind(_running),
-    "rate": Kind(_rate),
+    "blocked": Kind(
+        lambda wait, at: f"waits for {wait.owner} {wait.place}: the other side has rate limited it, {_until(wait, at)}"
+    ),
+    "strict": Kind(
+        lambda wait, at: (
+            f"{_whose(wait, 'strict order')}: others are tried again first{_jobs(wait)}, {_until(wait, at)}"
+        )
+    ),
+    "running": Kind(lambda wait, _: f"{_whose(wait, 'limit')}: {wait.used} of {wait.limit} running{_jobs(wait)}"),
+    "rate": Kind(
+        lambda wait, at: f"{_whose(wait, 'rate')}: {wait.limit} in {wait.seconds:g} s{_until(wait, at, ', until ')}"
+    ),
     "pressure": Kind(_pressure),
     "busy": Kind(_busy),
     "turn": Kind(_turn),
-    "expires": Kind(_expires),
-    "deadline": Kind(_deadline),
+    "expires": Kind(lambda wait, at: f"is cancelled if it is not started {_until(wait, at, 'by ')}{_because(wait)}"),
+    "deadline": Kind(lambda wait, at: f"fails if it has not ended {_until(wait, at, 'by ')}{_because(wait)}"),
 }

@@ -166,7 +166,7 @@ class _Times(CronSim):
         """Go on to a minute of this hour that matches, or to the begin of the next hour. Returns whether it went on."""
         if self.dt.minute in self.minutes:
             return False
-        minute = min((one for one in self.minutes if one > self.dt.minute), default=60)
+        minute = min((later for later in self.minutes if later > self.dt.minute), default=60)
         self.tick(60 * (minute - self.dt.minute) - self.dt.second)
         return True
 
@@ -308,13 +308,7 @@ class Due(NamedTuple):
 
 
 def due_ticks(
-    rule: Rule,
-    next_at: datetime,
-    now: datetime,
-    *,
-    missed: Missed,
-    catch_up: timedelta | None = None,
-    most: int = 100,
+    rule: Rule, next_at: datetime, now: datetime, *, missed: Missed, catch_up: timedelta | None = None, most: int = 100
 ) -> Due:
     """What to do by `now` about the ticks from `next_at` on.
 

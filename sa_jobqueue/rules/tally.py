@@ -105,4 +105,4 @@ class TaskTally:
 
 
 #: The outcomes, and the sums of seconds.
-_NUMBERS = tuple(one.name for one in fields(TaskTally) if one.name not in {"queue", "task", "runs", "waits"})
+_NUMBERS = tuple(field.name for field in fields(TaskTally) if field.name not in {"queue", "task", "runs", "waits"})

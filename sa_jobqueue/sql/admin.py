@@ -27,10 +27,10 @@ from ..rules.failures import entry
 from ..rules.lifecycle import FINISHED, TRANSITIONS, Event, JobStatus, Rules, sources
 from ..rules.retry import Duration, seconds_of
 from .apply import append_error, as_entry
-from .ends import at_end, ended, is_held, told_one
+from .ends import at_end, ended, ended_id, is_held
 from .expiry import is_late
 from .limits.claims import permits_freed
-from .parts import array, in_seconds, lock_in_order, members, rows, table_of
+from .parts import ONE, ZERO, array, in_seconds, lock_in_order, members, rows, table_of
 from .unique import given_back, key_of, takes_key
 from .workflows.actions import LOOK, NOT_COMPLETED, member_events
 
@@ -87,8 +87,8 @@ def retry_jobs(
         "status": sa.type_coerce(sa.case((waits, reopened), else_=queued), StatusText()),
         "blocked_by": sa.case((waits, -columns.workflow_id), else_=columns.blocked_by),
         "run_at": sa.func.least(columns.run_at, sa.func.now()),
-        "attempt": sa.case((finished, sa.literal_column("0")), else_=columns.attempt),
-        "rescues": sa.literal_column("0"),
+        "attempt": sa.case((finished, ZERO), else_=columns.attempt),
+        "rescues": ZERO,
         "finished_at": sa.null(),
         "purge_at": sa.null(),
         "cancel_requested_at": sa.null(),
@@ -138,7 +138,7 @@ def release_jobs(
     values = {
         **end,
         "run_at": sa.case((asked, columns.run_at), else_=later),
-        "attempt": sa.func.greatest(columns.attempt - sa.literal_column("1"), sa.literal_column("0")),
+        "attempt": sa.func.greatest(columns.attempt - ONE, ZERO),
     }
     return _act("release_jobs", job, Event.RELEASE, where, values=values, locked=locked, ends=asked, frees=True)
 
@@ -203,12 +203,12 @@ def _act(
         chosen = sa.select(may.c.id).where(may.c.may)
         back_in = sa.select(may.c.id, may.c.workflow_id).where(may.c.may).cte("back_in")
         also_done = [
-            member_events([back_in], LOOK, told=True, job=job),
+            member_events([back_in], LOOK, notify=True, job=job),
             _children_taken_back(table, table_of(companions_of(job).dependency), back_in, mine),
         ]
     else:
-        also_done = [*given_back([mine], job), member_events([mine], NOT_COMPLETED, told=True, job=job)]
-    changed_id: sa.ColumnElement[int] = table.c.id if ends is None else told_one(table)
+        also_done = [*given_back([mine], job), member_events([mine], NOT_COMPLETED, notify=True, job=job)]
+    changed_id: sa.ColumnElement[int] = table.c.id if ends is None else ended_id(table)
     if frees:
         # Called once for all rows, if there is one. It returns void, which is not NULL.
         telling = permits_freed(job=job).scalar_subquery()
@@ -226,7 +226,7 @@ def _act(
 def _places(chosen: Any) -> sa.CTE:
     """The `share` of all that come before each, from 0 on, by id."""
     ids = chosen.subquery("again")
-    before = sa.func.row_number().over(order_by=ids.c.id) - sa.literal_column("1")
+    before = sa.func.row_number().over(order_by=ids.c.id) - ONE
     share = sa.cast(before, sa.Float) / sa.func.count().over()
     return sa.select(ids.c.id, share.label("share")).cte("place")
 
@@ -242,11 +242,10 @@ def _children_taken_back(table: sa.Table, edge: sa.Table, parents: sa.CTE, mine:
         .group_by(edge.c.child_id)
         .cte("came_back")
     )
-    zero: sa.ColumnElement[int] = sa.literal_column("0")
     blocked = TRANSITIONS[JobStatus.QUEUED, Event.PAUSE]
     later = sa.and_(
         table.c.status == status_literal(blocked),
-        sa.or_(table.c.blocked_by == zero, table.c.blocked_by > came.c.parent_id),
+        sa.or_(table.c.blocked_by == ZERO, table.c.blocked_by > came.c.parent_id),
     )
     children = (
         sa.select(table.c.id, came.c.parent_id)
@@ -294,8 +293,8 @@ def check_locked(name: str, locked: str) -> None:
 
 def check_criteria(name: str, where: Sequence[Criterion]) -> None:
     """Raise TypeError for a value that is no condition: an id, a list of ids, a string."""
-    for one in where:
+    for criterion in where:
         try:
-            sa.and_(one)
+            sa.and_(criterion)
         except ArgumentError as error:
-            raise TypeError(f"{name} takes conditions, as in {name}(Job.id == 3), not {one!r}") from error
+            raise TypeError(f"{name} takes conditions, as in {name}(Job.id == 3), not {criterion!r}") from error

@@ -28,9 +28,9 @@ from .complete import (
     own_parameters,
     written_ids,
 )
-from .ends import answered, at_end, ended, fence, has_run_out, is_held, told_one
+from .ends import answered, at_end, ended, ended_id, fence, has_run_out, is_held
 from .limits.state import block, limit_queues
-from .parts import array, in_seconds, lock_in_order, members, rows, table_of
+from .parts import ZERO, array, in_seconds, lock_in_order, members, rows, table_of
 from .tables import Compiled
 from .unique import ended_key, given_back, key_of
 from .workflows.actions import member_events
@@ -143,7 +143,7 @@ def _is_valid(table: sa.Table, change: sa.TableValuedAlias) -> sa.ColumnElement[
 
 def _deletes(change: sa.TableValuedAlias) -> sa.ColumnElement[bool]:
     """`Change.deletes`, in SQL."""
-    return sa.and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == sa.literal_column("0"))
+    return sa.and_(change.c.status == status_literal(JobStatus.COMPLETED), change.c.retain == ZERO)
 
 
 def _deleted(
@@ -167,7 +167,7 @@ def _deleted(
         sa.delete(table)
         .where(members(columns.id, sa.select(leaving.c.id)), mine, _deletes(change))
         .returning(
-            told_one(table, deleted=True),
+            ended_id(table, deleted=True),
             columns.claim_token,
             columns.status,
             *([key_of(table).label("key")] if unique else []),
@@ -197,17 +197,17 @@ def _updated(
                 (finished, columns.run_at),
                 (change.c.delay.is_(None), sa.func.least(columns.run_at, sa.func.now())),
                 # Due at once, also for a claim in this same transaction.
-                (change.c.delay == sa.literal_column("0"), sa.func.now()),
+                (change.c.delay == ZERO, sa.func.now()),
                 else_=in_seconds(change.c.delay, after=at_end()),
             ),
-            attempt=sa.func.greatest(sa.cast(columns.attempt, sa.Integer) + change.c.attempt, sa.literal_column("0")),
+            attempt=sa.func.greatest(sa.cast(columns.attempt, sa.Integer) + change.c.attempt, ZERO),
             rescues=sa.func.least(sa.cast(columns.rescues, sa.Integer) + change.c.rescues, sa.literal_column("32767")),
             errors=sa.case(
                 (change.c.error.is_(None), columns.errors), else_=append_error(table, sa.cast(change.c.error, JSONB))
             ),
         )
         .returning(
-            told_one(table),
+            ended_id(table),
             columns.claim_token,
             columns.status,
             *([ended_key(table, columns.status).label("key")] if unique else []),

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 from ..models import Job, JobMixin, companions_of, is_own, schema_function
 from ..util.schema import SCHEMA
 from .archived import archive_parts
-from .parts import array, epoch, members, table_of
+from .parts import ZERO, array, epoch, members, table_of
 from .tables import StorePart
 
 #: What the archive has besides the columns of a job.
@@ -111,12 +111,12 @@ def _last_lines(gone: sa.CTE, logs: sa.CTE) -> sa.CTE:
 def _common(table: sa.Table, job: type[JobMixin]) -> list[str]:
     """The columns that a job has, and the archive as well."""
     archive = table_of(companions_of(job).archived_job).c
-    return [one.name for one in table_of(Job).c if one.name in archive and one.name in table.c]
+    return [column.name for column in table_of(Job).c if column.name in archive and column.name in table.c]
 
 
 def _own_columns(table: sa.Table) -> sa.ColumnElement[Any]:
     """What a table of the user's has besides, also what its class does not name."""
-    ours = ",".join(one.name for one in table_of(Job).c)
+    ours = ",".join(column.name for column in table_of(Job).c)
     whole = sa.literal_column(f"to_jsonb({table.name}.*)", JSONB)
     return whole.op("-", return_type=JSONB())(sa.cast(sa.literal_column(f"'{{{ours}}}'"), sa.ARRAY(sa.Text))).label(
         "own_columns"
@@ -127,8 +127,7 @@ def _finished_at(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """A time in a month that the archive can have: plain SQL may have written any, or none."""
     # A time before 1970, as -infinity, is 1970; and LEAST passes over a NULL.
     return sa.func.least(
-        sa.func.greatest(sa.func.coalesce(time, sa.func.now()), sa.func.to_timestamp(sa.literal_column("0"))),
-        sa.func.now(),
+        sa.func.greatest(sa.func.coalesce(time, sa.func.now()), sa.func.to_timestamp(ZERO)), sa.func.now()
     )
 
 

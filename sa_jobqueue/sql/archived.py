@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..models import Job, JobMixin, companions_of
-from .parts import array, rows, table_of
+from .parts import ONE, array, rows, table_of
 
 _LAST: sa.ColumnElement[Any] = sa.literal_column("-1")
 
@@ -61,7 +61,7 @@ def archived_facts(id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
         .where(columns.id == id)
         # The index of each month is looked at until one has it.
         .order_by(columns.finished_at.desc())
-        .limit(sa.literal_column("1"))
+        .limit(ONE)
     )
 
 

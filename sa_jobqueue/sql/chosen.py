@@ -1,4 +1,4 @@
-"""Queued jobs in the order in which they are due, oldest first, for people who look for one.
+"""Queued jobs in the order in which they are due, oldest first, for people who look for ONE.
 
 The indexes of claims lead to them. Each holds several lines of jobs that are ordered by their time: one for each queue and priority of jobs
 without a key, one for each queue, key and priority of jobs whose key is ready, and one for each queue of the others. A line is read from its
@@ -21,7 +21,7 @@ from ..models import ArchivedJob, Job, JobMixin, WorkerRow, in_schema, schema_of
 from ..rules.lifecycle import JobStatus
 from .claims import PRIORITIES
 from .limits.state import is_keyless, is_later, is_queued, is_ready
-from .parts import array, rows, table_of
+from .parts import ONE, array, rows, table_of
 from .readings.depths import first_of_turns, queue_names
 
 #: Queues that are looked at, and keys and priorities of each.
@@ -41,7 +41,6 @@ def queued_in_order(
     """
     table = table_of(job)
     columns = table.c
-    one: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
     names = queue_names(job, _QUEUES) if queues is None else _given(queues)
     slot = rows("slot", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
     turn = first_of_turns(job, names, columns.id, _TURNS) if not keys else _turns_of(names, keys)
@@ -68,7 +67,7 @@ def queued_in_order(
         sa.select(ready).select_from(turn.join(ready, sa.true())),
     ).cte("found")
     ends = sa.select(found.c.run_at, found.c.id).where(found.c.number == sa.bindparam("each", each, sa.Integer))
-    end = ends.order_by(found.c.run_at, found.c.id).limit(one).cte("ending")
+    end = ends.order_by(found.c.run_at, found.c.id).limit(ONE).cte("ending")
     within = sa.or_(end.c.id.is_(None), sa.tuple_(found.c.run_at, found.c.id) <= sa.tuple_(end.c.run_at, end.c.id))
     wanted = (
         sa.select(found.c.id, found.c.run_at, found.c.fits, (found.c.id == end.c.id).label("ends"))
@@ -95,10 +94,9 @@ def _given(queues: Collection[str]) -> sa.CTE:
 def _turns_of(names: sa.CTE, keys: Collection[str]) -> sa.CTE:
     of = rows("of", key=array("keys", list(keys), sa.Text()))
     slot = rows("level", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
-    one: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
     every = names.join(of, sa.true()).join(slot, sa.true())
     return (
-        sa.select(names.c.queue, of.c.key, (-slot.c.priority).label("turn"), one.label("number"))
+        sa.select(names.c.queue, of.c.key, (-slot.c.priority).label("turn"), ONE.label("number"))
         .select_from(every)
         .cte("turn")
     )

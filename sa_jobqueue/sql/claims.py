@@ -27,6 +27,8 @@ from .limits.state import LIMITS_CHANGED, knows_limits
 from .parts import (
     FIRST_ID,
     FIRST_TIME,
+    ONE,
+    ZERO,
     array,
     columns_of,
     epoch,
@@ -49,12 +51,12 @@ def fetch_args(id: int, *, most: int, job: type[JobMixin] = Job) -> sa.Executabl
     made = (
         sa.select(sa.cast(columns.args, sa.Text).label("args"), sa.cast(columns.meta, sa.Text).label("meta"))
         .where(columns.id == id)
-        .offset(sa.literal_column("0"))  # a fence: else each would be made three times
+        .offset(ZERO)  # a fence: else each would be made three times
         .subquery("made")
         .c
     )
     sizes = sa.func.octet_length(made.args), sa.func.octet_length(made.meta)
-    short = (sa.case((size <= most, one)) for one, size in zip((made.args, made.meta), sizes, strict=True))
+    short = (sa.case((size <= most, text)) for text, size in zip((made.args, made.meta), sizes, strict=True))
     return sa.select(*short, *sizes)
 
 
@@ -80,19 +82,14 @@ def extra_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
         # In how many seconds. Only for the first attempt, which the claim has counted already, and if none was broken off.
         "expires": (
             columns.expires_at,
-            sa.case(
-                (
-                    sa.and_(columns.attempt <= sa.literal_column("1"), columns.rescues == sa.literal_column("0")),
-                    _seconds_to(columns.expires_at),
-                )
-            ),
+            sa.case((sa.and_(columns.attempt <= ONE, columns.rescues == ZERO), _seconds_to(columns.expires_at))),
         ),
         "deadline": (columns.deadline_at, _seconds_to(columns.deadline_at)),
         "tick": (columns.tick_at, _tick(columns)),
         "workflow": (columns.workflow_id, columns.workflow_id),
         "inputs": (columns.inputs, columns.inputs),
     }
-    pairs = [one for key, (_, value) in parts.items() for one in (sa.literal_column(f"'{key}'"), value)]
+    pairs = [part for key, (_, value) in parts.items() for part in (sa.literal_column(f"'{key}'"), value)]
     # Tests that the server makes by itself: a function of them all, num_nonnulls(), would be called for each job.
     has_none = sa.and_(*(column.is_(None) for column, _ in parts.values()))
     found = sa.cast(sa.func.jsonb_strip_nulls(sa.func.jsonb_build_object(*pairs)), sa.Text)
@@ -361,8 +358,8 @@ def taken(
             # Made at each execution: a statement that is executed again must not give the token of an old claim.
             claim_token=sa.bindparam("by_token", callable_=new_token, type_=sa.BigInteger),
             # At the limit of its type a counter stays as it is, so that it does not fail the whole claim.
-            claims=sa.func.least(columns.claims, sa.literal_column("2147483646")) + sa.literal_column("1"),
-            attempt=sa.func.least(columns.attempt, sa.literal_column("32766")) + sa.literal_column("1"),
+            claims=sa.func.least(columns.claims, sa.literal_column("2147483646")) + ONE,
+            attempt=sa.func.least(columns.attempt, sa.literal_column("32766")) + ONE,
             worker=sa.bindparam("by_worker", worker, sa.Text),
             claimed_at=sa.func.now() if at is None else at,
             lease_expires_at=in_seconds(lease, name="lease_seconds"),
@@ -387,12 +384,7 @@ def _inline(column: sa.Column[Any], limit: sa.ColumnElement[int]) -> sa.ColumnEl
     order. OFFSET 0 is a fence: without it the text would be made twice, at three times the cost for arguments of 200 bytes.
     """
     size = sa.func.pg_column_size(column)
-    text = (
-        sa.select(sa.cast(column, sa.Text).label("text"))
-        .correlate(column.table)
-        .offset(sa.literal_column("0"))
-        .subquery("made")
-    )
+    text = sa.select(sa.cast(column, sa.Text).label("text")).correlate(column.table).offset(ZERO).subquery("made")
     short = sa.select(sa.case((sa.func.octet_length(text.c.text) <= limit, text.c.text))).correlate(column.table)
     return sa.case((size <= _EMPTY, sa.cast(column, sa.Text)), (size <= limit, short.scalar_subquery())).label(
         column.key

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..arguments.context import ClaimedJob
 from ..models import Job, JobMixin, status_literal
 from ..rules.lifecycle import TRANSITIONS, Change, Event, JobStatus
-from .ends import ended, fence, is_held, told, told_one
+from .ends import ended, ended_id, fence, is_held, notify_waiters
 from .parts import array, lock_in_order, members, packed, packed_alike, packed_texts, rows, table_of
 from .workflows.actions import member_events
 
@@ -112,8 +112,8 @@ def complete_job(
         .values(_completed(sa.bindparam("done_retain", retain, sa.Float), recorded))
     )
     if not in_workflow:
-        return completed.returning(told_one(table))
-    written = completed.returning(told_one(table), table.c.workflow_id).cte("written")
+        return completed.returning(ended_id(table))
+    written = completed.returning(ended_id(table), table.c.workflow_id).cte("written")
     return sa.select(written.c.id).add_cte(member_events([written], job=job))
 
 
@@ -159,13 +159,13 @@ _IDS_AT = ClaimedJob._fields.index(_IDS)
 def written_ids(row: Sequence[Any]) -> list[int]:
     """The ids in the first row that a completion with a claim returns."""
     written: str | None = row[_IDS_AT]
-    return [int(one) for one in written[1:-1].split(",")] if written else []
+    return [int(number) for number in written[1:-1].split(",")] if written else []
 
 
 def _answered(
     table: sa.Table, locked: sa.CTE, written: sa.CTE, claim: sa.Update | sa.CompoundSelect[Any] | None, *also: sa.CTE
 ) -> sa.Executable:
-    ids = told(sa.func.array_agg(written.c.id, type_=sa.ARRAY(sa.BigInteger)), of=table)
+    ids = notify_waiters(sa.func.array_agg(written.c.id, type_=sa.ARRAY(sa.BigInteger)), of=table)
     if claim is None:
         return sa.select(ids).select_from(written).add_cte(locked, *also)
     claimed = claim.cte("claimed")

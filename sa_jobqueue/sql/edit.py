@@ -28,7 +28,7 @@ from .parts import in_seconds, lock_in_order, members, table_of
 from .unique import key_of
 
 #: The worker that runs a job has its arguments already.
-EDITABLE = tuple(one for one in JobStatus if one not in HELD)
+EDITABLE = tuple(JobStatu for JobStatu in JobStatus if JobStatu not in HELD)
 #: What the copy of a unique job does not take over: a copy whose key is taken is a duplicate, and changes no other job.
 _ON_CLASH: sa.ColumnElement[Any] = sa.literal_column("'{on_clash,replace,max_wait}'::text[]")
 
@@ -114,7 +114,11 @@ def _copied(table: sa.Table, due: sa.ColumnElement[Any]) -> dict[str, sa.ColumnE
     key, rule = table.c.concurrency_key, table.c.uniqueness
     own_key = sa.case((key >= FIRST_KEY, key), else_=sa.null())
     ours = frozenset(column.name for column in table_of(Job).c)
-    own = {one.name: one for one in table.c if one.name not in ours and one.computed is None and one.identity is None}
+    own = {
+        column.name: column
+        for column in table.c
+        if column.name not in ours and column.computed is None and column.identity is None
+    }
     return {
         **{name: table.c[name] for name in alike},
         "run_at": due,

@@ -2,7 +2,7 @@
 
 All else that has to happen when a job ends belongs in `apply_changes`, the general statement, and nowhere else. The
 faster completions (`complete_jobs`, `complete_job`, `delete_completed`, and the SQL function `complete_job` of the
-schema) write `ended()`, say so by `told()`, and no more. So `Change.plain` must be false for a job that needs more than that, and
+schema) write `ended()`, say so by `notify_waiters()`, and no more. So `Change.plain` must be false for a job that needs more than that, and
 the claim must already return what tells such a job apart: all other jobs pay nothing for it.
 
 >>> from sa_jobqueue.rules.lifecycle import JobStatus
@@ -20,7 +20,7 @@ from sqlalchemy.dialects.postgresql import array as pg_array
 
 from ..models import schema_function, status_in
 from ..rules.lifecycle import HELD
-from .parts import in_seconds
+from .parts import ONE, in_seconds
 
 
 def at_end() -> sa.ColumnElement[Any]:
@@ -59,7 +59,7 @@ def ended(
     return end if of is None else {**end, "blocked_by": sa.null()}
 
 
-def told(ids: sa.ColumnElement[Any], *, of: sa.FromClause) -> sa.ColumnElement[Any]:
+def notify_waiters(ids: sa.ColumnElement[Any], *, of: sa.FromClause) -> sa.ColumnElement[Any]:
     """These ids (an array) of jobs `of` this table that have ended; what waits for one of them is told at the commit.
 
     A gate is read once, and says whether any job is awaited at all.
@@ -69,16 +69,14 @@ def told(ids: sa.ColumnElement[Any], *, of: sa.FromClause) -> sa.ColumnElement[A
     return sa.case((awaited, schema_function("tell_ended", schema, ids, of=ids.type)), else_=ids)
 
 
-def told_one(table: sa.Table, *, deleted: bool = False) -> sa.ColumnElement[int]:
+def ended_id(table: sa.Table, *, deleted: bool = False) -> sa.ColumnElement[int]:
     """The same for each row of a RETURNING: the id of a job, which has ended if it has a time of its end, or if it is `deleted`."""
     awaited = sa.select(
         schema_function("any_awaited", table.schema, of=sa.Boolean())
     ).scalar_subquery()  # asked once, too
     ids = schema_function("tell_ended", table.schema, pg_array([table.c.id]), of=sa.ARRAY(sa.BigInteger))
     condition = awaited if deleted else sa.and_(awaited, table.c.finished_at.is_not(None))
-    return sa.case((condition, sa.type_coerce(ids[sa.literal_column("1")], sa.BigInteger)), else_=table.c.id).label(
-        "id"
-    )
+    return sa.case((condition, sa.type_coerce(ids[ONE], sa.BigInteger)), else_=table.c.id).label("id")
 
 
 def is_held(table: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -10,8 +10,8 @@ from ..models import Job, JobMixin, status_in, status_literal
 from ..rules.lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobStatus, Rules
 from ..rules.outcomes import ErrorEntry
 from .apply import append_error, as_entry
-from .ends import ended, told_one
-from .parts import members, table_of
+from .ends import ended, ended_id
+from .parts import ZERO, members, table_of
 from .tables import StorePart
 from .unique import given_back, key_of
 from .workflows.actions import NOT_COMPLETED, member_events
@@ -63,7 +63,7 @@ def is_late(table: sa.Table) -> sa.ColumnElement[bool]:
 
 
 def _was_started(table: sa.Table) -> sa.ColumnElement[bool]:
-    return sa.or_(table.c.attempt > sa.literal_column("0"), table.c.rescues > sa.literal_column("0"))
+    return sa.or_(table.c.attempt > ZERO, table.c.rescues > ZERO)
 
 
 def _over(table: sa.Table, *which: sa.ColumnElement[bool], limit: int) -> sa.CTE:
@@ -90,8 +90,8 @@ def _end(
             **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, event]), retain=retain, of=table),
             errors=append_error(table, as_entry(error)),
         )
-        .returning(told_one(table), table.c.queue, table.c.task)
-        .add_cte(*given_back([over], job), member_events([over], NOT_COMPLETED, told=True, job=job))
+        .returning(ended_id(table), table.c.queue, table.c.task)
+        .add_cte(*given_back([over], job), member_events([over], NOT_COMPLETED, notify=True, job=job))
     )
 
 

@@ -24,7 +24,7 @@ from ..tasks.calls import NOTHING, RARE, Call
 from ..tasks.options import MAX_NAME, Options, key_in
 from ..util.sqlalchemy_internals import SharedInsert
 from .insert_select import refusing
-from .parts import array, in_seconds, rows, table_of
+from .parts import ONE, array, in_seconds, rows, table_of
 
 
 def insert_jobs(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> sa.Executable:
@@ -47,7 +47,7 @@ def _insert_few(calls: Sequence[Call], job: type[JobMixin]) -> sa.Executable:
     given = _parameters([calls[place] for place in order])
     own = {name: [dict(calls[place].columns or ())[name] for place in order] for name in extra}
     source = _source(given, table_of(job).schema, own={extra[name]: values for name, values in own.items()})
-    filled = [*(field.column for field in _filled(given)), *(one.name for one in extra.values())]
+    filled = [*(field.column for field in _filled(given)), *(column.name for column in extra.values())]
     made = (
         sa.insert(table_of(job))
         .from_select(filled, source, include_defaults=False)
@@ -110,8 +110,8 @@ def _own_columns(calls: Sequence[Call], job: type[JobMixin]) -> dict[str, sa.Col
             "the calls of one statement fill the same columns of your own: give each of them columns={...} of the same names"
         )
     found = {name: own_column(job, name) for name in sorted(*named)}
-    for name, one in found.items():
-        if isinstance(one.type, sa.ARRAY):
+    for name, column in found.items():
+        if isinstance(column.type, sa.ARRAY):
             raise OptionError(
                 f"columns: {name} is an array, which many calls at once cannot fill: session.add() each job"
             )
@@ -123,10 +123,10 @@ def _source(
 ) -> sa.SelectBase:
     """The calls as rows, in their order. `own`: the values of columns of the user's."""
     filled = _filled(given)
-    arrays = {name: array(f"call_{name}", given[f"call_{name}"], of) for one in filled for name, of in _arrays(one)}
-    more = {f"own_{one.name}": _own_array(one, values) for one, values in (own or {}).items()}
+    arrays = {name: array(f"call_{name}", given[f"call_{name}"], of) for field in filled for name, of in _arrays(field)}
+    more = {f"own_{column.name}": _own_array(column, values) for column, values in (own or {}).items()}
     call = rows("call", **arrays, **more)
-    return sa.select(*(_value(one, call.c, schema) for one in filled), *(call.c[name] for name in more))
+    return sa.select(*(_value(field, call.c, schema) for field in filled), *(call.c[name] for name in more))
 
 
 def _own_array(column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[Any]:
@@ -171,8 +171,8 @@ def _parameters(calls: Sequence[Call]) -> dict[str, Any]:
     given: dict[str, Any] = {}
     for field, values in values_of(calls):
         if field.column == "run_at":
-            given["call_time"] = [one.isoformat() if isinstance(one, datetime) else None for one in values]
-            given["call_delay"] = [one.total_seconds() if isinstance(one, timedelta) else None for one in values]
+            given["call_time"] = [value.isoformat() if isinstance(value, datetime) else None for value in values]
+            given["call_delay"] = [value.total_seconds() if isinstance(value, timedelta) else None for value in values]
         elif not field.rare or values.count(None) < len(values):
             given[f"call_{field.column}"] = list(map(due_text, values) if field.kind == "time" else values)
     return given
@@ -253,7 +253,7 @@ def _checked_key(value: _Value, task: str, schema: str | None) -> _Value:
     key = sa.cast(value, sa.Text)
     length = sa.func.char_length(key)
     wrong = sa.or_(
-        length < sa.literal_column("1"),
+        length < ONE,
         length > sa.literal_column(str(MAX_NAME)),
         sa.func.starts_with(key, sa.literal_column(f"chr({ord(TASK_GROUP)})")),
     )

@@ -98,29 +98,29 @@ def arguments(
     A value that cannot be an argument fails the statement.
     """
     parts: list[sa.ColumnElement[Any]] = []
-    for one in given:
-        if one.name != variable:
-            parts += [_text(one.name), one.kind.as_json(one.value)]
-    if more := [one.kind.as_json(one.value) for one in given if one.name == variable]:
+    for argument in given:
+        if argument.name != variable:
+            parts += [_text(argument.name), argument.kind.as_json(argument.value)]
+    if more := [argument.kind.as_json(argument.value) for argument in given if argument.name == variable]:
         assert variable is not None
         parts += [_text(variable), sa.func.jsonb_build_array(*more)]
     made = sa.func.jsonb_build_object(*parts, type_=JSONB)
     # Around the whole: as a part of it, each value would be made jsonb by itself first.
-    refused = [found for one in given for found in _refused(one, task, table_of(job).schema)]
+    refused = [found for argument in given for found in _refused(argument, task, table_of(job).schema)]
     return sa.case(*refused, else_=made) if refused else made
 
 
 def _refused(
-    one: Argument, task: str, schema: str | None
+    argument: Argument, task: str, schema: str | None
 ) -> Iterator[tuple[sa.ColumnElement[bool], sa.ColumnElement[Any]]]:
     """Which values cannot be this argument, each with what fails the statement then."""
-    message = f"task {task!r}: argument {one.name}: the column {one.column} has a row with "
-    if not one.takes_none:
+    message = f"task {task!r}: argument {argument.name}: the column {argument.column} has a row with "
+    if not argument.takes_none:
         mend = ", and the parameter takes no None: leave such rows out, or annotate it so that it does"
-        yield one.value.is_(None), refusing(message, one.value, mend, schema=schema)
-    if one.kind.is_spoiled is not None:
-        mend = f", which cannot be {one.kind.said} in JSON: leave such rows out"
-        yield one.kind.is_spoiled(one.value), refusing(message, one.value, mend, schema=schema)
+        yield argument.value.is_(None), refusing(message, argument.value, mend, schema=schema)
+    if argument.kind.is_spoiled is not None:
+        mend = f", which cannot be {argument.kind.said} in JSON: leave such rows out"
+        yield argument.kind.is_spoiled(argument.value), refusing(message, argument.value, mend, schema=schema)
 
 
 def refusing(message: str, value: sa.ColumnElement[Any], mend: str, *, schema: str | None) -> sa.ColumnElement[Any]:
@@ -144,9 +144,9 @@ def digest(task: str, values: Mapping[str, Argument | Any]) -> sa.ColumnElement[
     """The key that `Unique` makes of these values, of columns or as plain JSON."""
     text: sa.ColumnElement[Any] = _EMPTY
     for number, name in enumerate(sorted(values)):
-        one = values[name]
+        value = values[name]
         text = text + _text(f"{',' if number else ''}{json.dumps(name, ensure_ascii=False)}:")
-        text = text + (_json_text(one) if isinstance(one, Argument) else _text(_compact(one)))
+        text = text + (_json_text(value) if isinstance(value, Argument) else _text(_compact(value)))
     hashed = sa.func.encode(
         sa.func.sha256(sa.func.convert_to(_text("{") + text + _text("}"), sa.literal_column("'UTF8'"))),
         sa.literal_column("'hex'"),
@@ -154,8 +154,8 @@ def digest(task: str, values: Mapping[str, Argument | Any]) -> sa.ColumnElement[
     return _text(f"{task}:") + sa.func.left(hashed, 24, type_=sa.Text())
 
 
-def _json_text(one: Argument) -> sa.ColumnElement[Any]:
-    text = sa.cast(sa.func.to_jsonb(one.kind.as_json(one.value), type_=JSONB), sa.Text)
+def _json_text(argument: Argument) -> sa.ColumnElement[Any]:
+    text = sa.cast(sa.func.to_jsonb(argument.kind.as_json(argument.value), type_=JSONB), sa.Text)
     return sa.func.coalesce(text, sa.literal_column("'null'", sa.Text), type_=sa.Text())
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from ..models import Job, JobMixin, LogPart, companions_of
 from .ends import fence
-from .parts import FIRST_ID, array, columns_of, members, rows, table_of
+from .parts import FIRST_ID, ONE, array, columns_of, members, rows, table_of
 from .tables import StorePart
 
 #: Claims of a job of which lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
@@ -181,9 +181,7 @@ def _drop_strays(notes: sa.Table, page: sa.Select[Any], limit: int, job: type[Jo
     )
     # An id that is used again, after a restore perhaps, belongs to a job that came after what was written.
     theirs: sa.Select[Any] = (
-        sa.select(sa.literal_column("1"))
-        .where(table.c.id == notes.c.job_id, table.c.created_at <= notes.c.written_at)
-        .correlate(notes)
+        sa.select(ONE).where(table.c.id == notes.c.job_id, table.c.created_at <= notes.c.written_at).correlate(notes)
     )
     gone = (
         sa.delete(notes)

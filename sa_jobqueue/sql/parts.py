@@ -20,6 +20,10 @@ FIRST_ID = -(2**63)
 #: Before all times, in seconds since 1970.
 FIRST_TIME = -math.inf
 
+ONE: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
+#: With OFFSET a fence: the planner executes the query as it is written.
+ZERO: sa.ColumnElement[int] = sa.literal_column("0", sa.Integer)
+
 _EPOCH = sa.literal_column("'epoch'", sa.Text)
 _FIRST_DAY = sa.literal_column("timestamptz '0001-01-02 00:00+00'", sa.DateTime(timezone=True))  # in whatever zone
 _LAST_DAY = sa.literal_column("timestamptz '9999-12-30 00:00+00'", sa.DateTime(timezone=True))
@@ -40,18 +44,18 @@ def columns_of(of: Any, names: str) -> list[Any]:
 
 def packed(numbers: Iterable[float | None]) -> str:
     """Numbers as the text of an array. psycopg 3.3 dumps them one by one, which takes 5 to 15 times as long."""
-    return f"{{{','.join(['NULL' if one is None else str(one) for one in numbers])}}}"
+    return f"{{{','.join(['NULL' if number is None else str(number) for number in numbers])}}}"
 
 
 def packed_alike(numbers: Sequence[float | None]) -> str:
     """The same, where most are equal: the text of each is made once, which takes half of the time."""
-    texts = {one: "NULL" if one is None else str(one) for one in set(numbers)}
-    return f"{{{','.join([texts[one] for one in numbers])}}}"
+    texts = {number: "NULL" if number is None else str(number) for number in set(numbers)}
+    return f"{{{','.join([texts[number] for number in numbers])}}}"
 
 
 def packed_texts(texts: Iterable[str | None]) -> str:
     """The same of texts, which take psycopg 4 to 14 times as long."""
-    return f"{{{','.join(['NULL' if one is None else _quoted(one) for one in texts])}}}"
+    return f"{{{','.join(['NULL' if text is None else _quoted(text) for text in texts])}}}"
 
 
 def _quoted(text: str) -> str:
@@ -167,8 +171,8 @@ def complete_arguments(
     of = table_of(job)
     columns = {"id": array("job_ids", ids, sa.BigInteger()), "args": array("job_args", args, sa.Text())}
     if subjects is not None:
-        columns["subject_type"] = array("subject_types", [one and one.type for one in subjects], sa.Text())
-        columns["subject_id"] = array("subject_ids", [one and one.id for one in subjects], sa.Text())
+        columns["subject_type"] = array("subject_types", [subject and subject.type for subject in subjects], sa.Text())
+        columns["subject_id"] = array("subject_ids", [subject and subject.id for subject in subjects], sa.Text())
     given = rows("given", **columns)
     values = {name: given.c[name] for name in columns if name not in {"id", "args"}}
     return sa.update(of).where(of.c.id == given.c.id).values(args=sa.cast(given.c.args, JSONB), **values)

@@ -15,7 +15,7 @@ from .readings.stats import Stats
 from .schedules.declared import DeclaredSchedules
 from .schedules.due import Schedules
 from .unique import UniqueKeys
-from .waking import Waiting, Waking
+from .waking import EndWaits, Waking
 from .workers import Workers
 from .workflows.pruning import Workflows
 
@@ -33,7 +33,7 @@ class Store(
     DeclaredSchedules,
     DeclaredLimits,
     Stats,
-    Waiting,
+    EndWaits,
     Waking,
     Workers,
     Workflows,

@@ -13,7 +13,7 @@ from ..arguments.context import ClaimedJob
 from ..models import Job, JobMixin, companions_of, schema_function, status_in
 from ..rules.lifecycle import FINISHED, extra
 from .ends import is_held
-from .parts import array, in_seconds, lock_in_order, members, packed, packed_texts, table_of
+from .parts import ZERO, array, in_seconds, lock_in_order, members, packed, packed_texts, table_of
 from .tables import Compiled, StorePart
 
 
@@ -38,8 +38,8 @@ def given_back(jobs: Sequence[sa.FromClause], job: type[JobMixin]) -> list[sa.CT
     after its job's end is given that time; one that another transaction has locked is left, and maintenance will find it.
     """
     key = table_of(companions_of(job).unique_key)
-    ids = [sa.select(one.c.id).where(one.c.key.is_not(None)) for one in jobs]
-    texts = [sa.select(one.c.key).where(one.c.key.is_not(None)) for one in jobs]
+    ids = [sa.select(source.c.id).where(source.c.key.is_not(None)) for source in jobs]
+    texts = [sa.select(source.c.key).where(source.c.key.is_not(None)) for source in jobs]
     mine = (
         sa.select(key.c.key)
         .where(
@@ -177,7 +177,7 @@ def find_stray_keys(*, limit: int, sample: int = 10_000, job: type[JobMixin] = J
     lives = (
         sa.select(table.c.id)
         .where(table.c.id == key.c.job_id, key_of(table) == key.c.key, sa.not_(status_in(table.c.status, FINISHED)))
-        .offset(sa.literal_column("0"))
+        .offset(ZERO)
     )
     return (
         sa.select(key.c.key, key.c.job_id, sa.func.count().over().label("total"))

@@ -19,7 +19,7 @@ from ..models import Job, JobMixin, companions_of, status_in
 from ..rules.lifecycle import FINISHED
 from ..util.schema import GATES, SCHEMA
 from .archived import archived_ends
-from .parts import array, columns_of, in_seconds, rows, table_of
+from .parts import ZERO, array, columns_of, in_seconds, rows, table_of
 from .readings.depths import due_queues
 from .tables import StorePart
 from .workers import EVERY_QUEUE
@@ -36,7 +36,7 @@ def open_gates(*, queues: Sequence[str] | None, seconds: float, schema: str = SC
     """Ask to be woken for `queues`, None: for any, during the next `seconds`. Never shortens what another worker asked for."""
     number: sa.ColumnElement[Any]
     if queues is None:
-        number = sa.func.generate_series(sa.literal_column("0"), sa.literal_column(str(GATES - 1)))
+        number = sa.func.generate_series(ZERO, sa.literal_column(str(GATES - 1)))
     else:
         wanted = rows("wanted", queue=array("queue_names", queues, sa.Text()))
         number = sa.func.hashtext(wanted.c.queue).op("&")(sa.literal_column(str(GATES - 1)))
@@ -139,7 +139,7 @@ def open_end_gate(*, seconds: float, schema: str = SCHEMA) -> sa.Executable:
 # ---- Waiting for the end of jobs.
 
 
-class Waiting(StorePart):
+class EndWaits(StorePart):
     """Which jobs are awaited, what became of them, and the channel on which their ends are told."""
 
     def ends(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:

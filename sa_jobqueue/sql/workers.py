@@ -120,7 +120,7 @@ def forget_workers(*, unseen_for: timedelta, job: type[JobMixin] = Job) -> sa.Ex
 def places_of(ids: Collection[uuid.UUID], *, job: type[JobMixin] = Job) -> sa.Executable:
     """The id, host and pid of those of these workers whose rows are still there."""
     worker = companions_of(job).worker
-    wanted = array("worker_ids", [str(one) for one in ids], UUID())
+    wanted = array("worker_ids", [str(worker_id) for worker_id in ids], UUID())
     return sa.select(worker.id, worker.host, worker.pid).where(worker.id == sa.func.any(wanted))
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
-from ..arguments.objects import Waiting
+from ..arguments.objects import PendingArguments
 from ..arguments.storable import encode_plain, load
 from ..arguments.subjects import Subject
 from ..errors import ConfigurationError, OptionError, PayloadError
@@ -48,7 +48,7 @@ class Call(NamedTuple):
     """What it is about."""
     columns: tuple[tuple[str, Any], ...] | None = None
     """What the columns are to have that a job table of the application's own has besides, by attribute."""
-    waiting: Waiting | None = None
+    waiting: PendingArguments | None = None
     """What completes `args` and `subject` once objects in them have their keys; None: they are complete."""
     given_meta: str | None = None
     """The `meta` before any middleware changed it, which is that of a schedule's jobs; None: none has changed it."""

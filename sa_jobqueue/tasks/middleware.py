@@ -115,8 +115,8 @@ class _Installed:
 
     def put(self, every: tuple[Middleware, ...]) -> None:
         self.all = every
-        self.around = tuple(one for one in every if _overrides(one, "around"))
-        self.enqueueing = tuple(one for one in every if _overrides(one, "before_enqueue"))
+        self.around = tuple(middleware for middleware in every if _overrides(middleware, "around"))
+        self.enqueueing = tuple(middleware for middleware in every if _overrides(middleware, "before_enqueue"))
 
 
 installed = _Installed()
@@ -137,24 +137,24 @@ def add_middleware(middleware: Middleware) -> None:
         mend = f"give it an object, {given.__name__}()" if is_class else "derive its class from sa_jobqueue.Middleware"
         raise TypeError(f"add_middleware() takes a Middleware, not {given!r}: {mend}")
     with _lock:
-        if not any(one is middleware for one in installed.all):
+        if not any(known is middleware for known in installed.all):
             installed.put((*installed.all, middleware))
 
 
 def remove_middleware(middleware: Middleware) -> None:
     """Take `middleware` off the list; nothing if it is not there. An attempt that has begun ends with it."""
     with _lock:
-        installed.put(tuple(one for one in installed.all if one is not middleware))
+        installed.put(tuple(known for known in installed.all if known is not middleware))
 
 
 def before_enqueue(call: Call) -> Call:
     """What the installed middleware makes of `call`, one after the other."""
     made = call
-    for one in installed.enqueueing:
-        made = one.before_enqueue(made)
+    for middleware in installed.enqueueing:
+        made = middleware.before_enqueue(made)
         if not isinstance(made, Call):
             raise MiddlewareError(
-                f"{type(one).__qualname__}.before_enqueue() returned {made!r}; it must return the call that it was given, or a "
+                f"{type(middleware).__qualname__}.before_enqueue() returned {made!r}; it must return the call that it was given, or a "
                 "changed one, call.with_meta(...)"
             )
     return made if made.meta == call.meta else made._replace(given_meta=call.meta)

@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Never, Self, TypeAlias, cast, get_args
 
-from ..arguments.objects import About, ObjectText, Waiting, about, checked_about
+from ..arguments.objects import About, ObjectText, PendingArguments, about, checked_about
 from ..arguments.storable import encode_plain, load, shown, unstorable_text
 from ..arguments.subjects import Subject
 from ..errors import JobQueueError, OptionError, PayloadError, SubjectError
@@ -156,8 +156,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         return int(value)
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def _check_key(key: object) -> None:
@@ -341,7 +341,7 @@ class Enqueueable:
         options = self._options
         due, rule = options.run_at, None
         subject: Subject | None = None
-        waiting: Waiting | None = None
+        waiting: PendingArguments | None = None
         if options.subject or type(args) is ObjectText:
             args, subject, waiting = self._about(args)
         if plain:
@@ -363,7 +363,7 @@ class Enqueueable:
         )  # fmt: skip
         return before_enqueue(call) if installed.enqueueing and not plain else call
 
-    def _about(self, args: str) -> tuple[str, Subject | None, Waiting | None]:
+    def _about(self, args: str) -> tuple[str, Subject | None, PendingArguments | None]:
         unique, defaults = self._options.unique, self._defaults()
         rule = None if unique is None else partial(unique.rule, self.name, defaults=defaults)
         return about(self.name, args, self._options.subject, rule)

@@ -116,8 +116,8 @@ class Registry:
         """Resolve the annotations of all tasks, and check the arguments of all schedules. Raises TaskError or PayloadError for the
         first that cannot be used.
         """
-        for one in self:
-            one.resolve()
+        for task in self:
+            task.resolve()
         _ = self.schedules
 
     def schedule(
@@ -174,7 +174,7 @@ class Registry:
     def limits(self) -> Mapping[tuple[Owner, str], Limits]:
         """The limits that are declared here, of queues and of tasks: by ("queue", name) and ("task", name)."""
         queues: dict[tuple[Owner, str], Limits] = {("queue", name): limits for name, limits in self._queues.items()}
-        tasks: dict[tuple[Owner, str], Limits] = {("task", one.name): one.limits for one in self if one.limits}
+        tasks: dict[tuple[Owner, str], Limits] = {("task", known.name): known.limits for known in self if known.limits}
         return {owner: limits for owner, limits in (queues | tasks).items() if limits != _NONE}
 
     def _is_reloaded(self, before: object, after: object) -> bool:
@@ -189,7 +189,7 @@ class Registry:
 
     def __iter__(self) -> Iterator[AnyTask]:
         """Each task once, in the order of declaration."""
-        return iter([one for name, one in self._tasks.items() if name == one.name])
+        return iter([known for name, known in self._tasks.items() if name == known.name])
 
 
 default_registry = Registry()

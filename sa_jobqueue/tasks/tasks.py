@@ -112,7 +112,9 @@ class Task(Enqueueable, Generic[F, P, R]):
         functools.update_wrapper(self, handler, updated=())
         own, cls = vars(self), type(self)
         # What other decorators have put on the function comes along, but takes the place of nothing here.
-        own |= {name: one for name, one in vars(handler).items() if name not in own and not hasattr(cls, name)}
+        own |= {
+            name: attribute for name, attribute in vars(handler).items() if name not in own and not hasattr(cls, name)
+        }
         if self.is_async:
             _mark_coroutine_function(self)
 
@@ -286,9 +288,9 @@ def line_of(handler: Handler) -> int:
     return function_of(handler).__code__.co_firstlineno
 
 
-def are_twins(one: Handler, other: Handler) -> bool:
+def are_twins(handler: Handler, other: Handler) -> bool:
     """Whether both are closures of one `def`, from a factory or a loop. After a reload they are not: it compiles the `def` again."""
-    return one is not other and function_of(one).__code__ is function_of(other).__code__
+    return handler is not other and function_of(handler).__code__ is function_of(other).__code__
 
 
 def place_of(handler: Handler) -> str:

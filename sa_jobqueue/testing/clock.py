@@ -54,7 +54,7 @@ def move_clock(session: Side, by: Duration, *, job: type[JobMixin] = Job) -> Any
         own.flush()
         connection = connection_of(own, job)
         for table, times in _tables(job):
-            connection.execute(sa.update(table).values({one: one - earlier for one in times}))
+            connection.execute(sa.update(table).values({time: time - earlier for time in times}))
         see_again(own, at_once=at_once)
 
     return on(session, work)
@@ -63,10 +63,12 @@ def move_clock(session: Side, by: Duration, *, job: type[JobMixin] = Job) -> Any
 def _tables(job: type[JobMixin]) -> Iterator[tuple[sa.Table, list[sa.Column[Any]]]]:
     """The job table and those beside it, each with its times."""
     beside = companions_of(job)
-    others = [getattr(beside, one.name) for one in fields(beside) if one.name not in _LEFT]
+    others = [getattr(beside, field.name) for field in fields(beside) if field.name not in _LEFT]
     for table in (table_of(job), *map(table_of, others)):
         ours = table.info.get("sa_jobqueue", table.columns.keys())  # of a job table that has others, too
-        if times := [one for one in table.columns if one.name in ours and isinstance(_stored(one.type), sa.DateTime)]:
+        if times := [
+            column for column in table.columns if column.name in ours and isinstance(_stored(column.type), sa.DateTime)
+        ]:
             yield table, times
 
 
@@ -96,7 +98,7 @@ def _rescue(connection: sa.Connection, store: Store, registry: Registry) -> None
     if found := store.expired(connection, limit=_PAGE):
         rescued = Rescued(entry("WorkerLost", "the lease of its worker had run out"))
         store.apply(
-            connection, [decide(one.claim, rescued, _rules(one, registry), random=random.random()) for one in found]
+            connection, [decide(job.claim, rescued, _rules(job, registry), random=random.random()) for job in found]
         )
 
 

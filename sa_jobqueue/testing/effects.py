@@ -74,7 +74,7 @@ class Effects(list[RowChange]):
 
     def of(self, table: str) -> list[RowChange]:
         """Those of one table."""
-        return [one for one in self if one.table == table]
+        return [change for change in self if change.table == table]
 
     def __str__(self) -> str:
         return "\n".join(map(str, self)) or "nothing was written"
@@ -143,13 +143,13 @@ class _Looking:
                 "commit() ends nothing"
             )
         touched = _touched(self._connection)
-        relations = [one for one, times in touched.items() if times != self._before.get(one)]
-        shown = [one for one in relations if one.is_shown(self._connection)]
-        after = [one.rows(self._connection) for one in shown]
+        relations = [relation for relation, times in touched.items() if times != self._before.get(relation)]
+        shown = [relation for relation in relations if relation.is_shown(self._connection)]
+        after = [relation.rows(self._connection) for relation in shown]
         self._savepoint.rollback()
         ours = _our_schemas(self._connection)
-        for one, rows in zip(shown, after, strict=True):
-            self.found += one.compared(one.rows(self._connection), rows, jobs=one.schema in ours)
+        for relation, rows in zip(shown, after, strict=True):
+            self.found += relation.compared(relation.rows(self._connection), rows, jobs=relation.schema in ours)
 
 
 class _Relation(NamedTuple):
@@ -200,4 +200,4 @@ def _touched(connection: sa.Connection) -> dict[_Relation, int]:
 def _our_schemas(connection: sa.Connection) -> set[str]:
     """The schemas that have jobs, the package's and the application's own."""
     translated = connection.get_execution_options().get("schema_translate_map") or {}
-    return {translated.get(one, one) for one in job_schemas()}
+    return {translated.get(schema, schema) for schema in job_schemas()}

@@ -121,7 +121,9 @@ class _Wanted:
             if name not in args or not _equal(args[name], value)
         ]
         for name, value in self._options.items():
-            of_job = {one: getattr(job, one) for one in value} if name == "columns" else _READ[name](job)
+            of_job = (
+                {attribute: getattr(job, attribute) for attribute in value} if name == "columns" else _READ[name](job)
+            )
             if not _same(of_job, value):
                 found.append(f"{name}={_shown(of_job)}, not {_shown(value)}")
         return found
@@ -150,15 +152,15 @@ def _changed(task: AnyTask | TaskName) -> Iterator[tuple[str, Any]]:
     declared = Options()
     if isinstance(task, Task) and (found := cast(Any, task.registry).get(task.name)) is not None:
         declared = found.chosen
-    for one in fields(Options):
-        value: Any = getattr(chosen, one.name)
-        if one.name == "columns":
+    for option in fields(Options):
+        value: Any = getattr(chosen, option.name)
+        if option.name == "columns":
             if value is not None:
-                yield one.name, dict(value)
+                yield option.name, dict(value)
             continue
-        if value == getattr(declared, one.name) or one.name not in _READ:
+        if value == getattr(declared, option.name) or option.name not in _READ:
             continue
-        yield one.name, _READABLE.get(one.name, lambda given: given)(value)
+        yield option.name, _READABLE.get(option.name, lambda given: given)(value)
 
 
 def _subject(value: About | None) -> Subject | None:
@@ -194,9 +196,9 @@ def _same(of_job: Any, wanted: Any) -> bool:
     return apart < _CLOSE
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(value: Any, other: Any) -> bool:
     try:
-        return is_same(one, other)
+        return is_same(value, other)
     except Exception:  # an __eq__ whose answer is no bool
         return False
 

@@ -129,13 +129,13 @@ def _unlocked(session: Session, ids: Sequence[int], job: type[JobMixin]) -> set[
 
 def _said(reasons: Sequence[WaitReason], row: Any, queues: Collection[str] | None) -> str:
     """In the words of a test: what it can do about it."""
-    left_out = [one for one in reasons if one.what in ("unserved", "unknown")]
-    deciding = left_out or [one for one in reasons if one.what not in _BESIDE]
-    return ", ".join(_in_a_test(one, row, queues) for one in deciding) or "is due: drain() would run it"
+    left_out = [reason for reason in reasons if reason.what in ("unserved", "unknown")]
+    deciding = left_out or [reason for reason in reasons if reason.what not in _BESIDE]
+    return ", ".join(_in_a_test(reason, row, queues) for reason in deciding) or "is due: drain() would run it"
 
 
-def _in_a_test(one: WaitReason, row: Any, queues: Collection[str] | None) -> str:
-    match one.what:
+def _in_a_test(reason: WaitReason, row: Any, queues: Collection[str] | None) -> str:
+    match reason.what:
         case "claimed" | "lost" | "overdue":
             return f"is being run by {row.worker}"
         case "unserved":
@@ -149,7 +149,7 @@ def _in_a_test(one: WaitReason, row: Any, queues: Collection[str] | None) -> str
         case "locked":
             return "is locked by another connection"
         case _:
-            return one.said(_moment)
+            return reason.said(_moment)
 
 
 def _moment(at: datetime) -> str:

@@ -76,12 +76,12 @@ class Drained(Sequence[Ran]):
     @property
     def outcomes(self) -> Counter[str]:
         """How many jobs ended in which way: `{"completed": 2, "retried": 1}`. An outcome that no job had is 0."""
-        return Counter(one.outcome for one in self._ran)
+        return Counter(ran.outcome for ran in self._ran)
 
     @property
     def errors(self) -> list[BaseException]:
         """What handlers have raised."""
-        return [one.error for one in self._ran if one.error is not None]
+        return [ran.error for ran in self._ran if ran.error is not None]
 
     @overload
     def __getitem__(self, index: int) -> Ran: ...
@@ -100,7 +100,7 @@ class Drained(Sequence[Ran]):
         if not self._ran:
             return f"<nothing was run: {self.left}>"
         first = (
-            sorted(self._ran, key=lambda one: one.outcome == "completed")[:_NAMED] if len(self) > _NAMED else self._ran
+            sorted(self._ran, key=lambda ran: ran.outcome == "completed")[:_NAMED] if len(self) > _NAMED else self._ran
         )
         said = "; ".join(map(str, first))
         if len(self) > _NAMED:

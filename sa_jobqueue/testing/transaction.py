@@ -68,22 +68,22 @@ def see_again(session: Session, *, at_once: bool) -> None:
     if not at_once:
         session.expire_all()
         return
-    known = [(one, _loaded_beside(one)) for one in session.identity_map.values()]
+    known = [(instance, _loaded_beside(instance)) for instance in session.identity_map.values()]
     session.expire_all()
-    for one, _ in known:
-        if session.get(type(one), sa.inspect(one).identity, populate_existing=True) is None:
-            session.expunge(one)  # a row that was deleted
-    for one, beside in known:
-        if beside and one in session:
-            session.refresh(one, beside)
+    for instance, _ in known:
+        if session.get(type(instance), sa.inspect(instance).identity, populate_existing=True) is None:
+            session.expunge(instance)  # a row that was deleted
+    for instance, beside in known:
+        if beside and instance in session:
+            session.refresh(instance, beside)
 
 
-def _loaded_beside(one: Any) -> list[str]:
+def _loaded_beside(instance: Any) -> list[str]:
     """The relationships and deferred columns that are loaded: they are not read with the row."""
-    mapper: Mapper[Any] = sa.inspect(one).mapper
+    mapper: Mapper[Any] = sa.inspect(instance).mapper
     found = [of.key for of in mapper.relationships if of.lazy not in _NOT_LAZY]
     found += [of.key for of in mapper.column_attrs if of.deferred]
-    return [name for name in found if name in vars(one)]
+    return [name for name in found if name in vars(instance)]
 
 
 #: Seconds between two looks whether a task or thread that a handler left behind has its savepoint.
@@ -160,11 +160,11 @@ class _JoinedTransaction(HandlerTransaction):
 
     def _end(self, *, keep: bool) -> None:
         savepoints, self._savepoints = self._savepoints, {}
-        for one in reversed(savepoints.values()):
-            if one.is_active and keep:
-                one.commit()
-            elif one.is_active:
-                one.rollback()
+        for savepoint in reversed(savepoints.values()):
+            if savepoint.is_active and keep:
+                savepoint.commit()
+            elif savepoint.is_active:
+                savepoint.rollback()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,7 +105,7 @@ class Listener:
 
     def _remove(self, waiters: set[Waiter]) -> None:
         for job_id in {job_id for waiter in waiters for job_id in list(waiter.left)}:
-            left = [one for one in self._waiters.get(job_id, ()) if one not in waiters]
+            left = [waiter for waiter in self._waiters.get(job_id, ()) if waiter not in waiters]
             if left:
                 self._waiters[job_id] = left
             else:
@@ -178,19 +178,19 @@ class Listener:
     def _went_wrong(self, error: Exception, *, served: bool) -> bool:
         """Those who can wait on while the connection is made again do so, and the others get the error. Returns whether some wait on."""
         if is_away(error):
-            return self._fail(error, lambda one: not served and not one.was_served)
+            return self._fail(error, lambda waiter: not served and not waiter.was_served)
         return self._fail(error, lambda _: True)
 
     def _fail(self, error: BaseException, which: Callable[[Waiter], bool], *, ending: bool = False) -> bool:
         """Give the error to the waiters that `which` selects. Returns whether others are left. `ending`: the thread ends."""
         with self._lock:
             waiters = {waiter for waiters in self._waiters.values() for waiter in waiters}
-            failed = {one for one in waiters if which(one)}
+            failed = {failing for failing in waiters if which(failing)}
             self._remove(failed)
             if ending:
                 self._receiver = self._thread = None
-        for one in failed:
-            one.fail(error)
+        for failing in failed:
+            failing.fail(error)
         return len(failed) < len(waiters)
 
     def wanted(self) -> set[int]:
@@ -219,7 +219,7 @@ class Listener:
             f"job {job_id} has ended, but its result or its last error cannot be read: {_in_a_line(error)}"
         )
         unread.__cause__ = error
-        self._fail(unread, lambda one: job_id in one.left)
+        self._fail(unread, lambda waiter: job_id in waiter.left)
 
     def tell(self, found: dict[int, JobEnd | None]) -> None:
         """Tell the waiters what was found: the end of each job, or None if it has not ended."""
@@ -260,13 +260,13 @@ def listener_of(engine: sa.Engine, job: type[JobMixin]) -> Listener:
 
 
 def _all() -> list[Listener]:
-    return [one for of_pool in list(_listeners.values()) for one in of_pool.values()]
+    return [listener for of_pool in list(_listeners.values()) for listener in of_pool.values()]
 
 
 @atexit.register
 def _end_all() -> None:
-    for one in _all():
-        one.end()
+    for listener in _all():
+        listener.end()
 
 
 _of_the_parent: list[Listener] = []
@@ -314,18 +314,18 @@ def wait_for(
     database cannot be reached when the wait begins, or refuses to answer; and ResultError if what is stored of a job's end cannot be
     read.
     """
-    one = not isinstance(ids, Collection)
+    is_single = not isinstance(ids, Collection)
     wanted = _checked([ids] if not isinstance(ids, Collection) else ids)
     seconds = None if timeout is None else seconds_of(timeout, what="wait_for(timeout=...)")
     if seconds == 0:
         raise ValueError("wait_for(timeout=...) must be more than 0 seconds; to look without waiting, select the job")
     if isinstance(engine, AsyncEngine):
-        return _wait_async(engine, wanted, seconds, job, one=one)
+        return _wait_async(engine, wanted, seconds, job, is_single=is_single)
     if not isinstance(engine, sa.Engine):
         raise TypeError(f"wait_for takes an Engine or an AsyncEngine, not {engine!r}")
     if engine.dialect.is_async:
         raise TypeError(f"wait_for takes the AsyncEngine itself, not its sync_engine, and is awaited: {engine!r}")
-    return _wait(engine, wanted, seconds, job, one=one)
+    return _wait(engine, wanted, seconds, job, is_single=is_single)
 
 
 def _checked(ids: Collection[Any]) -> list[int]:
@@ -337,7 +337,7 @@ def _checked(ids: Collection[Any]) -> list[int]:
     return list(ids)
 
 
-def _wait(engine: sa.Engine, ids: list[int], seconds: float | None, job: type[JobMixin], *, one: bool) -> Any:
+def _wait(engine: sa.Engine, ids: list[int], seconds: float | None, job: type[JobMixin], *, is_single: bool) -> Any:
     ended = threading.Event()
     waiter = Waiter(ids, ended.set)
     if ids:
@@ -351,11 +351,11 @@ def _wait(engine: sa.Engine, ids: list[int], seconds: float | None, job: type[Jo
                     break
         finally:
             listener.drop(waiter)
-    return _answer(waiter, ids, seconds, one=one)
+    return _answer(waiter, ids, seconds, is_single=is_single)
 
 
 async def _wait_async(
-    engine: AsyncEngine, ids: list[int], seconds: float | None, job: type[JobMixin], *, one: bool
+    engine: AsyncEngine, ids: list[int], seconds: float | None, job: type[JobMixin], *, is_single: bool
 ) -> Any:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
@@ -373,14 +373,14 @@ async def _wait_async(
                     await ended.wait()
         finally:
             listener.drop(waiter)
-    return _answer(waiter, ids, seconds, one=one)
+    return _answer(waiter, ids, seconds, is_single=is_single)
 
 
-def _answer(waiter: Waiter, ids: list[int], seconds: float | None, *, one: bool) -> Any:
+def _answer(waiter: Waiter, ids: list[int], seconds: float | None, *, is_single: bool) -> Any:
     if waiter.error is not None:
         raise waiter.error
     if left := sorted(waiter.left):
         assert seconds is not None, "without a timeout it waits for all of them"
         raise WaitTimeout(left, seconds, ended=[waiter.ends[job_id] for job_id in ids if job_id in waiter.ends])
     ends = [waiter.ends[job_id] for job_id in ids]
-    return ends[0] if one else ends
+    return ends[0] if is_single else ends

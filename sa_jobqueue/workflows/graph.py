@@ -112,7 +112,7 @@ class Graph:
             if isinstance(task, Task):
                 task.inputs(inputs).resolve()
             call = task.call_after(inputs, args, kwargs)
-        joins = [self._join(one, takes=inputs is not None) for one in parents]
+        joins = [self._join(parent, takes=inputs is not None) for parent in parents]
         if call.columns:
             raise WorkflowError(
                 "columns of your own are not filled for the jobs of a workflow: give the column a server_default, or leave it out"
@@ -131,7 +131,7 @@ class Graph:
     def gate(self, parents: Iterable[Node[Any] | Join[Any]]) -> Node[None]:
         """A node without a handler."""
         self.check_open()
-        joins = [self._join(one, takes=False) for one in parents]
+        joins = [self._join(parent, takes=False) for parent in parents]
         if not any(join.nodes for join in joins):
             raise WorkflowError("a gate waits for some nodes, and was given none")
         return self._append(_GATE, None, joins, None)
@@ -216,8 +216,8 @@ class Graph:
     def _reaches(self, target: int, start: int) -> bool:
         """Whether `start` waits for `target`, over however many others."""
         parents: dict[int, list[int]] = {}
-        for one, parent in zip(self.rows.children, self.rows.parents, strict=True):
-            parents.setdefault(one, []).append(-parent)
+        for child, parent in zip(self.rows.children, self.rows.parents, strict=True):
+            parents.setdefault(child, []).append(-parent)
         seen, left = {start}, [start]
         while left:
             if (here := left.pop()) == target:

@@ -40,7 +40,7 @@ from ...rules.limits import (
 )
 from ...tasks.options import Enqueueable, checked_key, checked_name
 from ..admin import UNSYNCHRONIZED
-from ..parts import columns_of, table_of
+from ..parts import ONE, columns_of, table_of
 from ..readings.depths import CAP
 from .state import is_keyless, is_later, is_ready
 
@@ -150,7 +150,7 @@ def remove_limit(
         values["held"] = sa.false()
     else:
         changed, gone = sa.true(), columns.paused_at.is_(None)
-        values = {**KeyLimits().columns(""), "weight": sa.literal_column("1")}
+        values = {**KeyLimits().columns(""), "weight": ONE}
     return _delete_or_update(limit if key is None else limit_key, row, changed, gone, values)
 
 
@@ -254,12 +254,15 @@ def _delete_or_update(
         .values(blocked_until=sa.func.now())
         .returning(state.c.name)
     )
-    done = [one.cte(name).c.name for one, name in ((deleted, "deleted"), (changed, "changed"), (lifted, "lifted"))]
+    done = [
+        statement.cte(name).c.name
+        for statement, name in ((deleted, "deleted"), (changed, "changed"), (lifted, "lifted"))
+    ]
     # There may be no row, but a state alone. A session that is bound by class finds its engine by the column of the class.
-    one = sa.select(sa.literal_column("1")).subquery("one")
+    single = sa.select(ONE).subquery("one")
     return (
         sa.select(sa.func.coalesce(mapped.name, sa.bindparam("of_name", row["name"], sa.Text)).label("name"))
-        .select_from(one.outerjoin(table, sa.and_(*this)))
+        .select_from(single.outerjoin(table, sa.and_(*this)))
         .where(sa.or_(*(sa.select(name).exists() for name in done)))
     )
 

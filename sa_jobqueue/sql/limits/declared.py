@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from ...models import Job, JobMixin, companions_of
 from ...rules.limits import Limits, Owner
-from ..parts import array, epoch, rows, table_of
+from ..parts import ONE, array, epoch, rows, table_of
 from ..schedules.declared import SAY_AGAIN, Declaring, Definition, definition, digests_with, to_change
 from ..tables import StorePart
 
@@ -42,7 +42,7 @@ def declare_new_limit(
     made = insert(table_of(companions_of(job).limit)).values(
         owner=owner, name=name, **values, declared=dict(values), definitions=[digest], declared_at=sa.func.now()
     )
-    return made.on_conflict_do_nothing(index_elements=["owner", "name"]).returning(sa.literal_column("1"))
+    return made.on_conflict_do_nothing(index_elements=["owner", "name"]).returning(ONE)
 
 
 def lock_declared_limit(owner: str, name: str, *, job: type[JobMixin] = Job) -> sa.Executable:
@@ -86,7 +86,7 @@ def say_declared_limits(owners: Sequence[str], names: Sequence[str], *, job: typ
 
 def are_undeclared(*, after: timedelta, job: type[JobMixin] = Job) -> sa.ColumnElement[bool]:
     """Whether there are limits that no code has declared for this long, and that nothing else needs."""
-    return sa.select(sa.literal_column("1")).where(*_undeclared(job, after)).exists()
+    return sa.select(ONE).where(*_undeclared(job, after)).exists()
 
 
 def drop_undeclared_limits(*, after: timedelta, job: type[JobMixin] = Job) -> sa.Executable:
@@ -160,15 +160,15 @@ class DeclaredLimits(StorePart):
         found = connection.execute(declared_limits(owners, names, job=self.job))
         there = {(row.owner, row.name): row for row in found}
         said: list[tuple[str, str]] = []
-        for (owner, name), one in sorted(definitions.items()):
+        for (owner, name), new in sorted(definitions.items()):
             row = there.get((owner, name))
             if row is None:
-                made = declare_new_limit(owner, name, values=one.values, digest=one.digest, job=self.job)
+                made = declare_new_limit(owner, name, values=new.values, digest=new.digest, job=self.job)
                 is_made = connection.execute(made).first() is not None
                 (result.made if is_made else result.locked).append(_said(owner, name))
-            elif row.current != one.digest:
+            elif row.current != new.digest:
                 is_gone = row.age is None or row.age > gone.total_seconds()
-                self._replace_limit(connection, owner, name, one, result, gone=is_gone)
+                self._replace_limit(connection, owner, name, new, result, gone=is_gone)
             elif row.age is None or row.age > SAY_AGAIN:
                 said.append((owner, name))
         if said:

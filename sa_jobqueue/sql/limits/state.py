@@ -237,15 +237,15 @@ def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> 
     last = (
         sa.select(page).order_by(page.c.owner.desc(), page.c.name.desc(), page.c.key.desc()).limit(1).subquery("last")
     )
-    one = sa.select(sa.func.count().label("looked_at")).select_from(page).subquery("one")
+    total = sa.select(sa.func.count().label("looked_at")).select_from(page).subquery("one")
     return (
         sa.select(
             *columns_of(last.c, "owner name key"),
-            one.c.looked_at,
+            total.c.looked_at,
             _number(gone).label("forgotten"),
             waits.label("unlimited"),
         )
-        .select_from(one.outerjoin(last, sa.literal_column("true")))
+        .select_from(total.outerjoin(last, sa.literal_column("true")))
         .add_cte(counted, unlimited)
     )
 

@@ -15,7 +15,7 @@ from ...models import TASK_GROUP, Job, JobMixin, companions_of, schema_function
 from ...rules.limits import Limits
 from ..claims import PRIORITIES
 from ..ends import has_run_out, is_held
-from ..parts import array, columns_of, epoch, rows, table_of
+from ..parts import ONE, ZERO, array, columns_of, epoch, rows, table_of
 from ..readings.depths import CAP
 from .state import FIRST_KEY, is_keyless, is_later, is_ready
 
@@ -24,7 +24,6 @@ KEYS, _QUEUES = 1_001, 200
 #: Jobs, and limits, that are named.
 _NAMED, _MOST = 3, 100
 
-_ONE: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
 _QUEUE, _TASK = sa.literal_column("'queue'", sa.Text), sa.literal_column("'task'", sa.Text)
 
 
@@ -105,16 +104,16 @@ def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[JobMixin] =
     slot = rows("slot", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
     of_queue = columns.queue == asked.c.name
     page = (
-        sa.select(_ONE.label("one"))
+        sa.select(ONE.label("one"))
         .where(is_keyless(table), of_queue, columns.priority == slot.c.priority, columns.run_at <= sa.func.now())
         .order_by(columns.run_at)
         .limit(most)
         .correlate(asked, slot)
         .lateral("page")
     )
-    keyless = sa.select(_ONE).select_from(slot.join(page, sa.true())).limit(most).correlate(asked)
-    ready = _in_turn(sa.select(_ONE).where(is_ready(table), of_queue), columns).limit(most).correlate(asked)
-    later = sa.select(_ONE).where(is_later(table), of_queue, columns.run_at <= sa.func.now()).order_by(columns.run_at)
+    keyless = sa.select(ONE).select_from(slot.join(page, sa.true())).limit(most).correlate(asked)
+    ready = _in_turn(sa.select(ONE).where(is_ready(table), of_queue), columns).limit(most).correlate(asked)
+    later = sa.select(ONE).where(is_later(table), of_queue, columns.run_at <= sa.func.now()).order_by(columns.run_at)
     number = _number(keyless) + _number(ready) + _number(later.limit(most).correlate(asked))
     return sa.select(asked.c.name, sa.func.least(number, most).label("due"))
 
@@ -177,13 +176,13 @@ def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: 
         found = sa.select(columns.concurrency_key.label("key")).where(
             is_ready(table), columns.queue == of.c.queue, after
         )
-        return _in_turn(found, columns).limit(_ONE).correlate(of).lateral("next_key")
+        return _in_turn(found, columns).limit(ONE).correlate(of).lateral("next_key")
 
     start = next_key(place, columns.concurrency_key >= FIRST_KEY)
-    begin = sa.select(place.c.queue, start.c.key, _ONE.label("number")).select_from(place.join(start, sa.true()))
+    begin = sa.select(place.c.queue, start.c.key, ONE.label("number")).select_from(place.join(start, sa.true()))
     ring = begin.cte("ring", recursive=True)
     following = next_key(ring, columns.concurrency_key > ring.c.key)
-    more = sa.select(ring.c.queue, following.c.key, ring.c.number + _ONE).select_from(ring.join(following, sa.true()))
+    more = sa.select(ring.c.queue, following.c.key, ring.c.number + ONE).select_from(ring.join(following, sa.true()))
     ring = ring.union_all(more.where(ring.c.number < sa.bindparam("keys", keys, sa.Integer)))
     # The ring is walked over breadth first, so that each queue has its share of what is counted.
     seen = sa.select(ring.c.queue).limit(sa.bindparam("cap", cap, sa.Integer)).subquery("seen")
@@ -210,7 +209,7 @@ def stuck_permits(*, seconds: float, cap: int = CAP, most: int = _MOST, job: typ
     ids: sa.ColumnElement[Any] = sa.func.array_agg(
         aggregate_order_by(scopes.c.id, scopes.c.id), type_=sa.ARRAY(sa.BigInteger)
     )
-    more = sa.func.greatest(sa.func.count() - sa.literal_column(str(_NAMED)), sa.literal_column("0"))
+    more = sa.func.greatest(sa.func.count() - sa.literal_column(str(_NAMED)), ZERO)
     used = (
         sa.select(
             *columns_of(scopes.c, "owner name key"),
@@ -267,7 +266,7 @@ def full_rates(*, cap: int = CAP, most: int = _MOST, job: type[JobMixin] = Job) 
     limits, keys, states = table_of(tables.limit), table_of(tables.key), table_of(tables.limit_state)
     page = states.select().limit(sa.bindparam("cap", cap, sa.Integer)).subquery("state")
     of_all, its_own = page.c.key == sa.literal_column("''"), keys.c.rate_count.is_not(None)
-    same = [sa.and_(one.c.owner == page.c.owner, one.c.name == page.c.name) for one in (limits, keys)]
+    same = [sa.and_(table.c.owner == page.c.owner, table.c.name == page.c.name) for table in (limits, keys)]
     rate = (
         sa.select(
             *page.c,
@@ -282,7 +281,7 @@ def full_rates(*, cap: int = CAP, most: int = _MOST, job: type[JobMixin] = Job) 
     of = rate.c
     state = (of.free_at, of.owed_at, of.owed, sa.func.statement_timestamp(type_=sa.DateTime(timezone=True)))
     owed = schema_function("rate_owed", limits.schema, *state, of["count"], of.seconds, of=sa.Float(53))
-    behind = owed + sa.literal_column("1") - of.burst
+    behind = owed + ONE - of.burst
     return (
         sa.select(
             of.owner,
@@ -331,12 +330,12 @@ def _queues_with_keys(job: type[JobMixin], most: int) -> sa.CTE:
     columns = table.c
 
     def first(*after: sa.ColumnElement[bool]) -> sa.Select[Any]:
-        return sa.select(columns.queue).where(is_ready(table), *after).order_by(columns.queue).limit(_ONE)
+        return sa.select(columns.queue).where(is_ready(table), *after).order_by(columns.queue).limit(ONE)
 
-    start = sa.select(first().scalar_subquery().label("queue"), _ONE.label("number"))
+    start = sa.select(first().scalar_subquery().label("queue"), ONE.label("number"))
     place = start.cte("place", recursive=True)
     following = first(columns.queue > place.c.queue).correlate(place).scalar_subquery()
-    more = sa.select(following, place.c.number + _ONE).where(
+    more = sa.select(following, place.c.number + ONE).where(
         place.c.queue.is_not(None), place.c.number < sa.bindparam("queues", most, sa.Integer)
     )
     return place.union_all(more)

@@ -16,7 +16,7 @@ from ...rules.lifecycle import JobStatus
 from ..claims import PRIORITIES
 from ..ends import has_run_out, is_held
 from ..limits.state import is_keyless, is_later, is_ready
-from ..parts import array, columns_of, epoch, in_calendar, in_seconds, rows, table_of
+from ..parts import ONE, ZERO, array, columns_of, epoch, in_calendar, in_seconds, rows, table_of
 
 #: Where counting stops: a number of this size means "more than 10,000".
 CAP = 10_001
@@ -67,7 +67,7 @@ def since_first_job(*, job: type[JobMixin] = Job) -> sa.Executable:
     """The seconds since the oldest job was enqueued, or since a worker first counted one, if that is longer ago; NULL without any."""
     stat = companions_of(job).stat
     columns = table_of(job).c
-    oldest = sa.select(columns.created_at).order_by(columns.id).limit(sa.literal_column("1")).scalar_subquery()
+    oldest = sa.select(columns.created_at).order_by(columns.id).limit(ONE).scalar_subquery()
     counted = sa.select(
         sa.func.min(stat.at + stat.seconds * sa.literal_column("interval '1 second'"))
     ).scalar_subquery()
@@ -85,8 +85,6 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] =
     table = table_of(job)
     columns = table.c
     limit = sa.bindparam("cap", cap, sa.Integer)
-    one: sa.ColumnElement[int] = sa.literal_column("1")
-
     names = queue_names(job, queues)
     of_queue = columns.queue == names.c.queue
     slot = rows("slot", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
@@ -98,10 +96,10 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] =
     )
     counted = due.limit(limit).lateral("due")
     all_due = (
-        sa.select(one).select_from(slot.join(counted, sa.true())).limit(limit).correlate(names).subquery("all_due")
+        sa.select(ONE).select_from(slot.join(counted, sa.true())).limit(limit).correlate(names).subquery("all_due")
     )
     keyless = sa.select(sa.func.count().label("due")).select_from(all_due).lateral("keyless")
-    front = due.limit(one).lateral("front")
+    front = due.limit(ONE).lateral("front")
     oldest: Any = sa.select(_first(front.c.run_at)).select_from(slot.join(front, sa.true()))
     ready = _ready(job, names, limit)
     coming = sa.select(columns.run_at).where(is_later(table), of_queue, columns.run_at <= sa.func.now())
@@ -110,8 +108,8 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] =
     first_turn = sa.select(turn.c.queue, _first(turn.c.run_at).label("oldest")).group_by(turn.c.queue).subquery("turns")
 
     number = keyless.c.due + ready.c.due + later.c.due
-    without_key = _number(sa.select(one).where(is_keyless(table), of_queue).limit(limit).correlate(names))
-    not_ready = _number(sa.select(one).where(is_later(table), of_queue).limit(limit).correlate(names))
+    without_key = _number(sa.select(ONE).where(is_keyless(table), of_queue).limit(limit).correlate(names))
+    not_ready = _number(sa.select(ONE).where(is_later(table), of_queue).limit(limit).correlate(names))
     of_keyless = oldest.correlate(names).scalar_subquery()
     age = sa.func.extract(
         "epoch", sa.func.now() - sa.func.least(of_keyless, ready.c.oldest, first_turn.c.oldest, later.c.oldest)
@@ -182,15 +180,14 @@ def due_queues(*, job: type[JobMixin] = Job) -> sa.Executable:
     columns = table.c
     names = queue_names(job, _ALL)
     slot = rows("slot", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
-    one: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
 
     def first(*where: sa.ColumnElement[bool]) -> sa.Select[Any]:
-        return sa.select(one).where(columns.queue == names.c.queue, *where).limit(one).correlate(names, slot)
+        return sa.select(ONE).where(columns.queue == names.c.queue, *where).limit(ONE).correlate(names, slot)
 
     # A probe for each priority: behind one condition on them all, jobs of the future would be read.
     keyless = first(is_keyless(table), columns.priority == slot.c.priority, columns.run_at <= sa.func.now())
     found = keyless.order_by(columns.run_at).lateral("found")
-    first_keyless = sa.select(one).select_from(slot.join(found, sa.true())).limit(one).correlate(names)
+    first_keyless = sa.select(ONE).select_from(slot.join(found, sa.true())).limit(ONE).correlate(names)
     ready, later = first(is_ready(table)), first(is_later(table), columns.run_at <= sa.func.now())
     # Not EXISTS: for that the planner may read all jobs once, and hash their queues.
     any_due = sa.func.coalesce(*(page.scalar_subquery() for page in (first_keyless, ready, later)))
@@ -201,22 +198,21 @@ def queue_names(job: type[JobMixin], most: int) -> sa.CTE:
     """The names of the queues with queued jobs, and behind them NULL: by one probe of each index of queued jobs for each."""
     table = table_of(job)
     columns = table.c
-    one: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
 
     def first(*after: sa.ColumnElement[bool]) -> Any:
         of_indexes = (
             sa.select(columns.queue).where(kind, *after)
             for kind in (is_keyless(table), is_ready(table), is_later(table))
         )
-        return [page.order_by(columns.queue).limit(one) for page in of_indexes]
+        return [page.order_by(columns.queue).limit(ONE) for page in of_indexes]
 
     start = sa.func.least(*(page.scalar_subquery() for page in first()), type_=columns.queue.type)
-    names = sa.select(start.label("queue"), one.label("number")).cte("names", recursive=True)
+    names = sa.select(start.label("queue"), ONE.label("number")).cte("names", recursive=True)
     following = sa.func.least(
         *(page.correlate(names).scalar_subquery() for page in first(columns.queue > names.c.queue)),
         type_=columns.queue.type,
     )
-    more = sa.select(following, names.c.number + one)
+    more = sa.select(following, names.c.number + ONE)
     return names.union_all(
         more.where(names.c.queue.is_not(None), names.c.number < sa.bindparam("queues", most, sa.Integer))
     )
@@ -246,27 +242,26 @@ def first_of_turns(
     table = table_of(job)
     columns = table.c
     turn = -columns.priority
-    one: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
 
     def front(of: sa.CTE, *after: sa.ColumnElement[bool]) -> Any:
         return (
             sa.select(columns.concurrency_key.label("key"), turn.label("turn"), seen)
             .where(is_ready(table), columns.queue == of.c.queue, *after)
             .order_by(columns.concurrency_key, turn, columns.run_at)
-            .limit(one)
+            .limit(ONE)
             .correlate(of)
             .lateral("front")
         )
 
     start = front(queues)
     begin = (
-        sa.select(queues.c.queue, *start.c, one.label("number"))
+        sa.select(queues.c.queue, *start.c, ONE.label("number"))
         .select_from(queues.join(start, sa.true()))
         .where(*where)
     )
     turns = begin.cte("turn", recursive=True)
     following = front(turns, sa.tuple_(columns.concurrency_key, turn) > sa.tuple_(turns.c.key, turns.c.turn))
-    more = sa.select(turns.c.queue, *following.c, turns.c.number + one).select_from(turns.join(following, sa.true()))
+    more = sa.select(turns.c.queue, *following.c, turns.c.number + ONE).select_from(turns.join(following, sa.true()))
     return turns.union_all(more.where(turns.c.number < sa.bindparam("turns", most, sa.Integer)))
 
 
@@ -528,7 +523,7 @@ def _newest(where: tuple[sa.ColumnElement[bool], ...], most: int, job: type[JobM
     )
     # A fence: what is stored apart is fetched once for each job.
     last = sa.select(newest.c.errors[-1].label("last")).correlate(newest)
-    its = last.offset(sa.literal_column("0", sa.Integer)).lateral("its")
+    its = last.offset(ZERO).lateral("its")
     error = sa.func.coalesce(its.c.last["type"].astext, "", type_=sa.Text()).label("error")
     said = sa.select(newest.c.id, newest.c.task, newest.c.finished_at, error, line_of(its.c.last).label("line"))
     return said.select_from(newest.join(its, sa.true())).cte("said").prefix_with("MATERIALIZED")

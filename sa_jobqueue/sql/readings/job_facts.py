@@ -18,7 +18,7 @@ from ...models import Job, JobMixin, companions_of, status_literal
 from ...rules.lifecycle import JobStatus
 from ...rules.reasons import MOST_AHEAD
 from ..ends import is_held
-from ..parts import array, in_calendar, in_seconds, rows, table_of
+from ..parts import ONE, ZERO, array, in_calendar, in_seconds, rows, table_of
 from ..workers import served_by
 from .depths import STALE
 
@@ -59,7 +59,7 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Select[Any
     holder = (
         sa.select(workers.c.host, workers.c.pid, workers.c.seen_at)
         .where(sa.cast(workers.c.id, sa.Text) == me.c.worker)
-        .limit(sa.literal_column("1"))
+        .limit(ONE)
         .lateral("holder")
     )
     crew = _crew(me, workers)
@@ -72,7 +72,7 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Select[Any
             _newest(table_of(job)).label("newest"),
             *(in_calendar(me.c[name]).label(name) if name in _TIMES else me.c[name] for name in (*_COLUMNS, "error")),
             *(holder.c[name] for name in ("host", "pid", "seen_at")),
-            *(one for one in crew.c if one.key != "ids"),
+            *(column for column in crew.c if column.key != "ids"),
             held.c.busy,
             ahead.c.ahead,
             _locked_by(me).label("locked_by"),
@@ -90,18 +90,18 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Select[Any
 
 def _newest(jobs: sa.Table) -> sa.ScalarSelect[int]:
     """The highest id. Not by max(): a plan that was made while there was no job reads all of an index for that."""
-    return sa.select(jobs.c.id).order_by(jobs.c.id.desc()).limit(sa.literal_column("1")).scalar_subquery()
+    return sa.select(jobs.c.id).order_by(jobs.c.id.desc()).limit(ONE).scalar_subquery()
 
 
 def _row(jobs: sa.Table, asked: sa.FromClause) -> LateralFromClause:
     """The job. With a LIMIT, because a join with all jobs in the order of their ids may look cheap."""
-    one = jobs.alias("one")
-    error = one.c.errors[sa.literal_column("-1", sa.Integer)].label("error")
+    asked_job = jobs.alias("one")
+    error = asked_job.c.errors[sa.literal_column("-1", sa.Integer)].label("error")
     locker: sa.Label[Any] = sa.literal_column("one.xmax").label("locker")
     return (
-        sa.select(*(one.c[name] for name in _COLUMNS), error, locker)
-        .where(one.c.id == asked.c.job_id)
-        .limit(sa.literal_column("1"))
+        sa.select(*(asked_job.c[name] for name in _COLUMNS), error, locker)
+        .where(asked_job.c.id == asked.c.job_id)
+        .limit(ONE)
         .lateral("me")
     )
 
@@ -135,9 +135,7 @@ def _crew(me: sa.FromClause, workers: sa.Table) -> LateralFromClause:
             number.label("live"),
             number.filter(serves).label("serving"),
             number.filter(able).label("knowing"),
-            sa.cast(sa.func.coalesce(sa.func.sum(slots).filter(able), sa.literal_column("0")), sa.Integer).label(
-                "slots"
-            ),
+            sa.cast(sa.func.coalesce(sa.func.sum(slots).filter(able), ZERO), sa.Integer).label("slots"),
             number.filter(able, row.pressure.is_not(None)).label("pressure_on"),
             sa.func.min(row.pressure, type_=sa.Text()).filter(able).label("pressure"),
             number.filter(refuses).label("refused_by"),
@@ -174,19 +172,18 @@ def _ahead(jobs: sa.Table) -> LateralFromClause:
     other = jobs.alias("other")
     # As text: SQLAlchemy would give each of the nested queries a FROM for it.
     me = {name: sa.literal_column(f"me.{name}", jobs.c[name].type) for name in _COLUMNS}
-    one: sa.ColumnElement[Any] = sa.literal_column("1")
     bound: sa.ColumnElement[Any] = sa.literal_column(str(MOST_AHEAD + 1))
     plain = sa.and_(other.c.status == _QUEUED, other.c.queue == me["queue"], other.c.concurrency_key.is_(None))
     due = other.c.run_at <= _NOW
     waits = sa.and_(me["status"] == _QUEUED, me["run_at"] <= _NOW)
     has_no_key = sa.and_(waits, me["concurrency_key"].is_(None))
     level = (
-        sa.func.generate_series(me["priority"] + one, sa.literal_column("9"))
+        sa.func.generate_series(me["priority"] + ONE, sa.literal_column("9"))
         .table_valued("priority", name="level")
         .render_derived(name="level")
     )
     of_level = (
-        sa.select(one.label("one"))
+        sa.select(ONE.label("one"))
         .where(has_no_key, plain, other.c.priority == level.c.priority, due)
         .order_by(other.c.run_at, other.c.id)
         .limit(bound)
@@ -194,7 +191,7 @@ def _ahead(jobs: sa.Table) -> LateralFromClause:
     )
     higher = sa.select(of_level.c.one).select_from(level.join(of_level, sa.true()))
     before = (
-        sa.select(one.label("one"))
+        sa.select(ONE.label("one"))
         .where(
             has_no_key,
             plain,
@@ -206,7 +203,7 @@ def _ahead(jobs: sa.Table) -> LateralFromClause:
         .subquery("before")
     )
     of_key = (
-        sa.select(one.label("one"))
+        sa.select(ONE.label("one"))
         .where(
             waits,
             me["concurrency_key"].is_not(None),

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import array as pg_array
 from ...models import Job, JobMixin, Stat, companions_of
 from ...rules.lifecycle import COUNTED
 from ...rules.tally import BUCKETS, TaskTally
-from ..parts import array, in_seconds, packed, packed_texts, rows, table_of
+from ..parts import ZERO, array, in_seconds, packed, packed_texts, rows, table_of
 from ..tables import Compiled, StorePart
 
 By: TypeAlias = Literal["queue", "task"]
@@ -35,7 +35,7 @@ _NUMBERS = frozenset((*COUNTED, *_SECONDS))
 
 def stats_parameters(tallies: Sequence[TaskTally], *, worker: uuid.UUID, number: int) -> dict[str, Any]:
     """The parameters of `add_stats`, by name, as the driver takes them, to execute a statement again that was built once."""
-    columns = {name: [getattr(one, name) for one in tallies] for name in _GIVEN}
+    columns = {name: [getattr(tally, name) for tally in tallies] for name in _GIVEN}
     for name in _COUNTS:
         columns[name] = ["{" + ",".join(map(str, counts)) + "}" for counts in columns[name]]
     given: dict[str, Any] = {"stat_worker": worker, "stat_number": number}
@@ -149,7 +149,7 @@ def sum_stats(
         start = sa.func.date_bin(apart, columns.at, sa.literal_column("timestamptz 'epoch'"))
         keys.insert(0, start.label("at"))
     begin = sa.func.date_trunc(sa.literal_column("'minute'"), in_seconds(-since.total_seconds(), name="since_seconds"))
-    sums = [one for one in _sums(table) if not values or one.key in values]
+    sums = [total for total in _sums(table) if not values or total.key in values]
     query = sa.select(*keys, *sums).where(
         columns.seconds.in_([sa.literal_column(str(MINUTE)), sa.literal_column(str(HOUR))]), columns.at >= begin
     )
@@ -177,7 +177,7 @@ def _adding(table: sa.Table, query: Any) -> Any:
 def _sums(table: Any) -> list[sa.ColumnElement[Any]]:
     columns = table.c
     numbers = [
-        sa.type_coerce(sa.cast(sa.func.coalesce(sa.func.sum(columns[name]), sa.literal_column("0")), sa.BigInteger), sa.BigInteger).label(name)
+        sa.type_coerce(sa.cast(sa.func.coalesce(sa.func.sum(columns[name]), ZERO), sa.BigInteger), sa.BigInteger).label(name)
         for name in COUNTED
     ]  # fmt: skip
     seconds = [
@@ -188,7 +188,7 @@ def _sums(table: Any) -> list[sa.ColumnElement[Any]]:
         sa.cast(
             pg_array(
                 [
-                    sa.func.coalesce(sa.func.sum(_bucket(columns[name], number)), sa.literal_column("0"))
+                    sa.func.coalesce(sa.func.sum(_bucket(columns[name], number)), ZERO)
                     for number in range(1, BUCKETS + 1)
                 ]
             ),

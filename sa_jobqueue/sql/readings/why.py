@@ -18,7 +18,7 @@ from sqlalchemy.types import TypeEngine
 from ...models import Job, JobMixin, companions_of, schema_function, status_in, status_literal
 from ...rules.lifecycle import LIVE, JobStatus
 from ..limits.state import FIRST_KEY
-from ..parts import columns_of, in_calendar, in_seconds, table_of
+from ..parts import ONE, ZERO, columns_of, in_calendar, in_seconds, table_of
 
 #: How many jobs are named.
 _NAMED = 20
@@ -86,7 +86,7 @@ def _behind_parents(table: sa.Table, job_id: int, edge: sa.Table) -> sa.Select[A
     number = sa.func.count()
     ids = sa.func.array_agg(aggregate_order_by(parent.c.id, parent.c.id), type_=sa.ARRAY(sa.BigInteger))
     named = sa.func.trim_array(
-        ids, sa.cast(sa.func.greatest(number - sa.literal_column(str(_NAMED)), sa.literal_column("0")), sa.Integer)
+        ids, sa.cast(sa.func.greatest(number - sa.literal_column(str(_NAMED)), ZERO), sa.Integer)
     )
     these = (
         sa.select(number.label("number"), sa.cast(named, sa.ARRAY(sa.BigInteger)).label("ids"))
@@ -98,7 +98,7 @@ def _behind_parents(table: sa.Table, job_id: int, edge: sa.Table) -> sa.Select[A
         )
         .subquery("parents")
     )
-    return _row(6, "parents", used=these.c.number, job_ids=these.c.ids).where(these.c.number > sa.literal_column("0"))
+    return _row(6, "parents", used=these.c.number, job_ids=these.c.ids).where(these.c.number > ZERO)
 
 
 def _asked(table: sa.Table, job_id: int) -> sa.CTE:
@@ -108,7 +108,7 @@ def _asked(table: sa.Table, job_id: int) -> sa.CTE:
         sa.select(
             *columns_of(table.c, "id queue task run_at"),
             sa.case((key >= FIRST_KEY, key)).label("key"),
-            sa.func.coalesce(table.c.units, sa.literal_column("1"), type_=sa.Integer()).label("units"),
+            sa.func.coalesce(table.c.units, ONE, type_=sa.Integer()).label("units"),
         )
         .where(table.c.id == sa.bindparam("job_id", job_id, sa.BigInteger), table.c.status == _QUEUED)
         .cte("asked")
@@ -200,7 +200,7 @@ def _behind_a_retry(table: sa.Table, asked: sa.CTE, scope: sa.CTE) -> sa.Select[
     return (
         _row(3, "strict", scope, job_ids=first.c.ids, until=first.c.last)
         .select_from(scope.join(first, sa.true()))
-        .where(scope.c.strict, first.c.number > sa.literal_column("0"))
+        .where(scope.c.strict, first.c.number > ZERO)
     )
 
 
@@ -225,10 +225,8 @@ def _named(table: sa.Table, *where: sa.ColumnElement[bool]) -> LateralFromClause
     """The number of jobs, the first of them, and when the last is due."""
     number = sa.func.count()
     # `+ 0`, so that no plan reads all jobs in this order.
-    ids = sa.func.array_agg(
-        aggregate_order_by(table.c.id, table.c.id + sa.literal_column("0")), type_=sa.ARRAY(sa.BigInteger)
-    )
-    others = sa.func.greatest(number - sa.literal_column(str(_NAMED)), sa.literal_column("0"))
+    ids = sa.func.array_agg(aggregate_order_by(table.c.id, table.c.id + ZERO), type_=sa.ARRAY(sa.BigInteger))
+    others = sa.func.greatest(number - sa.literal_column(str(_NAMED)), ZERO)
     named = sa.func.trim_array(ids, sa.cast(others, sa.Integer), type_=sa.ARRAY(sa.BigInteger))
     last = sa.func.max(table.c.run_at)
     return sa.select(number.label("number"), named.label("ids"), last.label("last")).where(*where).lateral("these")
@@ -243,8 +241,7 @@ def _running(table: sa.Table, scope: sa.CTE) -> Sequence[sa.ColumnElement[bool]]
     """The running jobs of this key, as claims read them: from where they begin in the index."""
     key = table.c.concurrency_key
     return (
-        sa.tuple_(key, table.c.status != _QUEUED, table.c.id)
-        >= sa.tuple_(scope.c.key, sa.true(), sa.literal_column("0")),
+        sa.tuple_(key, table.c.status != _QUEUED, table.c.id) >= sa.tuple_(scope.c.key, sa.true(), ZERO),
         key <= scope.c.key,
         _is_begun(table),
     )
@@ -256,5 +253,5 @@ def _begun(table: sa.Table, scope: sa.CTE) -> sa.ColumnElement[bool]:
 
 
 def _is_begun(table: sa.Table) -> sa.ColumnElement[bool]:
-    claimed_before = sa.and_(table.c.status == _QUEUED, table.c.claims > sa.literal_column("0"))
+    claimed_before = sa.and_(table.c.status == _QUEUED, table.c.claims > ZERO)
     return sa.and_(table.c.concurrency_key.is_not(None), sa.or_(table.c.status == _RUNNING, claimed_before))

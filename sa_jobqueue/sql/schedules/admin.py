@@ -19,7 +19,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from ...models import Job, JobMixin, Schedule, companions_of, schema_function
 from ...rules.failures import clean
 from ..admin import UNSYNCHRONIZED, check_criteria
-from ..parts import epoch, lock_in_order, members, table_of
+from ..parts import ONE, ZERO, epoch, lock_in_order, members, table_of
 
 Criterion = sa.ColumnExpressionArgument[bool]
 
@@ -84,8 +84,8 @@ def run_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> sa.
             for value, of in (
                 (columns.id, sa.BigInteger()),
                 (epoch(sa.func.now()), sa.Float(53)),
-                (sa.literal_column("1"), sa.Integer()),
-                (sa.literal_column("0"), sa.Float(53)),
+                (ONE, sa.Integer()),
+                (ZERO, sa.Float(53)),
             )
         ),
         of=sa.BigInteger(),
@@ -102,7 +102,7 @@ def list_schedules(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
         sa.select(jobs.id, jobs.status, jobs.created_at, jobs.finished_at)
         .where(jobs.schedule_id == table.c.id)
         .order_by(jobs.finished_at.desc(), jobs.id.desc())  # those that have not finished come first
-        .limit(sa.literal_column("1"))
+        .limit(ONE)
         .correlate(table)
         .lateral("last")
     )

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from ...models import Job, JobMixin, Schedule, companions_of
 from ...rules.job_fields import JOB_FIELDS
-from ..parts import array, epoch, lock_in_order, members, table_of
+from ..parts import ONE, array, epoch, lock_in_order, members, table_of
 from ..tables import StorePart
 
 #: What a definition says, beside the name.
@@ -43,7 +43,7 @@ def declare_new(*, values: Mapping[str, Any], digest: str, job: type[JobMixin] =
     made = insert(table_of(companions_of(job).schedule)).values(
         **values, declared=dict(values), definitions=[digest], declared_at=sa.func.now()
     )
-    return made.on_conflict_do_nothing(index_elements=["name"]).returning(sa.literal_column("1"))
+    return made.on_conflict_do_nothing(index_elements=["name"]).returning(ONE)
 
 
 def lock_declared(name: str, *, job: type[JobMixin] = Job) -> sa.Executable:
@@ -168,7 +168,7 @@ def digests_with(digest: str, known: Sequence[str] | None, *, gone: bool) -> lis
     before = list(known or ())
     if digest in before and not gone:
         return None
-    return [*[one for one in before if one != digest][-_FORMER:], digest]
+    return [*[former for former in before if former != digest][-_FORMER:], digest]
 
 
 def to_change(row: Any, before: object, values: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
@@ -201,10 +201,10 @@ class DeclaredSchedules(StorePart):
         there = {row.name: row for row in connection.execute(declared_schedules(list(definitions), job=self.job))}
         said: list[str] = []
         resumed: list[str] = []
-        for name, one in sorted(definitions.items()):
+        for name, new in sorted(definitions.items()):
             row = there.get(name)
             if row is None:
-                made = declare_new(values=one.values, digest=one.digest, job=self.job)
+                made = declare_new(values=new.values, digest=new.digest, job=self.job)
                 if connection.execute(made).first() is not None:
                     result.made.append(name)
                 else:
@@ -213,8 +213,8 @@ class DeclaredSchedules(StorePart):
             if row.age is None:
                 result.taken.append(name)
                 continue
-            if row.current != one.digest and not self._replace(
-                connection, name, one, result, gone=row.age > gone.total_seconds()
+            if row.current != new.digest and not self._replace(
+                connection, name, new, result, gone=row.age > gone.total_seconds()
             ):
                 continue
             if row.undeclared:

@@ -15,7 +15,7 @@ from ...models import Job, JobMixin, companions_of, schema_function, status_lite
 from ...rules.lifecycle import JobStatus
 from ...rules.schedules import due_ticks, rule_of
 from ..admin import cancel_jobs
-from ..parts import array, epoch, epoch_of, in_seconds, members, rows, table_of
+from ..parts import ONE, array, epoch, epoch_of, in_seconds, members, rows, table_of
 from ..tables import StorePart
 
 
@@ -26,7 +26,7 @@ def next_look(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
         sa.select(sa.type_coerce(epoch(columns.due_at) - epoch(sa.func.clock_timestamp()), sa.Float()))
         .where(columns.paused_at.is_(None))
         .order_by(columns.due_at)
-        .limit(sa.literal_column("1"))
+        .limit(ONE)
     )
 
 
@@ -58,7 +58,7 @@ def live_jobs(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable
     live = (
         sa.select(sa.literal_column("true", sa.Boolean))
         .where(columns.schedule_id == wanted.c.id, columns.finished_at.is_(None))
-        .limit(sa.literal_column("1"))
+        .limit(ONE)
         .correlate(wanted)
         .scalar_subquery()
     )
@@ -273,7 +273,7 @@ class Schedules(StorePart):
         if cancelled := [step.move.id for step in steps if step.cancels]:
             job = self.job
             connection.execute(cancel_jobs(job.schedule_id.in_(cancelled), job.finished_at.is_(None), job=job))
-        if jobs := [one for step in steps for one in step.jobs]:
+        if jobs := [entry for step in steps for entry in step.jobs]:
             schedules, times, numbers, delays = zip(*jobs, strict=True)
             connection.execute(
                 enqueue_ticks(schedules=schedules, times=times, numbers=numbers, delays=delays, job=self.job)

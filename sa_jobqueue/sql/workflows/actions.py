@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from ...models import GATE, Job, JobMixin, companions_of, schema_function, status_literal
 from ...rules.lifecycle import JobStatus
 from ...util.schema import SCHEMA
-from ..parts import array, packed, table_of
+from ..parts import ONE, ZERO, array, packed, table_of
 
 _OUT: Mapping[str, Any] = {
     "again_ids": sa.ARRAY(sa.BigInteger), "busy_ids": sa.ARRAY(sa.BigInteger), "read_ids": sa.ARRAY(sa.BigInteger), "last_ids": sa.ARRAY(sa.BigInteger),
@@ -61,7 +61,7 @@ def stray_workflows(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     page = sa.bindparam("page", limit, sa.Integer)
 
     def first(*after: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:
-        return sa.select(happened).where(*after).order_by(happened).limit(sa.literal_column("1")).scalar_subquery()
+        return sa.select(happened).where(*after).order_by(happened).limit(ONE).scalar_subquery()
 
     # By workflow, not by event: many of one hide no other.
     start = sa.select(first().label("id")).cte("flow", recursive=True)
@@ -70,7 +70,7 @@ def stray_workflows(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     is_paused = (
         sa.select(workflow.id)
         .where(workflow.id == flow.c.id, workflow.paused_at.is_not(None), workflow.cancelled_at.is_(None))
-        .offset(sa.literal_column("0"))
+        .offset(ZERO)
         .correlate(flow)
     )
     found = (
@@ -139,8 +139,8 @@ def reopen_below(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executa
     child = table.alias("child")
     failed_id = sa.literal_column("'failed_id'", sa.Text)
 
-    def last(one: Any) -> sa.ColumnElement[Any]:
-        found: sa.ColumnElement[Any] = one.c.errors[sa.literal_column("-1", sa.Integer)].op("->>")(failed_id)
+    def last(member: Any) -> sa.ColumnElement[Any]:
+        found: sa.ColumnElement[Any] = member.c.errors[sa.literal_column("-1", sa.Integer)].op("->>")(failed_id)
         return found
 
     below = (
@@ -164,7 +164,7 @@ def reopen_below(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executa
             below.exists() | failed_fast,
         )
         .order_by(flow.c.id, table.c.id)
-        .offset(sa.literal_column("0"))
+        .offset(ZERO)
         .subquery("node")
     )
     call: Any = schema_function(
@@ -190,9 +190,9 @@ def resume_workflows(*ids: int, schema: str = SCHEMA) -> sa.Executable:
 
 
 def _check(ids: Sequence[object]) -> None:
-    for one in ids:
-        if type(one) is not int:
-            raise TypeError(f"workflows are given by their ids, not by {one!r}")
+    for workflow_id in ids:
+        if type(workflow_id) is not int:
+            raise TypeError(f"workflows are given by their ids, not by {workflow_id!r}")
 
 
 # ---- A member of a workflow in words: its name, and which of its parents it needs. `node`: a row of `workflow_nodes`.
@@ -241,10 +241,10 @@ def members_ended(
     looked at.
     """
     ends = [
-        sa.select(one.c.workflow_id, one.c.id, completed if "completed" not in one.c else one.c.completed).where(
-            one.c.workflow_id.is_not(None)
-        )
-        for one in jobs
+        sa.select(
+            ending.c.workflow_id, ending.c.id, completed if "completed" not in ending.c else ending.c.completed
+        ).where(ending.c.workflow_id.is_not(None))
+        for ending in jobs
     ]
     source: Any = ends[0] if len(ends) == 1 else ends[0].union_all(*ends[1:])
     return sa.insert(table_of(companions_of(job).event)).from_select(
@@ -256,12 +256,12 @@ def member_events(
     jobs: Sequence[sa.FromClause],
     completed: sa.ColumnElement[Any] = COMPLETED,
     *,
-    told: bool = False,
+    notify: bool = False,
     job: type[JobMixin] = Job,
 ) -> sa.CTE:
     """The same, to be added to the statement that ends the jobs. `told`: workers that listen are told at the commit."""
     appended = members_ended(jobs, completed, job=job)
-    if told:
+    if notify:
         telling = schema_function("tell_workflows", table_of(companions_of(job).event).schema, of=sa.Text())
         return appended.returning(telling.label("told")).cte("events")
     return appended.cte("events")

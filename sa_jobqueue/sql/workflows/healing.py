@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 
 from ...models import Job, JobMixin, companions_of, status_in, status_literal
 from ...rules.lifecycle import FINISHED, JobStatus
-from ..parts import FIRST_ID, table_of
+from ..parts import FIRST_ID, ZERO, table_of
 
 
 def heal_members(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
@@ -43,7 +41,7 @@ def heal_members(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = Job
     )
     strays = (
         sa.select(page.c.workflow_id, page.c.blocked_by, sa.cast(sa.literal_column("false"), sa.Boolean))
-        .where(page.c.blocked_by > sa.literal_column("0"), sa.not_(lives.exists()), sa.not_(known.exists()))
+        .where(page.c.blocked_by > ZERO, sa.not_(lives.exists()), sa.not_(known.exists()))
         .distinct()
     )
     appended = (
@@ -77,35 +75,34 @@ def heal_workflows(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = J
         .prefix_with("MATERIALIZED")
     )
     # OFFSET 0 is a fence: each is looked up by an index.
-    fence: sa.ColumnElement[Any] = sa.literal_column("0")
     parent, child = jobs.alias("parent"), jobs.alias("child")
     goes_on = sa.and_(
         page.c.finished_at.is_(None),
         sa.not_(
-            sa.select(happened.c.id).where(happened.c.workflow_id == page.c.id).offset(fence).correlate(page).exists()
+            sa.select(happened.c.id).where(happened.c.workflow_id == page.c.id).offset(ZERO).correlate(page).exists()
         ),
     )
     watched = sa.select(jobs.c.id).where(jobs.c.id == page.c.watched_id, sa.not_(status_in(jobs.c.status, FINISHED)))
     lives = sa.select(jobs.c.id).where(jobs.c.workflow_id == page.c.id, sa.not_(status_in(jobs.c.status, FINISHED)))
     over = sa.select(page.c.id, (-page.c.id).label("job_id"), sa.cast(sa.null(), sa.Boolean)).where(
         goes_on,
-        sa.not_(watched.offset(fence).correlate(page).exists()),
-        sa.not_(lives.offset(fence).correlate(page).exists()),
+        sa.not_(watched.offset(ZERO).correlate(page).exists()),
+        sa.not_(lives.offset(ZERO).correlate(page).exists()),
     )
     waits = (
         sa.select(child.c.id)
         .where(
             child.c.id == join.job_id, child.c.status == status_literal(JobStatus.BLOCKED),
-            child.c.blocked_by == sa.literal_column("0"),
+            child.c.blocked_by == ZERO,
         )
-        .offset(fence)
+        .offset(ZERO)
         .correlate(table_of(join))
     )  # fmt: skip
     has_parent = (
         sa.select(edge.c.parent_id)
         .select_from(edge.join(parent, parent.c.id == edge.c.parent_id))
         .where(edge.c.child_id == join.job_id, edge.c.policy == sa.literal_column("'count'"), sa.not_(status_in(parent.c.status, FINISHED)))
-        .offset(fence)
+        .offset(ZERO)
         .correlate(table_of(join))
     )  # fmt: skip
     joins = (
@@ -130,7 +127,7 @@ def stray_members(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     table = table_of(job)
     first = (
         sa.select(table.c.id, table.c.blocked_by, table.c.workflow_id)
-        .where(table.c.status == status_literal(JobStatus.BLOCKED), table.c.blocked_by > sa.literal_column("0"))
+        .where(table.c.status == status_literal(JobStatus.BLOCKED), table.c.blocked_by > ZERO)
         .order_by(table.c.blocked_by)
         .limit(sa.bindparam("sample", limit, sa.Integer))
         .subquery("waiting")
@@ -140,12 +137,12 @@ def stray_members(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     lives = (
         sa.select(parent.c.id)
         .where(parent.c.id == first.c.blocked_by, sa.not_(status_in(parent.c.status, FINISHED)))
-        .offset(sa.literal_column("0"))
+        .offset(ZERO)
     )
     known = (
         sa.select(happened.c.id)
         .where(happened.c.workflow_id == first.c.workflow_id, happened.c.job_id == first.c.blocked_by)
-        .offset(sa.literal_column("0"))
+        .offset(ZERO)
     )
     return sa.select(first.c.id).where(sa.not_(lives.exists()), sa.not_(known.exists())).order_by(first.c.id)
 

@@ -124,9 +124,13 @@ def add_members(
         sa.bindparam("workflow", workflow, sa.BigInteger),
         sa.bindparam("outside", outside, sa.Boolean),
     ]
-    for one, values in values_of(added.calls):
+    for job_field, values in values_of(added.calls):
         arguments.append(
-            _array(one.column, list(map(due_text, values) if one.kind == "time" else values), type_of(one))
+            _array(
+                job_field.column,
+                list(map(due_text, values) if job_field.kind == "time" else values),
+                type_of(job_field),
+            )
         )
     arguments += [
         _array("inputs", added.inputs, sa.SmallInteger()),
@@ -151,8 +155,8 @@ def _array(name: str, values: Sequence[Any], of: TypeEngine[Any]) -> Any:
     if values.count(None) == len(values):
         return array(name, (), of)
     if isinstance(of, sa.Text):
-        quoted = {one: packed_texts([one])[1:-1] for one in dict.fromkeys(values)}
-        return array(name, _joined(quoted[one] for one in values), of)
+        quoted = {fromkey: packed_texts([fromkey])[1:-1] for fromkey in dict.fromkeys(values)}
+        return array(name, _joined(quoted[value] for value in values), of)
     numbers = packed(values) if name in {"children", "parents"} else packed_alike(values)
     return array(name, _joined([numbers[1:-1]]), of)
 
@@ -167,12 +171,12 @@ def insert_callbacks(
 ) -> sa.Executable:
     """What is to be enqueued at "success", "failure" or the "end" of the workflow."""
     target = table_of(callback)
-    kept = [one for one in values_of([call for _, call in callbacks]) if one[0].column in target.c]
+    kept = [pair for pair in values_of([call for _, call in callbacks]) if pair[0].column in target.c]
     columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any]]] = {
         "event": (sa.Text(), [event for event, _ in callbacks]),
-        **{one.column: (type_of(one), values) for one, values in kept if not one.rare},
+        **{field.column: (type_of(field), values) for field, values in kept if not field.rare},
         "delay": (sa.Text(), [str(call.run_at.total_seconds()) for _, call in callbacks]),  # type: ignore[union-attr]
-        **{one.column: (type_of(one), values) for one, values in kept if one.rare},
+        **{field.column: (type_of(field), values) for field, values in kept if field.rare},
     }
     row = rows("callback", **{name: array(f"callback_{name}", given, of) for name, (of, given) in columns.items()})
     source = sa.select(

@@ -119,8 +119,8 @@ def forget_workflows(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Exe
     found = chosen.cte("chosen").prefix_with("MATERIALIZED")
     mine = sa.select(found.c.id)
     also = [
-        sa.delete(one).where(members(table_of(one).c.workflow_id, mine)).cte(name)
-        for one, name in ((callback, "callbacks"), (join, "joins"), (event, "events"))
+        sa.delete(model).where(members(table_of(model).c.workflow_id, mine)).cte(name)
+        for model, name in ((callback, "callbacks"), (join, "joins"), (event, "events"))
     ]
     gone = sa.delete(workflow).where(members(table_of(workflow).c.id, mine)).execution_options(**UNSYNCHRONIZED)
     return gone.add_cte(*also).returning(workflow.id)
@@ -216,7 +216,7 @@ class Workflows(StorePart):
     def inputs_of(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, list[Input] | None]:
         """What each of these members takes, by its id; None where that is too much to be read at once."""
         statement = inputs_of(ids, most=_MOST_INPUTS, size=_MOST_BYTES, job=self.job)
-        found: dict[int, list[Input] | None] = {one: [] for one in ids}
+        found: dict[int, list[Input] | None] = {job_id: [] for job_id in ids}
         for child, *values in connection.execute(statement):
             taken = Input(*values)
             if taken.position is None:

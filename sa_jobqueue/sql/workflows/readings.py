@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 
 from ...models import Job, JobMixin, companions_of
-from ..parts import FIRST_ID, array, epoch, rows, table_of
+from ..parts import FIRST_ID, ONE, ZERO, array, epoch, rows, table_of
 from ..readings.depths import CAP
 
 
@@ -129,8 +129,6 @@ _FIRST = 10
 #: Paused workflows that are named.
 _NAMED = 100
 
-_ONE: sa.ColumnElement[int] = sa.literal_column("1", sa.Integer)
-
 
 def count_workflows(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
     """One row: whether workflows `exist`; how many are `running`, `paused`, `overdue` (their deadline is over, and they have not
@@ -144,14 +142,14 @@ def count_workflows(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executab
     def number(page: sa.Select[Any]) -> sa.ScalarSelect[int]:
         return sa.select(sa.func.count()).select_from(page.limit(most).subquery("page")).scalar_subquery()
 
-    oldest = sa.select(columns.created_at).where(lives, runs).order_by(columns.created_at).limit(_ONE).scalar_subquery()
+    oldest = sa.select(columns.created_at).where(lives, runs).order_by(columns.created_at).limit(ONE).scalar_subquery()
     return sa.select(
         sa.select(columns.id).exists().label("exist"),
-        number(sa.select(_ONE).where(lives, runs).order_by(columns.created_at)).label("running"),
-        number(sa.select(_ONE).where(lives, columns.paused_at.is_not(None)).order_by(columns.paused_at)).label("paused"),
-        number(sa.select(_ONE).where(lives, columns.deadline_at <= sa.func.now()).order_by(columns.deadline_at)).label("overdue"),
-        number(sa.select(_ONE).where(columns.status == sa.literal_column("'failed'")).order_by(columns.finished_at)).label("failed"),
-        number(sa.select(_ONE).select_from(table_of(tables.event)).order_by(happened.workflow_id, happened.id)).label("events"),
+        number(sa.select(ONE).where(lives, runs).order_by(columns.created_at)).label("running"),
+        number(sa.select(ONE).where(lives, columns.paused_at.is_not(None)).order_by(columns.paused_at)).label("paused"),
+        number(sa.select(ONE).where(lives, columns.deadline_at <= sa.func.now()).order_by(columns.deadline_at)).label("overdue"),
+        number(sa.select(ONE).where(columns.status == sa.literal_column("'failed'")).order_by(columns.finished_at)).label("failed"),
+        number(sa.select(ONE).select_from(table_of(tables.event)).order_by(happened.workflow_id, happened.id)).label("events"),
         _seconds_since(oldest).label("seconds"),
     )  # fmt: skip
 
@@ -166,22 +164,21 @@ def workflows_behind(*, limit: int = BEHIND, looked: int = _LOOKED, job: type[Jo
     jobs, happened, columns = table_of(job).c, table_of(tables.event).c, table_of(tables.workflow).c
 
     def first(*after: sa.ColumnElement[bool]) -> sa.Select[Any]:
-        return sa.select(happened.workflow_id).where(*after).order_by(happened.workflow_id).limit(_ONE)
+        return sa.select(happened.workflow_id).where(*after).order_by(happened.workflow_id).limit(ONE)
 
     # By workflow, not by event: many of one hide no other.
-    start = sa.select(first().scalar_subquery().label("id"), _ONE.label("number"))
+    start = sa.select(first().scalar_subquery().label("id"), ONE.label("number"))
     flow = start.cte("flow", recursive=True)
     following = first(happened.workflow_id > flow.c.id).correlate(flow).scalar_subquery()
-    more = sa.select(following, flow.c.number + _ONE).where(
+    more = sa.select(following, flow.c.number + ONE).where(
         flow.c.id.is_not(None), flow.c.number < sa.bindparam("looked", looked, sa.Integer)
     )
     flow = flow.union_all(more)
     # OFFSET 0 is a fence: each is looked up by its id.
-    fence: sa.ColumnElement[Any] = sa.literal_column("0")
     goes_on = (
         sa.select(columns.id)
         .where(columns.id == flow.c.id, sa.or_(columns.paused_at.is_(None), columns.cancelled_at.is_not(None)))
-        .offset(fence)
+        .offset(ZERO)
         .correlate(flow)
         .exists()
     )
@@ -194,7 +191,7 @@ def workflows_behind(*, limit: int = BEHIND, looked: int = _LOOKED, job: type[Jo
         .correlate(behind)
         .subquery("page")
     )
-    ended = sa.select(jobs.finished_at).where(jobs.id == page.c.job_id).offset(fence).correlate(page).scalar_subquery()
+    ended = sa.select(jobs.finished_at).where(jobs.id == page.c.job_id).offset(ZERO).correlate(page).scalar_subquery()
     since = sa.select(sa.func.min(ended).label("first")).select_from(page).correlate(behind).lateral("since")
     seconds = _seconds_since(since.c.first).label("seconds")
     return sa.select(behind.c.id, seconds).select_from(behind.join(since, sa.true()))
