@@ -29,7 +29,6 @@ from .claiming.claimer import Claimer
 from .connections.engines import Engines
 from .connections.listener import Listener
 from .connections.service import Connector
-from .dispatch import Dispatch, UnknownTasks
 from .maintenance.chore import Governor
 from .maintenance.limits import DeclareLimits, ForgetStates
 from .maintenance.loop import Maintenance
@@ -134,21 +133,13 @@ class Services:
             pause=self.reopening.pause,
             notes=self.runs.notes,
         )
-        self.dispatch = Dispatch(
-            spec.registry,
-            self.all_slots,
-            runs=self.runs,
-            executor=self.executor,
-            writer=self.writer,
-            observer=self.observer,
-            unknown=UnknownTasks(settings.unknown_delay),
-        )
         self.claimer = Claimer(
             connector,
             worker=worker,
             all_slots=self.all_slots,
             writer=self.writer,
-            dispatch=self.dispatch,
+            registry=spec.registry,
+            executor=self.executor,
             runs=self.runs,
             settings=settings,
             listening=self._is_listening,

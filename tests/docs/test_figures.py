@@ -16,10 +16,10 @@ from sa_jobqueue.rules.lifecycle import Rules
 from sa_jobqueue.tasks.options import Options
 from sa_jobqueue.tasks.registry import Registry
 from sa_jobqueue.util.schema import GATES
-from sa_jobqueue.worker import dispatch as unknown
 from sa_jobqueue.worker.claiming import claimer
+from sa_jobqueue.worker.claiming import intake as unknown
 from sa_jobqueue.worker.claiming import shortage as resume
-from sa_jobqueue.worker.claiming.poison import isolate as overlooked
+from sa_jobqueue.worker.claiming.poison import jobs as overlooked
 from sa_jobqueue.worker.claiming.poison import skipped
 from sa_jobqueue.worker.connections.engines import SERVICE_CONNECTIONS
 from sa_jobqueue.worker.connections.service import service_settings

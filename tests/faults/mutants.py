@@ -25,7 +25,7 @@ from sa_jobqueue.sql.claims import ClaimRequest, new_token
 from sa_jobqueue.sql.leases import Renewal
 from sa_jobqueue.sql.schedules import due as schedules
 from sa_jobqueue.sql.store import default_store
-from sa_jobqueue.worker.claiming import fetch
+from sa_jobqueue.worker.claiming import intake
 from sa_jobqueue.worker.running import transaction as libpq
 from sa_jobqueue.worker.running import verdict
 from sa_jobqueue.worker.running.attempt_end import LOST, Written
@@ -170,7 +170,7 @@ def free_keys_at_the_start() -> None:
         connection.execute(text("DELETE FROM sa_jobqueue.unique_key WHERE job_id = ANY (:ids)"), {"ids": list(started)})
         return set()
 
-    fetch.started_keys = lambda jobs: dict.fromkeys((job.id for job in jobs), "")
+    intake.started_keys = lambda jobs: dict.fromkeys((job.id for job in jobs), "")
     default_store.free_started_keys = free  # type: ignore[method-assign]
 
 

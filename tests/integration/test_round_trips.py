@@ -24,7 +24,7 @@ from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.worker.claiming import demand as gates
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.claiming.demand import Demand
-from sa_jobqueue.worker.claiming.poison import isolate as overlooked
+from sa_jobqueue.worker.claiming.poison import jobs as overlooked
 from sa_jobqueue.worker.claiming.shortage import ExpiredJobs
 from sa_jobqueue.worker.claiming.workflows import MovingWorkflows
 from sa_jobqueue.worker.running.writer import OutcomeWriter

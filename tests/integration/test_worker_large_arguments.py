@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Job, Registry, enqueue, task
 from sa_jobqueue.sql.claims import ClaimRequest
 from sa_jobqueue.sql.store import default_store
-from sa_jobqueue.worker.claiming import fetch
+from sa_jobqueue.worker.claiming import intake
 from tests.support.factory import unfolding
 from tests.support.waiting import wait_until
 from tests.support.working import add, assert_nothing_leaked, drain, finished, job_of, working
@@ -116,8 +116,8 @@ def test_what_cannot_be_fetched_in_time_goes_back(
         late += 20
 
     before_each_fetch(monkeypatch, be_slow)
-    own = fetch.monotonic
-    monkeypatch.setattr(fetch, "monotonic", lambda: own() + late)
+    own = intake.monotonic
+    monkeypatch.setattr(intake, "monotonic", lambda: own() + late)
     ids = add(engine, *map(large, "abc"), enqueue("runs", name="small", text=""))
     worker = drain(engine, registry, lease=60)
     jobs = [job_of(engine, id) for id in ids]
@@ -142,7 +142,7 @@ def test_a_fetch_that_takes_too_much_holds_up_no_other_job(
             connection.execute(text(f"DO $$ BEGIN RAISE EXCEPTION 'too much' USING ERRCODE = '{state}'; END $$"))
 
     before_each_fetch(monkeypatch, fail_once)
-    monkeypatch.setattr(fetch, "_LATER", 0.2)
+    monkeypatch.setattr(intake, "_LATER", 0.2)
     ids = add(engine, *map(large, "abc"))
     with working(engine, registry, lease=60) as worker:
         wait_until(lambda: finished(engine, *ids))

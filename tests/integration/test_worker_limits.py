@@ -35,8 +35,8 @@ from sa_jobqueue.sql.admin import Locked
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import release_jobs
 from sa_jobqueue.worker.claiming import demand as polling
+from sa_jobqueue.worker.claiming.intake import Intake
 from sa_jobqueue.worker.claiming.limited import LimitedQueues
-from sa_jobqueue.worker.dispatch import Dispatch
 from tests.support import heavy, pooler
 from tests.support.databases import connect
 from tests.support.factory import TABLE, make_job, make_jobs
@@ -306,20 +306,20 @@ def test_a_permit_of_a_job_that_goes_back_at_once_is_told(
     """The claimed job never got a slot of the first worker."""
     told(url)
     set_limit(engine, running=1)
-    claims, leaves = Dispatch.take_in, why == "it leaves"
+    start, leaves = Intake._start, why == "it leaves"
     with working(url, registry if leaves else Registry(), poll=LONG, queues={"default": 2}) as first:
         services = services_of(first)
 
-        def when_others_wait(self: Dispatch, jobs: list[ClaimedJob], claimed_at: float) -> None:
-            if self is services.claimer._fetcher.dispatch:
+        def when_others_wait(self: Intake, jobs: list[ClaimedJob], claimed_at: float) -> None:
+            if self is services.claimer._intake:
                 wait_until(lambda: len(others) == 1 and rest(*others))
                 if leaves:
                     first.stop()
                     wait_until(lambda: services.all_slots["default"]._closed)
-            claims(self, jobs, claimed_at)
+            start(self, jobs, claimed_at)
 
         others: list[Worker] = []
-        monkeypatch.setattr(Dispatch, "take_in", when_others_wait)
+        monkeypatch.setattr(Intake, "_start", when_others_wait)
         wait_until(lambda: rest(first))
         fill(engine, range(2))
         wait_until(lambda: JobStatus.RUNNING in statuses(engine))

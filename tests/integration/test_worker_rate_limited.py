@@ -13,7 +13,7 @@ from sqlalchemy import Engine, Executable, func, insert, select, text, update
 from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, KeyLimits, RateLimited, Registry, enqueue, task
 from sa_jobqueue.models import LimitRow, LimitState
 from sa_jobqueue.statements import remove_limit, resume, set_limit
-from sa_jobqueue.worker.claiming.claimer import Claimer
+from sa_jobqueue.worker.claiming.claimer import Claimer, Exchange
 from tests.support import heavy
 from tests.support.factory import make_job
 from tests.support.nightly import crossed, nightly
@@ -205,15 +205,15 @@ def test_no_claim_is_in_its_transaction(
 ) -> None:
     """A claim of another worker's may write the same rows, and would wait for this one's locks, which waits for it: a deadlock."""
     wrote: list[tuple[bool, bool]] = []
-    real = Claimer._write_and_claim
+    real = Claimer._send
 
-    def write_and_claim(self: Claimer, connection: Any, changes: Any, wanted: Any, **options: Any) -> Any:
-        done = real(self, connection, changes, wanted, **options)
-        if changes:
-            wrote.append((any(change.blocks is not None for change in changes), done is None))
+    def send(self: Claimer, connection: Any, exchange: Exchange) -> bool:
+        done = real(self, connection, exchange)
+        if exchange.changes:
+            wrote.append((any(change.blocks is not None for change in exchange.changes), not done))
         return done
 
-    monkeypatch.setattr(Claimer, "_write_and_claim", write_and_claim)
+    monkeypatch.setattr(Claimer, "_send", send)
     partner = Partner(registry, 0.2)
     ids = add(engine, *(enqueue(partner.task, number) for number in range(20)))
     drain(url, registry, queues={"default": 2})
@@ -236,7 +236,8 @@ def test_a_worker_forgets_what_is_over(engine: Engine, url: str, registry: Regis
     with working(url, registry, prune_every=0.1) as worker:
         wait_until(lambda: not states(engine) and not limits(engine))
         wait_until(lambda: not services_of(worker).claimer._limited.has("default"))
-        wait_until(lambda: finished(engine, add_one(engine, enqueue(other))))
+        id = add_one(engine, enqueue(other))
+        wait_until(lambda: finished(engine, id))
 
 
 @pytest.mark.parametrize(("key", "end"), [(None, remove_limit), ("42", resume)])

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from sa_jobqueue.sql.claims import Fault
-from sa_jobqueue.worker.claiming.poison.bisection import Mode, after_failure
+from sa_jobqueue.worker.claiming.recovery import Mode, after_failure
 
 TOGETHER, APART, WITHOUT_PAYLOAD, BISECTING = Mode
 GIVE_UP = None

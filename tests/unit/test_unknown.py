@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sa_jobqueue.arguments.context import ClaimedJob
-from sa_jobqueue.worker import dispatch as unknown
-from sa_jobqueue.worker.dispatch import UnknownTasks
+from sa_jobqueue.worker.claiming import intake as unknown
+from sa_jobqueue.worker.claiming.intake import UnknownTasks
 from tests.unit.test_resume import Clock
 
 

@@ -9,8 +9,9 @@ a broken commit may have claimed are given back.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic
 
@@ -25,11 +26,12 @@ from ...sql.apply import Answer, alike
 from ...sql.claims import MOST_TEXT, ClaimRequest, fault_of, is_limits_changed, is_too_much
 from ...sql.limits.claims import QueueAnswer
 from ...sql.workers import EVERY_QUEUE
+from ...tasks.registry import Registry
 from ...util.log import get_logger
 from ..connections.pool import CLIENT_MARGIN, Deadline
 from ..connections.service import Connector
-from ..dispatch import Dispatch
 from ..process.inside import AutoResetEvent, ServiceThread
+from ..running.executor import Executor
 from ..running.run import Runs
 from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
@@ -37,11 +39,11 @@ from ..tally import Observer
 from .connection import BrokenCommits, ClaimerConnection
 from .demand import Demand, Gates
 from .every import SharedDemand, SharedGates
-from .fetch import Fetcher
+from .intake import Intake, UnknownTasks
 from .limited import LimitedQueues
-from .poison.bisection import BisectingClaims, Mode, after_failure
-from .poison.isolate import OverlookedJobs, Suspects, UnclaimableJobs
-from .poison.skipped import SkippedJobs
+from .poison.jobs import PoisonJobs
+from .poison.skipped import SkippedJobs, Suspects
+from .recovery import Mode, after_failure
 from .shortage import ExpiredJobs, ResumePoints, Shortage
 from .workflows import MovingWorkflows
 
@@ -59,8 +61,27 @@ _LATELY = 60.0
 _SHARES = 100
 
 
+@dataclass(slots=True)
+class Exchange:
+    """Outcomes that are written and jobs that are claimed in one transaction, and what the database answers."""
+
+    changes: list[Change]
+    wanted: dict[str, int]
+    """How many jobs to claim from each queue."""
+    limited: bool
+    """Whether limits hold in these queues."""
+    quiet: bool
+    """Whether nothing ran when it began."""
+    began: float = 0.0
+    """When the claim began, by `monotonic()`."""
+    answers: dict[int, Answer] = field(default_factory=dict)
+    jobs: list[ClaimedJob] = field(default_factory=list)
+    states: dict[str, QueueAnswer] = field(default_factory=dict)
+    """Of a claim under limits: how to go on in each queue."""
+
+
 class Claimer:
-    """Claims for the free slots of `all_slots`, hands the jobs to `dispatch`, and writes the outcomes that `writer` holds.
+    """Claims for the free slots of `all_slots`, gives them the jobs, and writes the outcomes that `writer` holds.
 
     `listening()`: whether announcements of new jobs are heard. `idle()` is called when nothing is due and nothing runs.
     """
@@ -72,7 +93,8 @@ class Claimer:
         worker: str,
         all_slots: dict[str, Slots],
         writer: OutcomeWriter,
-        dispatch: Dispatch,
+        registry: Registry,
+        executor: Executor,
         runs: Runs,
         settings: WorkerSettings,
         listening: Callable[[], bool],
@@ -111,30 +133,30 @@ class Claimer:
         self._connection = ClaimerConnection(connector, self.deadline, broken_commits)
         self._mode = Mode.TOGETHER
         """How the next round writes and claims."""
-        self._began = 0.0
-        """When the last claim began."""
         self._resume = ResumePoints()
         self._expired = ExpiredJobs(connector, all_slots)
-        skipped = self.skipped
-        self._suspects = Suspects(connector, runs, writer, skipped, settings.max_rescues)
-        self._fetcher = Fetcher(connector, self.deadline, dispatch, self._demand, runs.touched, most=most_text)
         self._workflows = MovingWorkflows(connector, runs.touched, self._demand, busy=lambda: len(runs) > 0)
         self._gates = (SharedGates if every else Gates)(connector, poll=settings.poll)
+        unknown = UnknownTasks(settings.unknown_delay)
         self._limited = LimitedQueues(
-            connector, self._demand.timers, self._demand, self._gates, skipped, worker=worker, poll=settings.poll,
-            listening=listening, unknown=dispatch.unknown.names,
+            connector, self._demand.timers, self._demand, self._gates, self.skipped, worker=worker, poll=settings.poll,
+            listening=listening, unknown=unknown.names,
         )  # fmt: skip
-        bisecting = BisectingClaims(connector, self.deadline, skipped, self._limited, worker)
-        self._unclaimable = UnclaimableJobs(
-            self._connection, self._demand, skipped, self._suspects, bisecting, self._fetcher
-        )
+        self._intake = Intake(
+            connector, self.deadline, registry=registry, all_slots=all_slots, runs=runs, executor=executor, writer=writer,
+            observer=observer, unknown=unknown, demand=self._demand, limited=self._limited,
+            suspects=Suspects(connector, runs, writer, self.skipped, settings.max_rescues), most=most_text,
+        )  # fmt: skip
+        self._poison = PoisonJobs(
+            connector, self.deadline, own=self._connection, demand=self._demand, intake=self._intake, limited=self._limited,
+            worker=worker,
+        )  # fmt: skip
         self._shortage = Shortage(
             self._demand,
             resume=self._resume,
             gates=self._gates,
-            overlooked=OverlookedJobs(connector, skipped, self._limited),
             limited=self._limited,
-            unclaimable=self._unclaimable,
+            poison=self._poison,
             expired=self._expired,
             poll=settings.poll,
             workflows=self._workflows,
@@ -250,7 +272,7 @@ class Claimer:
             return backoff(failures, first=0.1, most=_LONGEST_PAUSE) * random.uniform(0.8, 1.2)
         free = self._demand.free()
         times = [self._demand.timers[name].at for name in free]
-        if (skipped := self._unclaimable.next_at(free)) is not None:
+        if (skipped := self._poison.next_at(free)) is not None:
             times.append(skipped)
         if (locked := self._writer.next_at()) is not None:
             times.append(locked)
@@ -282,7 +304,31 @@ class Claimer:
         return connection
 
     def _round(self, connection: sa.Connection) -> bool:
-        """Take outcomes, write them and claim, settle, hand over. False: there was nothing to do."""
+        """Prepare, take outcomes and demand, and make each exchange: send it, settle, hand over. False: there was nothing to do."""
+        any_skipped = self._prepare(connection)
+        changes = self._writer.take(_BATCH)
+        if self._limited.any:
+            self._limited.note_ends(self._runs.queues(changes))
+        wanted = self._demand.now()
+        if not changes and not wanted:
+            return any_skipped
+        quiet = not len(self._runs)  # asked before the claim: a handler that ends during it may have enqueued
+        if self._mode is not Mode.TOGETHER or self._writer.in_doubt:  # no outcome waits for a claim that fails
+            self._write_apart(connection, changes)
+            changes = []
+        if self._mode is Mode.BISECTING:
+            if wanted:
+                self._claim_by_bisection(connection, wanted, quiet=quiet)
+            return True
+        for exchange in self._exchanges(changes, wanted, quiet=quiet):
+            if self._send(connection, exchange):
+                self._mode = Mode.TOGETHER
+                self._settle(exchange)
+                self._hand_over(connection, exchange)
+        return True
+
+    def _prepare(self, connection: sa.Connection) -> bool:
+        """What comes before the outcomes and the claim. Returns whether skipped jobs were claimed."""
         for slots in self._all_slots.values():
             slots.measure()
         if self._writer.asked:
@@ -293,67 +339,42 @@ class Claimer:
             self._limited.begin_again()
             self._resume.keep(self._demand.timers)
         self._limited.refresh(connection)
-        again = self._unclaimable.claim_skipped(connection)
-        changes = self._writer.take(_BATCH)
-        if self._limited.any:
-            self._limited.note_ends(self._runs.queues(changes))
-        wanted = self._demand.now()
-        if not changes and not wanted:
-            return again
-        quiet = not len(self._runs)  # asked before the claim: a handler that ends during it may have enqueued
-        if self._mode is not Mode.TOGETHER or self._writer.in_doubt:  # no outcome waits for a claim that fails
-            self._write_apart(connection, changes)
-            changes = []
-            if not wanted:
-                return True
-        if self._mode is Mode.BISECTING:
-            self._claim_by_bisection(connection, wanted, quiet=quiet)
-            return True
-        limited = self._limited.part(wanted)
-        if limited:
-            self._write_claim_and_settle(connection, changes, limited, quiet=quiet, limited=True)
+        return self._poison.claim_skipped(connection)
+
+    def _exchanges(self, changes: list[Change], wanted: dict[str, int], *, quiet: bool) -> Iterator[Exchange]:
+        """First from the queues with limits. The outcomes go with the first exchange."""
+        if limited := self._limited.part(wanted):
+            yield Exchange(changes, limited, limited=True, quiet=quiet)
             changes = []
         if wanted or changes:
-            self._write_claim_and_settle(connection, changes, wanted, quiet=quiet, limited=False)
-        return True
+            yield Exchange(changes, wanted, limited=False, quiet=quiet)
 
-    def _write_claim_and_settle(
-        self, connection: sa.Connection, changes: list[Change], wanted: dict[str, int], *, quiet: bool, limited: bool
-    ) -> None:
-        """Claim from queues with limits, or from others, and write these outcomes with the claim."""
-        if (done := self._write_and_claim(connection, changes, wanted, limited=limited)) is not None:
-            answers, jobs, states = done
-            self._mode = Mode.TOGETHER
-            if changes:
-                self._settle(changes, answers)
-            if wanted:
-                self._hand_over(connection, wanted, jobs, states if limited else None, quiet=quiet)
-
-    def _write_and_claim(
-        self, connection: sa.Connection, changes: list[Change], wanted: dict[str, int], *, limited: bool
-    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, QueueAnswer]] | None:
+    def _send(self, connection: sa.Connection, exchange: Exchange) -> bool:
         """In one transaction; and nearly always in one statement, which is its own transaction.
 
-        None: nothing was claimed. That failed, or one of the changes keeps others waiting. The changes were written alone then, and the
+        False: nothing was claimed. That failed, or one of the changes keeps others waiting. The changes were written alone then, and the
         next round claims, after a failure in another mode.
         """
+        changes = exchange.changes
         in_one = not changes or alike(changes)
         if not in_one and any(change.blocks is not None for change in changes):
             self._write_apart(connection, changes)  # see `Outcomes._block`
-            return None
+            return False
         try:
             if in_one:
                 with self._connector.begin_one(connection):
-                    return self._claim(connection, wanted, changes, limited=limited)
+                    exchange.answers = self._claim(connection, exchange, changes)
+                    return True
             with self._connector.begin(connection):
-                answers = self._connector.store.apply(connection, changes)
-                _, jobs, states = self._claim(connection, wanted, limited=limited) if wanted else ({}, [], {})
-                return answers, jobs, states
+                exchange.answers = self._connector.store.apply(connection, changes)
+                if exchange.wanted:
+                    self._claim(connection, exchange)
+                return True
         except BaseException as error:
             if is_limits_changed(error):
                 self._limited.stale, self._connection.in_doubt = True, False
                 self._write_apart(connection, changes)
-                return None
+                return False
             mode = self._mode_after(error, wrote=bool(changes))
             if mode is None:
                 self._writer.doubt(changes)
@@ -365,22 +386,22 @@ class Claimer:
                 with suppress(BaseException):  # of a filter of logs
                     reason = getattr(error, "orig", error)
                     logger.info("a claim failed (%s); it is tried again without arguments and meta", reason)
-            return None
+            return False
 
     def _claim(
-        self, connection: sa.Connection, wanted: dict[str, int], changes: Sequence[Change] = (), *, limited: bool
-    ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, QueueAnswer]]:
-        """Claim, and write these changes in the same statement."""
+        self, connection: sa.Connection, exchange: Exchange, changes: Sequence[Change] = ()
+    ) -> dict[int, Answer]:
+        """Claim, and write these changes in the same statement. Returns their answers."""
+        wanted, inline = exchange.wanted, self._mode is not Mode.WITHOUT_PAYLOAD
         self._connection.in_doubt = self._connection.in_doubt or bool(wanted)
-        inline = self._mode is not Mode.WITHOUT_PAYLOAD
-        if limited:
-            self._began = monotonic()
-            found = self._connector.store.claim_limited(
+        if exchange.limited:
+            exchange.began = monotonic()
+            answers, exchange.jobs, exchange.states = self._connector.store.claim_limited(
                 connection, changes, self._limited.request(wanted, inline=inline)
             )
-            self._observer.claim_took(monotonic() - self._began)
-            return found
-        after, self._began = self._resume.begin(wanted), monotonic()
+            self._observer.claim_took(monotonic() - exchange.began)
+            return answers
+        after, exchange.began = self._resume.begin(wanted), monotonic()
         request = ClaimRequest(
             self._worker,
             wanted,
@@ -390,47 +411,40 @@ class Claimer:
             known=self._limited.known,
             inline=inline,
         )
-        answers, jobs = self._connector.store.exchange(connection, changes, request)
-        took = monotonic() - self._began
+        answers, exchange.jobs = self._connector.store.exchange(connection, changes, request)
+        took = monotonic() - exchange.began
         self._observer.claim_took(took)
-        self._resume.end(jobs, took)
-        return answers, jobs, {}
+        self._resume.end(exchange.jobs, took)
+        return answers
 
-    def _settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
-        """After the commit. What had no answer is asked about in the next round."""
+    def _settle(self, exchange: Exchange) -> None:
+        """After the commit: the outcomes that were written. What had no answer is asked about in the next round."""
+        changes, answers = exchange.changes, exchange.answers
         if len(answers) < len(changes):
             self._mode = Mode.APART
             self._writer.put_back([change for change in changes if change.id not in answers])
             changes = [change for change in changes if change.id in answers]
-        self._writer.settle(changes, answers)
+        if changes:
+            self._writer.settle(changes, answers)
 
-    def _hand_over(
-        self,
-        connection: sa.Connection,
-        wanted: dict[str, int],
-        jobs: list[ClaimedJob],
-        states: dict[str, QueueAnswer] | None,
-        *,
-        quiet: bool,
-    ) -> None:
-        """After a claim: hand the jobs over, and decide when each queue is polled again. `states`: of a claim under limits."""
-        claimed, jobs = jobs, self._suspects.part(connection, jobs)
-        if len(jobs) < len(claimed):
-            self._limited.freed = True
-        if jobs:
-            self._fetcher.hand_over(connection, jobs, claimed_at=self._began)
+    def _hand_over(self, connection: sa.Connection, exchange: Exchange) -> None:
+        """After a claim: give the jobs to their slots, and decide when each queue is polled again."""
+        wanted, quiet = exchange.wanted, exchange.quiet
+        if not wanted:
+            return
+        jobs = self._intake.take(connection, exchange.jobs, claimed_at=exchange.began)
         self._connection.in_doubt = False
-        if states is None:
-            overlooks = self._shortage.after_claim(connection, wanted, jobs, quiet=quiet)
-        else:
-            overlooks = self._limited.after_claim(connection, wanted, jobs, states)
+        if exchange.limited:
+            overlooks = self._limited.after_claim(connection, wanted, jobs, exchange.states)
             if quiet and not jobs:
                 self._shortage.leave_if_dry(connection, self._limited.dry)
+        else:
+            overlooks = self._shortage.after_claim(connection, wanted, jobs, quiet=quiet)
         if overlooks:
             self._mode = Mode.BISECTING
 
     def _claim_by_bisection(self, connection: sa.Connection, wanted: Mapping[str, int], *, quiet: bool) -> None:
-        done = self._unclaimable.claim_by_bisection(connection, wanted)
+        done = self._poison.claim_by_bisection(connection, wanted)
         self._mode = Mode.BISECTING if done.any_skipped else Mode.TOGETHER
         if quiet and not done.any_claimed:
             self._shortage.leave_if_dry(connection, done.short)

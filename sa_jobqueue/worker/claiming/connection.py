@@ -17,7 +17,7 @@ from ..connections.pool import Deadline, give_up
 from ..connections.service import APPLICATION, Connector
 from ..running.run import Runs
 from ..running.writer import OutcomeWriter
-from .poison.bisection import may_be_a_jobs
+from .recovery import may_be_a_jobs
 
 logger = get_logger(__name__)
 

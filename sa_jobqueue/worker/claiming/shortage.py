@@ -16,7 +16,7 @@ from ...util.log import get_logger
 from ..connections.service import Connector
 from .demand import Demand, Gates
 from .limited import LimitedQueues
-from .poison.isolate import OverlookedJobs, UnclaimableJobs
+from .poison.jobs import PoisonJobs
 from .workflows import MovingWorkflows
 
 logger = get_logger(__name__)
@@ -133,8 +133,7 @@ class Shortage:
         *,
         resume: ResumePoints,
         gates: Gates,
-        overlooked: OverlookedJobs,
-        unclaimable: UnclaimableJobs,
+        poison: PoisonJobs,
         expired: ExpiredJobs,
         limited: LimitedQueues,
         workflows: MovingWorkflows,
@@ -142,8 +141,8 @@ class Shortage:
         listening: Callable[[], bool],
         idle: Callable[[], None] | None,
     ) -> None:
-        self._demand, self._resume, self._gates, self._overlooked = demand, resume, gates, overlooked
-        self._unclaimable, self._expired, self._limited, self._workflows = unclaimable, expired, limited, workflows
+        self._demand, self._resume, self._gates, self._poison = demand, resume, gates, poison
+        self._expired, self._limited, self._workflows = expired, limited, workflows
         self._poll, self._listening, self._idle = poll, listening, idle
         self._dry: set[str] = set()
         """Queues that had no job in reach when nothing ran, since `_dry_at` jobs were claimed in all."""
@@ -157,7 +156,7 @@ class Shortage:
         `quiet`: nothing ran when the claim began. Returns whether claims overlook a job that is due.
         """
         if jobs:
-            self._overlooked.jobs_come()
+            self._poison.jobs_come()
         got = Counter(map(_QUEUE, jobs)) if len(wanted) > 1 else dict.fromkeys(wanted, len(jobs))
         timers = self._demand.timers
         short = [name for name, asked in wanted.items() if got[name] < asked and not timers[name].notified]
@@ -191,13 +190,13 @@ class Shortage:
             return False
         if self._demand.announced:
             self._demand.announced = False
-            self._overlooked.jobs_come()
+            self._poison.jobs_come()
         leaves = dry and self._idle is not None
         # Before the search, which sees what is rescued meanwhile.
         stays = leaves and self._expired.awaited(connection)
         asked = self._all_dry() if leaves else short
-        looked = self._overlooked.look(connection, asked, at_once=leaves)
-        if looked.any_due:  # if it has come since, the next claim brings it
+        found = self._poison.search(connection, asked, at_once=leaves)
+        if found.any_due:  # if it has come since, the next claim brings it
             for name in asked:
                 timers[name].now()
         elif self._listening() and self._gates.ask(connection, short, timers):
@@ -206,7 +205,7 @@ class Shortage:
             longest = min(self._poll, self._gates.longest_poll) if self._listening() else self._poll
             for name in short:
                 timers[name].back_off(longest)
-        return looked.any_overlooked
+        return found.any_overlooked
 
     def _all_dry(self) -> list[str]:
         """The queues without limits that were found dry."""
@@ -216,7 +215,7 @@ class Shortage:
         """No queue has a job in reach, and nothing runs: so the worker is idle, unless one of the skipped jobs could be claimed
         now, or it `stays` to rescue a dead worker's. Returns whether one was claimed.
         """
-        if self._unclaimable.claim_skipped(connection, at_once=True) or self._workflows.finds_more(connection):
+        if self._poison.claim_skipped(connection, at_once=True) or self._workflows.finds_more(connection):
             return True
         if self._demand.finds_more(connection):
             return True

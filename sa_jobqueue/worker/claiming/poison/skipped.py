@@ -11,7 +11,18 @@ from dataclasses import dataclass
 from itertools import islice
 from time import monotonic
 
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from ....arguments.context import ClaimedJob
 from ....rules.failures import clean
+from ....rules.lifecycle import Rules, decide
+from ....rules.outcomes import Released
+from ....sql.apply import Answer
+from ...connections.service import Connector
+from ...running.run import Runs
+from ...running.writer import OutcomeWriter
+from ..recovery import may_be_a_jobs
 
 #: Jobs skipped at most, and less than twice as many where several queues need their shares. Each claim compares every row that it
 #: reads with all of them: a claim that reads 1,000 takes 4 ms.
@@ -152,3 +163,59 @@ class SkippedJobs:
             return 0.0
         times = [one.at for one in self._unclaimable.values() if one.queue in wanted]
         return max(min(times), self._rests_until) if times else None
+
+
+#: A job whose workers have died this often is a suspect.
+_DEATHS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Keeps jobs whose workers died twice apart: at most one of them runs in this process at a time.
+
+    One of them may be what kills workers. If they were rescued together and claimed together, all would die with it each time, and
+    all would end as failed. Those that must wait go back to the queue: another worker may claim them, and this one has them `skipped`.
+    """
+
+    connector: Connector
+    runs: Runs
+    writer: OutcomeWriter
+    skipped: SkippedJobs
+    max_rescues: int
+
+    @property
+    def _often(self) -> int:
+        return min(_DEATHS, max(self.max_rescues - 1, 1))
+
+    @property
+    def one_may_run(self) -> bool:
+        """Whether no suspect is held here, so that a suspect may be claimed."""
+        often = self._often
+        return not any(run.job.rescues >= often for run in self.runs)
+
+    def part(self, connection: sa.Connection, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+        """Keep at most one suspect among these claimed jobs; the others go back before any of them is run."""
+        often = self._often
+        suspects = [job for job in jobs if job.rescues >= often]
+        if not suspects:
+            return jobs
+        back = suspects[1 if self.one_may_run else 0 :]
+        changes = [decide(job, self._until_later(job), Rules(), random=0.5) for job in back]
+        answers: dict[int, Answer] = {}
+        try:
+            with self.connector.begin(connection):
+                answers = self.connector.store.apply(connection, changes)
+        except DBAPIError as error:
+            if not may_be_a_jobs(error):
+                raise
+        for change in changes:
+            # Either the database refused a change, and the writer finds out which; or a claim that did not see ours has locked the row.
+            if answers.get(change.id, Answer.LOCKED) is Answer.LOCKED:
+                self.writer.add(change)
+        gone = {job.id for job in back}
+        return [job for job in jobs if job.id not in gone]
+
+    def _until_later(self, job: ClaimedJob) -> Released:
+        if self.skipped.add_waiting(job.id, job.queue):
+            return Released()
+        return Released(self.connector.lease * random.uniform(0.25, 0.5))
