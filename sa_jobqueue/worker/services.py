@@ -206,7 +206,7 @@ class Services:
                 Prune(connector, archive, every=settings.prune_every),
                 FreeKeys(connector, every=settings.prune_every),
                 ForgetStates(connector, every=settings.prune_every),
-                KeepWorkflows(connector, self.runs.touched, archive, every=settings.prune_every),
+                KeepWorkflows(connector, self.workflows, archive, every=settings.prune_every),
                 EndLate(connector, registry=spec.registry, observer=self.observer),
                 DropStrayNotes(connector, every=settings.prune_every),
                 KeepStats(connector),

@@ -1,4 +1,4 @@
-"""Workflows that no worker moves on by itself: what others left, what is over, what plain SQL by hand has made."""
+"""Chores for workflows: finding those that no worker moves on, deleting those that are over, mending what plain SQL has done."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from .prune import KeepArchive
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks, into tables that are mostly empty.
+#: Seconds between two searches, in tables that are mostly empty.
 _EVERY = 5.0
 _PAGE = 1_000
-#: Workflows deleted between two looks at which more are over.
+#: Workflows deleted between two searches for more that are over.
 _WORKFLOWS = 100
 
 
 class FindWorkflows(Chore):
-    """Finds workflows with events that no worker may know of: of one that was killed, of operators and producers. And cancels those
-    whose deadline is over.
+    """Finds workflows with events that no worker may know of: those of operators, of producers, and of a worker that was killed.
+    It also cancels workflows whose deadline is over.
     """
 
     def __init__(self, connector: Connector, touched: WorkflowsToAdvance) -> None:
@@ -40,7 +40,7 @@ class FindWorkflows(Chore):
         self.at = 0.0
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Look for them."""
+        """Find them."""
         with self._connector.begin(connection):
             found = self._connector.store.stray_workflows(connection, limit=_PAGE)
         self._touched.add(found)
@@ -48,19 +48,17 @@ class FindWorkflows(Chore):
 
 
 class KeepWorkflows(Chore):
-    """Deletes workflows whose time to be kept is over, with all their jobs, or moves these to the archive; and puts right what waits for a job that has ended without
-    saying so.
+    """Deletes workflows whose time to be kept is over, with all their jobs, or moves these to the archive. It also releases what waits
+    for a job that has ended without an event.
     """
 
-    def __init__(
-        self, connector: Connector, touched: WorkflowsToAdvance, archive: KeepArchive, *, every: float
-    ) -> None:
+    def __init__(self, connector: Connector, finder: FindWorkflows, archive: KeepArchive, *, every: float) -> None:
         super().__init__(every, at=monotonic() + random.uniform(0, every))
-        self._connector, self._touched, self._archive = connector, touched, archive
+        self._connector, self._finder, self._archive = connector, finder, archive
         self._after = self._after_workflow = FIRST_ID
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Delete some pages, and look at some."""
+        """Delete some pages, and mend some."""
         more = self._archive.is_known and self._prune(connection, turn)
         return self._heal(connection, turn) or more
 
@@ -69,10 +67,10 @@ class KeepWorkflows(Chore):
         while True:
             with self._connector.begin(connection):
                 over = store.workflows_over(connection, limit=_WORKFLOWS)
-            for one in over:
+            for workflow in over:
                 gone: int | None = _PAGE
                 while gone == _PAGE:
-                    gone = self._prune_page(connection, one)
+                    gone = self._prune_page(connection, workflow)
                     if turn.is_over:
                         return True
             if len(over) < _WORKFLOWS:
@@ -102,19 +100,18 @@ class KeepWorkflows(Chore):
         with self._connector.begin_one(connection):
             last, healed = self._connector.store.heal_workflows(connection, after=self._after_workflow, limit=_PAGE)
         self._after_workflow = FIRST_ID if last is None else last
-        self._tell(connection, healed)
+        self._tell(healed)
         while True:
             with self._connector.begin_one(connection):
                 last, healed = self._connector.store.heal_members(connection, after=self._after, limit=_PAGE)
             self._after = FIRST_ID if last is None else last
-            self._tell(connection, healed)
+            self._tell(healed)
             if last is None:
                 return False
             if turn.is_over:
                 return True
 
-    def _tell(self, connection: sa.Connection, healed: int) -> None:
+    def _tell(self, healed: int) -> None:
         if healed:
             logger.warning("jobs of workflows had ended without saying so, perhaps by plain SQL: %d", healed)
-            with self._connector.begin(connection):
-                self._touched.add(self._connector.store.stray_workflows(connection))
+            self._finder.announce()
