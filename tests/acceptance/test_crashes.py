@@ -16,7 +16,7 @@ from sa_jobqueue.statements import release_jobs
 from sa_jobqueue.tasks.tasks import AnyTask
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
-from tests.support.nightly import nightly, nightly_sets
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 
 NOBODY_SPEAKS = text(
@@ -130,7 +130,8 @@ def test_a_job_that_kills_its_worker_each_time_ends_failed_and_takes_no_neighbou
     assert len(shop.effects()) == len(neighbours)
 
 
-@pytest.mark.parametrize(("task", "code"), [(app.stop_worker, 0), *nightly_sets((app.cancel_all_tasks, 1))])
+@pytest.mark.nightly
+@pytest.mark.parametrize(("task", "code"), [(app.stop_worker, 0), (app.cancel_all_tasks, 1)])
 def test_a_job_that_makes_its_worker_leave_each_time_ends_failed_and_takes_no_neighbour_with_it(
     shop: Shop, task: AnyTask, code: int
 ) -> None:

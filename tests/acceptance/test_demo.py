@@ -110,6 +110,7 @@ TAMPERING = [
 ]
 
 
+@pytest.mark.nightly
 def test_a_worker_is_killed_only_when_it_is_known_and_the_proof_fails_when_a_result_is_changed(
     database_url: str, tmp_path: Path
 ) -> None:

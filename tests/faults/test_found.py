@@ -121,6 +121,7 @@ def test_a_worker_whose_connection_was_silent_does_not_rescue_at_once(database_u
     engine.dispose()
 
 
+@pytest.mark.nightly
 def test_a_half_open_connection_of_maintenance_costs_no_lease(database_url: str) -> None:
     """Nothing arrives on it any more, and it is not closed. The worker gives it up in time to renew on another one."""
     engine, held, lease = create_engine(database_url), Held(), 8.0

@@ -113,6 +113,7 @@ def outcomes_are_no_errors_in_their_transactions(found: list[dict[str, Any]]) ->
     assert {one["contexts"]["trace"].get("status") for one in outcomes} <= {None, "ok"}
 
 
+@pytest.mark.nightly
 def test_attempts_that_are_retried_are_reported_if_that_is_asked_for(report: Report) -> None:
     """As warnings; both belong to one issue. Outcomes are still no errors."""
     found = report("sync", "outcomes", every_failure=True, trace=False)
