@@ -1,6 +1,6 @@
 """`python -m sa_jobqueue` is `sa-jobqueue`."""
 
-from .cli.tree import main
+from .cli import main
 
 if __name__ == "__main__":
     main()

@@ -159,7 +159,7 @@ def test_an_unexpected_error_keeps_its_traceback_but_no_password(
 
     monkeypatch.setattr(tree, "app", broken)
     with pytest.raises(SystemExit) as ended:
-        tree.main()
+        tree.run()
     said = capsys.readouterr().err
     assert ended.value.code == 1
     assert "Traceback" in said

@@ -197,9 +197,12 @@ AS_FIRST = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-c
     shutil.which("unshare") is None or subprocess.run([*AS_FIRST, "true"], check=False, capture_output=True).returncode,
     reason="this system gives no process namespace",
 )
-def test_as_process_1_a_sigterm_ends_it_while_it_imports_the_application(tmp_path: Path) -> None:
+@pytest.mark.parametrize("module", ["typer", "slow_shop"])
+def test_as_process_1_a_sigterm_ends_it_while_it_imports_its_commands_or_the_application(
+    tmp_path: Path, module: str
+) -> None:
     """The system drops a signal that process 1 has no handler for: it would serve until it is killed."""
-    (tmp_path / "slow_shop.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    (tmp_path / f"{module}.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
     command = [*AS_FIRST, sys.executable, "-m", "sa_jobqueue", "work", "--app", "slow_shop"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as outer:
         assert outer.stdout is not None

@@ -60,7 +60,7 @@ def test_a_worker_needs_it_and_a_producer_over_another_driver_does_not() -> None
 
 HELP_OF_ALL = """
 import typer.main
-from sa_jobqueue.cli import app
+from sa_jobqueue.cli.tree import app
 
 def load(group):
     for command in group.commands.values():
