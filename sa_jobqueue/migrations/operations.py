@@ -11,12 +11,14 @@ from alembic.operations.ops import MigrateOperation
 from .runner import downgrade, upgrade
 
 
-@Operations.register_operation("upgrade_job_queue")
-class UpgradeQueueOp(MigrateOperation):
-    """Bring the job queue's schema up to a version."""
-
+class _QueueOp(MigrateOperation):
     def __init__(self, schema: str, to: int) -> None:
         self.schema, self.to = schema, to
+
+
+@Operations.register_operation("upgrade_job_queue")
+class UpgradeQueueOp(_QueueOp):
+    """Bring the job queue's schema up to a version."""
 
     @classmethod
     def upgrade_job_queue(cls, operations: Operations, schema: str, to: int) -> Any:
@@ -29,11 +31,8 @@ class UpgradeQueueOp(MigrateOperation):
 
 
 @Operations.register_operation("downgrade_job_queue")
-class DowngradeQueueOp(MigrateOperation):
-    """Bring it down to a version; at 0 it is gone, with all jobs."""
-
-    def __init__(self, schema: str, to: int) -> None:
-        self.schema, self.to = schema, to
+class DowngradeQueueOp(_QueueOp):
+    """Bring the job queue's schema down to a version; at 0 the schema is gone, with all jobs."""
 
     @classmethod
     def downgrade_job_queue(cls, operations: Operations, schema: str, to: int) -> Any:
@@ -46,25 +45,15 @@ class DowngradeQueueOp(MigrateOperation):
 
 
 @Operations.implementation_for(UpgradeQueueOp)
-def _upgrade(operations: Operations, operation: UpgradeQueueOp) -> None:
-    upgrade(operations, operation.to, schema=operation.schema)
-
-
 @Operations.implementation_for(DowngradeQueueOp)
-def _downgrade(operations: Operations, operation: DowngradeQueueOp) -> None:
-    downgrade(operations, operation.to, schema=operation.schema)
+def _migrate(operations: Operations, operation: _QueueOp) -> None:
+    migrate = upgrade if isinstance(operation, UpgradeQueueOp) else downgrade
+    migrate(operations, operation.to, schema=operation.schema)
 
 
 @renderers.dispatch_for(UpgradeQueueOp)
-def _render_upgrade(context: Any, operation: UpgradeQueueOp) -> str:
-    return _rendered(context, "upgrade", operation)
-
-
 @renderers.dispatch_for(DowngradeQueueOp)
-def _render_downgrade(context: Any, operation: DowngradeQueueOp) -> str:
-    return _rendered(context, "downgrade", operation)
-
-
-def _rendered(context: Any, name: str, operation: Any) -> str:
+def _rendered(context: Any, operation: _QueueOp) -> str:
     context.imports.add("import sa_jobqueue.migrations")
+    name = "upgrade" if isinstance(operation, UpgradeQueueOp) else "downgrade"
     return f"sa_jobqueue.migrations.{name}(op, to={operation.to}, schema={operation.schema!r})"

@@ -5,20 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
-from sqlalchemy import (
-    ColumnElement,
-    FromClause,
-    Index,
-    Text,
-    and_,
-    case,
-    func,
-    inspect,
-    literal_column,
-    null,
-    text,
-    tuple_,
-)
+import sqlalchemy as sa
 from sqlalchemy.ext.hybrid import hybrid_property
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -35,7 +22,7 @@ class JobReadings:
     """What the columns of a job say."""
 
     if TYPE_CHECKING:
-        __table__: ClassVar[FromClause]
+        __table__: ClassVar[sa.FromClause]
         id: Mapped[int]
         status: Mapped[JobStatus]
         task: Mapped[str]
@@ -57,8 +44,8 @@ class JobReadings:
 
     @duplicate_of.inplace.expression
     @classmethod
-    def _duplicate_of_expression(cls) -> ColumnElement[int | None]:
-        return func.nullif(cls._duplicate_of, literal_column("0"))
+    def _duplicate_of_expression(cls) -> sa.ColumnElement[int | None]:
+        return sa.func.nullif(cls._duplicate_of, sa.literal_column("0"))
 
     @hybrid_property
     def is_duplicate(self) -> bool:
@@ -67,7 +54,7 @@ class JobReadings:
 
     @is_duplicate.inplace.expression
     @classmethod
-    def _is_duplicate(cls) -> ColumnElement[bool]:
+    def _is_duplicate(cls) -> sa.ColumnElement[bool]:
         return cls._duplicate_of.is_not(None)
 
     @hybrid_property
@@ -77,8 +64,8 @@ class JobReadings:
 
     @unique_key.inplace.expression
     @classmethod
-    def _unique_key(cls) -> ColumnElement[str | None]:
-        return cast("ColumnElement[str | None]", cls.__table__.c.uniqueness["key"].astext)
+    def _unique_key(cls) -> sa.ColumnElement[str | None]:
+        return cast("sa.ColumnElement[str | None]", cls.__table__.c.uniqueness["key"].astext)
 
     @hybrid_property
     def key(self) -> str | None:
@@ -88,8 +75,8 @@ class JobReadings:
 
     @key.inplace.expression
     @classmethod
-    def _key(cls) -> ColumnElement[str | None]:
-        return case((cls.concurrency_key < literal_column("chr(2)"), null()), else_=cls.concurrency_key)
+    def _key(cls) -> sa.ColumnElement[str | None]:
+        return sa.case((cls.concurrency_key < sa.literal_column("chr(2)"), sa.null()), else_=cls.concurrency_key)
 
     @hybrid_property
     def is_scheduled(self) -> bool:
@@ -102,8 +89,8 @@ class JobReadings:
 
     @is_scheduled.inplace.expression
     @classmethod
-    def _is_scheduled(cls) -> ColumnElement[bool]:
-        return and_(cls.status == status_literal(JobStatus.QUEUED), cls.run_at > func.now())
+    def _is_scheduled(cls) -> sa.ColumnElement[bool]:
+        return sa.and_(cls.status == status_literal(JobStatus.QUEUED), cls.run_at > sa.func.now())
 
     @hybrid_property
     def is_retrying(self) -> bool:
@@ -112,8 +99,8 @@ class JobReadings:
 
     @is_retrying.inplace.expression
     @classmethod
-    def _is_retrying(cls) -> ColumnElement[bool]:
-        return and_(cls.status == status_literal(JobStatus.QUEUED), cls.attempt > 0)
+    def _is_retrying(cls) -> sa.ColumnElement[bool]:
+        return sa.and_(cls.status == status_literal(JobStatus.QUEUED), cls.attempt > 0)
 
     @hybrid_property
     def is_live(self) -> bool:
@@ -122,7 +109,7 @@ class JobReadings:
 
     @is_live.inplace.expression
     @classmethod
-    def _is_live(cls) -> ColumnElement[bool]:
+    def _is_live(cls) -> sa.ColumnElement[bool]:
         return status_in(cls.status, LIVE)
 
     @hybrid_property
@@ -132,7 +119,7 @@ class JobReadings:
 
     @is_finished.inplace.expression
     @classmethod
-    def _is_finished(cls) -> ColumnElement[bool]:
+    def _is_finished(cls) -> sa.ColumnElement[bool]:
         return status_in(cls.status, FINISHED)
 
     @property
@@ -150,7 +137,7 @@ class JobReadings:
         return self.end.result_as(type)
 
     def __repr__(self) -> str:
-        state, key = self.__dict__, inspect(self).identity
+        state, key = self.__dict__, sa.inspect(self).identity
         if key is not None and "task" not in state:
             return f"<{type(self).__name__} {key[0]}, not loaded>"
         status = state.get("status", None if key else JobStatus.QUEUED)
@@ -164,9 +151,9 @@ class JobReadings:
 class SubjectColumns:
     """The columns of `Job.subject`, and what reads them."""
 
-    subject_type: Mapped[str | None] = mapped_column(Text(collation="C").evaluates_none(), sort_order=1)
+    subject_type: Mapped[str | None] = mapped_column(sa.Text(collation="C").evaluates_none(), sort_order=1)
     """The mapped class of the row that it is about; None: it is about no row."""
-    subject_id: Mapped[str | None] = mapped_column(Text(collation="C").evaluates_none(), sort_order=1)
+    subject_id: Mapped[str | None] = mapped_column(sa.Text(collation="C").evaluates_none(), sort_order=1)
     """The key of that row, as text: see `Subject`."""
 
     @hybrid_property
@@ -180,10 +167,10 @@ class SubjectColumns:
 
     @subject.inplace.expression
     @classmethod
-    def _subject(cls) -> ColumnElement[Subject | None]:
-        return cast("ColumnElement[Any]", tuple_(cls.subject_type, cls.subject_id))
+    def _subject(cls) -> sa.ColumnElement[Subject | None]:
+        return cast("sa.ColumnElement[Any]", sa.tuple_(cls.subject_type, cls.subject_id))
 
 
-def subject_index(name: str) -> Index:
+def subject_index(name: str) -> sa.Index:
     """The index by which the jobs of a row are found. Jobs without a subject are not in it."""
-    return Index(name, "subject_type", "subject_id", postgresql_where=text("subject_type IS NOT NULL"))
+    return sa.Index(name, "subject_type", "subject_id", postgresql_where=sa.text("subject_type IS NOT NULL"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -87,12 +88,17 @@ class WaitReason(NamedTuple):
         return f"{self.name}" if self.key is None else f"{self.name}/{self.key}"
 
 
-class Kind(NamedTuple):
+def _nothing(_: WaitReason, __: int) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
     """How a kind of reason is worded."""
 
     sentence: Callable[[WaitReason, Moment], str]
     needs_help: bool = False
-    advice: Callable[[WaitReason, int], str] = lambda _, __: ""
+    advice: Callable[[WaitReason, int], str] = _nothing
 
 
 # ---- parts of sentences

@@ -427,9 +427,7 @@ class Outcomes(Claims):
         given: dict[str, Any] = {"id": 0, "token": 0, "retain": 0.0, "in_workflow": in_workflow, "job": self.job}
         return [Compiled(complete_job(**given, result=result)) for result in kinds]
 
-    @cached_property
-    def _delete(self) -> Compiled:
-        return Compiled(delete_completed(ids=[], tokens=[], job=self.job))
+    _delete = cached_property(lambda self: Compiled(delete_completed(ids=[], tokens=[], job=self.job)))
 
     @cached_property
     def _completions_and_claims(self) -> dict[tuple[bool, bool], Sequence[Compiled]]:

@@ -463,13 +463,8 @@ class Claims(StorePart):
     def _claim_listed(self) -> Compiled:
         return Compiled(claim_listed(ids=[], worker="", lease=0, job=self.job), binary=True)
 
-    @cached_property
-    def _due(self) -> Compiled:
-        return Compiled(due_jobs(queues={}, but=[], job=self.job), binary=True)
-
-    @cached_property
-    def _lock_listed(self) -> Compiled:
-        return Compiled(lock_listed(ids=[], job=self.job), binary=True)
+    _due = cached_property(lambda self: Compiled(due_jobs(queues={}, but=[], job=self.job), binary=True))
+    _lock_listed = cached_property(lambda self: Compiled(lock_listed(ids=[], job=self.job), binary=True))
 
 
 def in_order(rows: Iterable[tuple[Any, ...]]) -> list[ClaimedJob]:

@@ -238,18 +238,7 @@ class Leases(StorePart):
 
     # The values are given at each execution.
 
-    @cached_property
-    def _renew(self) -> Any:
-        return renew_leases(ids=[], tokens=[], lease=0, job=self.job)
-
-    @cached_property
-    def _cancel_requests(self) -> Any:
-        return cancel_requests(ids=[], tokens=[], job=self.job)
-
-    @cached_property
-    def _attest(self) -> Any:
-        return attest_uptime(lease=0, outage=0, job=self.job)
-
-    @cached_property
-    def _expired(self) -> Any:
-        return expired_leases(job=self.job)
+    _renew = cached_property(lambda self: renew_leases(ids=[], tokens=[], lease=0, job=self.job))
+    _cancel_requests = cached_property(lambda self: cancel_requests(ids=[], tokens=[], job=self.job))
+    _attest = cached_property(lambda self: attest_uptime(lease=0, outage=0, job=self.job))
+    _expired = cached_property(lambda self: expired_leases(job=self.job))

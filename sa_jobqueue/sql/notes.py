@@ -309,14 +309,6 @@ class JobNotes(StorePart):
             ids=[], tokens=[], parts=[], first=[], attempts=[], lines=[], ended=[], job=self.job
         )  # fmt: skip
 
-    @cached_property
-    def _drop_old_logs(self) -> Any:
-        return drop_old_logs([], job=self.job)
-
-    @cached_property
-    def _stray_progress(self) -> Any:
-        return drop_stray_progress(after=FIRST_ID, limit=0, job=self.job)
-
-    @cached_property
-    def _stray_logs(self) -> Any:
-        return drop_stray_logs(after=FIRST_ID, limit=0, job=self.job)
+    _drop_old_logs = cached_property(lambda self: drop_old_logs([], job=self.job))
+    _stray_progress = cached_property(lambda self: drop_stray_progress(after=FIRST_ID, limit=0, job=self.job))
+    _stray_logs = cached_property(lambda self: drop_stray_logs(after=FIRST_ID, limit=0, job=self.job))

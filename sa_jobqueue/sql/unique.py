@@ -234,9 +234,7 @@ class UniqueKeys(StorePart):
         """Free the keys, given by their jobs' ids, of jobs that have been started. Returns those whose keys were freed."""
         return {job_id for (job_id,) in self._free_started.rows(connection, started_parameters(started))}
 
-    @cached_property
-    def _free_started(self) -> Compiled:
-        return Compiled(free_started_keys({}, job=self.job))
+    _free_started = cached_property(lambda self: Compiled(free_started_keys({}, job=self.job)))
 
     def drop_expired_keys(self, connection: sa.Connection, *, limit: int = 1_000) -> int:
         """Delete a page of the keys whose time is over. Returns how many there were."""

@@ -76,6 +76,10 @@ class LimitedRequest:
     inline: bool = True
 
 
+#: The request with which statements are built. The values are given at each execution.
+_NO_REQUEST = LimitedRequest("", {}, 0.0)
+
+
 def limited_parameters(request: LimitedRequest) -> dict[str, Any]:
     """The parameters of `claim_limited`, by name."""
     return pick_parameters(request) | taken_by(
@@ -240,13 +244,8 @@ class LimitedClaims(StorePart):
         last = StateKey(row.owner, row.name, row.key) if row.looked_at == limit else None
         return ForgottenStates(last, row.forgotten)
 
-    @cached_property
-    def _claim_limited(self) -> Compiled:
-        return Compiled(claim_limited(_NO_REQUEST, job=self.job), binary=True)
-
-    @cached_property
-    def _pick(self) -> Compiled:
-        return Compiled(picked_jobs(_NO_REQUEST, job=self.job), binary=True)
+    _claim_limited = cached_property(lambda self: Compiled(claim_limited(_NO_REQUEST, job=self.job), binary=True))
+    _pick = cached_property(lambda self: Compiled(picked_jobs(_NO_REQUEST, job=self.job), binary=True))
 
     @cached_property
     def _limited_exchanges(self) -> dict[tuple[bool, bool] | None, Compiled]:
@@ -262,7 +261,3 @@ class LimitedClaims(StorePart):
             for in_workflows in (False, True)
         }
         return found | {None: Compiled(delete_completed(**of_jobs), binary=True)}
-
-
-#: The values are given at each execution.
-_NO_REQUEST = LimitedRequest("", {}, 0.0)
