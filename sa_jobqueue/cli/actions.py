@@ -1,14 +1,14 @@
-"""Acting on jobs: `retry`, `cancel`, `discard`, `prune`. Each takes ids or filters and says how many it touched."""
+"""Act on jobs: `retry`, `cancel`, `discard`, `release`, `prune`, `edit` and `copy`. Most take ids or filters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 import typer
@@ -26,7 +26,7 @@ from ..sql.edit import EDITABLE
 from ..sql.unique import key_holders
 from ..sql.workflows.actions import reopen_below
 from ..statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, prune_jobs, release_jobs, retry_jobs
-from .config import Config, Json, Options, parse_duration, parse_id
+from .config import Config, DryRun, Json, Options, duration_option, parse_id
 from .enqueue import object_of, time_of
 from .filters import PANEL, Filters
 from .output import note, print_json, say
@@ -35,9 +35,10 @@ from .place import open_engine, transaction
 Criterion = sa.ColumnElement[bool]
 Criteria = Sequence[Criterion]
 
+#: Jobs that `prune` deletes in one transaction.
 _PAGE = 1_000
-#: Jobs that were not touched and are named.
-_NAMED = 20
+#: The most untouched jobs that are listed.
+_LISTED = 20
 _LOCKED = "locked by another transaction, or changed just now"
 #: The SQLSTATE of NOWAIT.
 _NOT_AVAILABLE = "55P03"
@@ -45,7 +46,7 @@ _NOT_AVAILABLE = "55P03"
 
 @dataclass(frozen=True)
 class Targets(Options):
-    """Which jobs to act on, besides the filters, and how; the same for all these commands."""
+    """The options, in addition to filters, that all commands which act on jobs share."""
 
     # None, because click before 8.3 refuses an empty list as the default of an argument.
     ids: Annotated[
@@ -56,46 +57,41 @@ class Targets(Options):
     )
     limit: Annotated[
         int | None,
-        typer.Option(
-            "--limit", "-n", metavar="N", min=1, max=1_000_000_000, help="At most this many jobs, the oldest first."
-        ),
+        typer.Option("--limit", "-n", metavar="N", min=1, max=1_000_000_000, help="At most N jobs, the oldest first."),
     ] = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say how many jobs it would be; change nothing.")] = (
-        False
-    )
+    dry_run: DryRun = False
     json: Json = False
 
-    def criteria(self, filters: Filters, *, by: InstrumentedAttribute[Any] = Job.created_at) -> list[Criterion]:
-        """The ids and the filters as criteria."""
-        return [*([self.named] if self.ids else []), *filters.criteria(by=by)]
-
-    @property
-    def named(self) -> Criterion:
-        """The jobs whose ids are given. All ids are one parameter, because a statement takes 65,535 at most."""
-        return Job.id == sa.func.any(sa.literal(self.ids, sa.ARRAY(sa.BigInteger)))
-
-    def check(self, filters: Filters) -> None:
-        """Refuse a command that names no jobs: all of them must be asked for by `--all`."""
-        narrowed = bool(self.ids or filters)
-        if self.all and narrowed:
+    def criteria(
+        self, filters: Filters, *, by: InstrumentedAttribute[Any] = Job.created_at, needed: bool = True
+    ) -> list[Criterion]:
+        """The ids and the filters as criteria. Raises ConfigurationError with both criteria and `--all`, or if one is `needed`, neither."""
+        criteria = [*([_among(self.ids)] if self.ids else []), *filters.criteria(by=by)]
+        if self.all and criteria:
             raise ConfigurationError("--all and a choice of jobs contradict each other: give one of them")
-        if not self.all and not narrowed:
+        if needed and not self.all and not criteria:
             raise ConfigurationError("say which jobs: by ids, by filters such as --queue, --task or --status, or --all")
+        return criteria
+
+
+def _among(ids: Sequence[int]) -> Criterion:
+    """The jobs with these ids, which are one parameter, because a statement takes 65,535 at most."""
+    return Job.id == sa.func.any(sa.literal(ids, sa.ARRAY(sa.BigInteger)))
 
 
 class Locked(StrEnum):
-    """What to do about a job whose row another transaction has locked."""
+    """What to do with a job whose row another transaction has locked."""
 
     WAIT = "wait"
     NOWAIT = "nowait"
     SKIP = "skip"
 
 
-#: Executes it, with what to do about locked rows. Returns by id whether the job was changed.
+#: Performs an action on the jobs that meet the criteria; returns for each id whether the job was changed.
 Do: TypeAlias = Callable[[sa.Engine, Criteria, Locked], dict[int, bool]]
 LockedOption = Annotated[
     Locked,
-    typer.Option(help="A row that another transaction has locked: wait for it, change nothing at all, or skip it."),
+    typer.Option(help="If another transaction has locked a row: wait for it, change nothing at all, or skip it."),
 ]
 
 
@@ -105,27 +101,24 @@ def retry(
     targets: Targets,
     *,
     spread: Annotated[
-        timedelta | None,
-        typer.Option(
-            metavar="TIME", parser=parse_duration, help="Spread them over this time, in the order of their ids."
-        ),
+        timedelta | None, duration_option(help="Spread the jobs over this time, in the order of their ids.")
     ] = None,
     locked: LockedOption = Locked.WAIT,
 ) -> None:
     """Run jobs again, now.
 
-    With filters or --all it takes the failed jobs, unless --status says otherwise; by id any job that is not running.
-    Each gets all its attempts again. A job that waits for a later time becomes due now. Members of workflows that were
-    cancelled because these jobs failed come back, too.
+    With filters or --all it retries failed jobs, unless --status is given; by id any job that is not running. Each job gets
+    all its attempts again. A job that waits for a later time becomes due now. Members of workflows that were cancelled
+    because these jobs failed come back as well.
 
     sa-jobqueue retry 17 18
     sa-jobqueue retry --queue mail --finished-since 2030-01-31T01:00 --finished-before 2030-01-31T02:00 --spread 1h
     """
-    targets.check(filters)
+    criteria = targets.criteria(filters)
     if not targets.ids and not filters.status:
-        filters = replace(filters, status=[Status.FAILED])
-    action = replace(RETRY, do=by_statement(partial(retry_jobs, spread=spread or 0)))
-    act(config, targets, filters, targets.criteria(filters), action, locked=locked)
+        criteria += Filters(status=[Status.FAILED]).criteria()
+    action = Action("retry", "retried", sources(Event.REQUEUE), _by_statement(retry_jobs, spread=spread or 0))
+    _act(config, targets, filters, criteria, action, locked=locked)
 
 
 def cancel(config: Config, filters: Filters, targets: Targets, *, locked: LockedOption = Locked.WAIT) -> None:
@@ -134,8 +127,8 @@ def cancel(config: Config, filters: Filters, targets: Targets, *, locked: Locked
     sa-jobqueue cancel 17
     sa-jobqueue cancel --queue mail --status scheduled --dry-run
     """
-    targets.check(filters)
-    act(config, targets, filters, targets.criteria(filters), CANCEL, locked=locked)
+    action = Action("cancel", "cancelled", sources(Event.CANCEL), _by_statement(cancel_jobs))
+    _act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
 def discard(
@@ -144,19 +137,18 @@ def discard(
     targets: Targets,
     *,
     reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="What the jobs' errors will say.")
+        str, typer.Option(metavar="TEXT", help="The message of their errors.")
     ] = "discarded by an operator",
     locked: LockedOption = Locked.WAIT,
 ) -> None:
     """Give up waiting jobs: they end as failed.
 
-    Their errors say the reason. Running jobs are not touched: cancel those.
+    Their errors state the reason. Running jobs are not touched: cancel those.
 
     sa-jobqueue discard --task shop.send_receipt --status retrying --reason "the shop is closed"
     """
-    targets.check(filters)
-    action = replace(DISCARD, do=by_statement(partial(discard_jobs, reason=reason)))
-    act(config, targets, filters, targets.criteria(filters), action, locked=locked)
+    action = Action("discard", "discarded", sources(Event.DISCARD), _by_statement(discard_jobs, reason=reason))
+    _act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
 def release(
@@ -165,22 +157,20 @@ def release(
     targets: Targets,
     *,
     delay: Annotated[
-        timedelta,
-        typer.Option(metavar="TIME", parser=parse_duration, help="Claim them again after this time at the earliest."),
+        timedelta, duration_option(help="Do not claim them again before this time has passed.")
     ] = timedelta(0),
     locked: LockedOption = Locked.WAIT,
 ) -> None:
     """Take running jobs from their workers: they are queued again, in their place, and spend no attempt.
 
-    Nothing that a worker still does for such a job is written. The worker stops it when it next renews the lease: after a third to a half
-    of that, 20 to 30 s by default.
+    Nothing that a worker still does for such a job is written. The worker stops the job when it next renews the lease: after a
+    third to a half of the lease, 20 to 30 s by default.
 
     sa-jobqueue release 17
     sa-jobqueue release --worker web-1:4711
     """
-    targets.check(filters)
-    action = Action("release", "released", sources(Event.RELEASE), by_statement(partial(release_jobs, delay=delay)))
-    act(config, targets, filters, targets.criteria(filters), action, locked=locked)
+    action = Action("release", "released", sources(Event.RELEASE), _by_statement(release_jobs, delay=delay))
+    _act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
 def prune(
@@ -191,32 +181,37 @@ def prune(
     expired: Annotated[
         bool,
         typer.Option(
-            "--expired",
-            help="Those that have been kept for long enough: what workers delete by themselves.",
-            rich_help_panel=PANEL,
+            "--expired", help="Jobs whose retention is over, which workers delete on their own.", rich_help_panel=PANEL
         ),
     ] = False,
 ) -> None:
     """Delete finished jobs.
 
-    In pages of 1,000, each in a transaction of its own. Ages count from a job's end. A job stays where a
-    foreign key of the application refers to it. Jobs of archived tasks that have been kept for long enough are left to the workers by
-    --expired.
+    In pages of 1,000, each in a transaction of its own. Ages count from a job's end. A job stays if a foreign key of the
+    application refers to it. --expired leaves jobs of archived tasks to the workers, which move them into the archive.
 
     sa-jobqueue prune --expired
     sa-jobqueue prune --status completed --older-than 3d --dry-run
     """
-    criteria = targets.criteria(filters, by=Job.finished_at)
+    if expired and targets.all:
+        raise ConfigurationError("--all and --expired contradict each other: give one of them")
+    criteria = targets.criteria(filters, by=Job.finished_at, needed=not expired)
     if expired:
-        if targets.all:
-            raise ConfigurationError("--all and --expired contradict each other: give one of them")
         criteria += [Job.purge_at <= sa.func.now(), is_not_archived(Job)]
-    else:
-        targets.check(filters)
-    act(config, targets, filters, criteria, PRUNE)
+    finished = tuple(status for status in JobStatus if status in FINISHED)
+    _act(config, targets, filters, criteria, Action("prune", "pruned", finished, _prune))
 
 
-def act(
+class Action(NamedTuple):
+    """An action that is possible for jobs in these states."""
+
+    verb: str
+    done: str
+    statuses: Sequence[JobStatus]
+    do: Do
+
+
+def _act(
     config: Config,
     targets: Targets,
     filters: Filters,
@@ -225,82 +220,68 @@ def act(
     *,
     locked: Locked = Locked.WAIT,
 ) -> None:
-    """Act on the jobs, or only count them; say how many, and which were not touched: of the given ids, and of the locked ones."""
+    """Act on the jobs, or only count them. Print how many, and why given ids and locked jobs were not touched."""
     possible = [*criteria, status_in(Job.status, action.statuses)]
-    running = [*possible, Job.status == status_literal(JobStatus.RUNNING)]
-    left: dict[int, str] = {}
-    below = set[int]()
+    ids, retries = targets.ids or [], action.verb == "retry"
+    untouched: dict[int, str] = {}
+    reopened = set[int]()
     engine = open_engine(config)
     with transaction(config, engine) as connection:
         filters.check_workers(connection)
         if targets.limit is not None:
             first = connection.scalars(sa.select(Job.id).where(*possible).order_by(Job.id).limit(targets.limit))
-            chosen = Job.id == sa.func.any(sa.literal(first.all(), sa.ARRAY(sa.BigInteger)))
-            if targets.ids:
+            chosen = _among(first.all())
+            if ids:
                 beyond = connection.execute(sa.select(Job.id, Job.status).where(*possible, ~chosen))
-                left = {row.id: f"{row.status}, beyond --limit {targets.limit}" for row in beyond}
-            criteria, possible, running = [*criteria, chosen], [*possible, chosen], [*running, chosen]
-        asked = connection.scalar(sa.select(sa.func.count()).where(*running)) or 0
-        rows = connection.execute(sa.select(Job.id, Job.status).where(targets.named))
-        found = {row.id: str(row.status) for row in rows}
-        if missing := [one for one in targets.ids or [] if one not in found]:
+                untouched = {row.id: f"{row.status}, beyond --limit {targets.limit}" for row in beyond}
+            criteria, possible = [*criteria, chosen], [*possible, chosen]
+        is_running = Job.status == status_literal(JobStatus.RUNNING)
+        running = connection.scalar(sa.select(sa.func.count()).where(*possible, is_running)) or 0
+        known = {
+            row.id: str(row.status) for row in connection.execute(sa.select(Job.id, Job.status).where(_among(ids)))
+        }
+        if missing := [job_id for job_id in ids if job_id not in known]:
             archived = connection.execute(archived_ends(missing))
-            found |= {row.id: f"{row.status}, in the archive" for row in archived}
+            known |= {row.id: f"{row.status}, in the archive" for row in archived}
         touched = set(connection.scalars(sa.select(Job.id).where(*possible))) if targets.dry_run else set[int]()
     if not targets.dry_run:
-        answers = action.do(engine, criteria, locked)
-        touched = {one for one, changed in answers.items() if changed}
-        left |= {one: _LOCKED for one, changed in answers.items() if not changed}
-        below = _retried_below(engine, touched) if action.verb == RETRY.verb else below
-    for one in targets.ids or []:
-        if one not in touched:
-            left.setdefault(one, found.get(one, "no such job"))
-    if left and action.verb == RETRY.verb:
+        changes = action.do(engine, criteria, locked)
+        touched = {job_id for job_id, changed in changes.items() if changed}
+        untouched |= {job_id: _LOCKED for job_id, changed in changes.items() if not changed}
+        if retries and touched:
+            # In a transaction of its own, because the retry of a workflow locks its row first, and then waits for its jobs.
+            with engine.begin() as connection:
+                reopened = set(connection.scalars(reopen_below(sorted(touched)))) - touched
+    untouched = {job_id: known.get(job_id, "no such job") for job_id in ids if job_id not in touched} | untouched
+    if untouched and retries:
         with engine.begin() as connection:
-            for one, holder in connection.execute(key_holders(list(left))):
-                status = f"{found[one]}, " if one in found else ""
-                left[one] = f"{status}its unique key is held by job {holder}"
-    stop = f", {asked:,} of them still running and asked to stop" if asked and action is CANCEL else ""
-    _tell(action, targets, touched=touched, below=below, left=left, stop=stop)
-    if left:
+            for job_id, holder in connection.execute(key_holders(list(untouched))):
+                status = f"{known[job_id]}, " if job_id in known else ""
+                untouched[job_id] = f"{status}its unique key is held by job {holder}"
+    if targets.json:
+        result = {"action": action.verb, "count": len(touched), "dry_run": targets.dry_run, "not_touched": untouched}
+        print_json(result | ({"also_retried": sorted(reopened)} if reopened else {}))
+    else:
+        stop = f", {running:,} of them still running and asked to stop" if running and action.verb == "cancel" else ""
+        say(f"{f'would {action.verb}' if targets.dry_run else action.done} {jobs_of(len(touched))}{stop}")
+        if reopened:
+            note(f"and {jobs_of(len(reopened))} that had been cancelled because of them")
+        if untouched:
+            listed = ", ".join(f"{job_id} ({reason})" for job_id, reason in islice(untouched.items(), _LISTED))
+            more = f", and {len(untouched) - _LISTED:,} more" if len(untouched) > _LISTED else ""
+            note(f"not touched: {listed}{more}")
+    if untouched:
         raise typer.Exit(1)
 
 
-def _retried_below(engine: sa.Engine, touched: set[int]) -> set[int]:
-    """Bring back the members of workflows that were cancelled because of these jobs, and return their ids.
-
-    It is a transaction of its own: the retry of a workflow locks its row first, and then waits for its jobs.
-    """
-    if not touched:
-        return set()
-    with engine.begin() as connection:
-        return set(connection.scalars(reopen_below(sorted(touched)))) - touched
-
-
-def _tell(
-    action: Action, targets: Targets, *, touched: set[int], below: set[int], left: dict[int, str], stop: str
-) -> None:
-    if targets.json:
-        more: dict[str, Any] = {"also_retried": sorted(below)} if below else {}
-        print_json(
-            {"action": action.verb, "count": len(touched), "dry_run": targets.dry_run, "not_touched": left} | more
-        )
-        return
-    say(f"{f'would {action.verb}' if targets.dry_run else action.done} {jobs_of(len(touched))}{stop}")
-    if below:
-        note(f"and {jobs_of(len(below))} that had been cancelled because of them")
-    if left:
-        others = f", and {len(left) - _NAMED:,} more" if len(left) > _NAMED else ""
-        note("not touched: " + ", ".join(f"{one} ({why})" for one, why in islice(left.items(), _NAMED)) + others)
-
-
-def by_statement(build: Callable[..., Any]) -> Do:
+def _by_statement(build: Callable[..., Any], **options: Any) -> Do:
     """An action that executes the statement of a builder, in one transaction."""
 
     def do(engine: sa.Engine, criteria: Criteria, locked: Locked) -> dict[int, bool]:
+        statement = build(*criteria or [sa.true()], locked=locked.value, **options)
         with engine.begin() as connection:
             try:
-                rows = connection.execute(build(*criteria or [sa.true()], locked=locked.value)).mappings().all()
+                rows = connection.execute(statement).mappings().all()
             except DBAPIError as error:
                 if getattr(error.orig, "sqlstate", None) != _NOT_AVAILABLE:
                     raise
@@ -328,8 +309,9 @@ def _prune(engine: sa.Engine, criteria: Criteria, locked: Locked) -> dict[int, b
             if page > 1:
                 page = max(page // 10, 1)
                 continue
+            first = sa.select(sa.func.min(Job.id)).where(*where, status_in(Job.status, FINISHED))
             with engine.begin() as connection:
-                after = _first_finished(connection, where)
+                after = int(connection.scalar(first) or 0)
             kept.append(after)
             continue
         deleted += ids
@@ -341,29 +323,9 @@ def _prune(engine: sa.Engine, criteria: Criteria, locked: Locked) -> dict[int, b
     return dict.fromkeys(deleted, True)
 
 
-def _first_finished(connection: sa.Connection, where: Criteria) -> int:
-    first = sa.select(sa.func.min(Job.id)).where(*where, status_in(Job.status, FINISHED))
-    return int(connection.scalar(first) or 0)
+# ---- `edit` changes jobs, and `copy` enqueues them again as new jobs.
 
-
-@dataclass(frozen=True, slots=True)
-class Action:
-    """What can be done to jobs in certain states; `do` does it, and returns by id whether the job was changed."""
-
-    verb: str
-    done: str
-    statuses: Sequence[JobStatus]
-    do: Do
-
-
-RETRY = Action("retry", "retried", sources(Event.REQUEUE), by_statement(retry_jobs))
-CANCEL = Action("cancel", "cancelled", sources(Event.CANCEL), by_statement(cancel_jobs))
-DISCARD = Action("discard", "discarded", sources(Event.DISCARD), by_statement(discard_jobs))
-PRUNE = Action("prune", "pruned", tuple(status for status in JobStatus if status in FINISHED), _prune)
-
-# ---- Changing what jobs are to do, and running them once more as new jobs: `edit`, `copy`.
-
-_PANEL = "What becomes of them"
+_change = partial(typer.Option, rich_help_panel="Changes")
 
 
 def edit(
@@ -371,28 +333,18 @@ def edit(
     filters: Filters,
     targets: Targets,
     *,
-    args: Annotated[
-        str | None, typer.Option(metavar="JSON", help="All their arguments, as a JSON object.", rich_help_panel=_PANEL)
-    ] = None,
-    to_queue: Annotated[str | None, typer.Option(metavar="NAME", help="Their queue.", rich_help_panel=_PANEL)] = None,
-    to_priority: Annotated[
-        int | None, typer.Option(metavar="0-9", help="Their priority.", rich_help_panel=_PANEL)
-    ] = None,
+    args: Annotated[str | None, _change(metavar="JSON", help="All new arguments, as a JSON object.")] = None,
+    to_queue: Annotated[str | None, _change(metavar="NAME", help="The new queue.")] = None,
+    to_priority: Annotated[int | None, _change(metavar="0-9", help="The new priority.")] = None,
     run_at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TIME", help="When they are due, with its zone: 2030-01-31T09:00+01:00.", rich_help_panel=_PANEL
-        ),
+        str | None, _change(metavar="TIME", help="When they are due, with its zone: 2030-01-31T09:00+01:00.")
     ] = None,
-    delay: Annotated[
-        timedelta | None,
-        typer.Option(metavar="TIME", parser=parse_duration, help="Or how long from now.", rich_help_panel=_PANEL),
-    ] = None,
+    delay: Annotated[timedelta | None, duration_option(help="Or how long from now.", rich_help_panel="Changes")] = None,
     locked: LockedOption = Locked.WAIT,
 ) -> None:
-    """Change what jobs are to do that are not running: their arguments, queue, priority or time.
+    """Change the arguments, queue, priority or time of jobs that are not running.
 
-    A job that has ended stays as it has: `retry` runs it again.
+    A job that has ended keeps its status: `retry` runs it again.
 
     sa-jobqueue edit 17 --args '{"order_id": 8}'
     sa-jobqueue edit --queue mail --status queued --to-queue slow
@@ -407,22 +359,20 @@ def edit(
     }
     if all(value is None for value in changes.values()):
         raise ConfigurationError("say what is to change: --args, --to-queue, --to-priority, --run-at or --delay")
-    targets.check(filters)
-    action = Action("edit", "edited", EDITABLE, by_statement(partial(edit_jobs, **changes)))
-    act(config, targets, filters, targets.criteria(filters), action, locked=locked)
+    action = Action("edit", "edited", EDITABLE, _by_statement(edit_jobs, **changes))
+    _act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
 def copy(
     config: Config,
     ids: Annotated[list[int], typer.Argument(metavar="ID", parser=parse_id, help="These jobs.")],
     *,
-    delay: Annotated[
-        timedelta,
-        typer.Option(metavar="TIME", parser=parse_duration, help="Run the copies after this time at the earliest."),
-    ] = timedelta(0),
+    delay: Annotated[timedelta, duration_option(help="Do not run the copies before this time has passed.")] = timedelta(
+        0
+    ),
     json: Json = False,
 ) -> None:
-    """Enqueue a copy of each of these jobs, whatever became of them. Print the ids of the copies.
+    """Enqueue a copy of each of these jobs, in whatever state they are. Print the ids of the copies.
 
     The copy of a unique job is a duplicate while another job has its key. Jobs that take the results of others are not copied.
 
@@ -436,5 +386,5 @@ def copy(
         for row in copies:
             say(f"{row.id}{'' if row.duplicate_of is None else f' (a duplicate of {row.duplicate_of})'}")
     if missing := len(set(ids)) - len(copies):
-        note(f"not copied: {missing} of these jobs, which are not there, or take the results of others")
+        note(f"not copied: {missing} of these jobs, which do not exist, or take the results of others")
         raise typer.Exit(1)

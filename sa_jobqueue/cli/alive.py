@@ -1,7 +1,7 @@
-"""Whether worker processes live: `alive`, for the probes of Kubernetes, Docker and systemd.
+"""Whether worker processes are alive: `alive`, for the probes of Kubernetes, Docker and systemd.
 
-A worker writes into its row that it lives, every 20 s at the latest. A worker that is frozen or cut off from the database
-does not, although its process is still there.
+A worker updates its row at least every 20 s. A worker that is frozen or cut off from the database does not, although its
+process still exists.
 """
 
 from __future__ import annotations
@@ -10,10 +10,8 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
@@ -35,16 +33,16 @@ def alive(
         str | None,
         typer.Argument(
             metavar="WORKER",
-            help="A process of this machine by its PID, which may be a supervisor's; any by HOST:PID, or by the worker's id. "
-            "Without one: all workers of this machine (in a container: of this container).",
+            help="The PID of a process of this machine, which may be a supervisor; or HOST:PID; or the worker's id. "
+            "Default: all workers of this machine or container.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Tell by the exit code whether worker processes are alive, for probes.
+    """Report by the exit code whether worker processes are alive, for probes.
 
-    0: the database has heard from each lately. 1: not from one of them, or there is none. 2: the database does not answer; no worker is
-    to blame for that, so a probe should pass.
+    0: the database has recently heard from all of them. 1: not from some of them, or there are none. 2: the database does not
+    answer; since this is not the workers' fault, a probe should pass.
 
     sa-jobqueue alive
     sa-jobqueue alive 4711
@@ -54,13 +52,14 @@ def alive(
 
         cursor = connection.cursor(row_factory=namedtuple_row)
         rows = cursor.execute(WORKERS.format(schema=quote(config.schema)).encode()).fetchall()
-    found = _latest(row for row in rows if _is_meant(row, worker) and _is_there(row))
-    for row in found:
+    # The oldest come first; a container that is started again has the same process ids, so that only its last row counts.
+    found: dict[Any, Any] = {(row.host, row.pid): row for row in rows if _is_meant(row, worker) and _may_run(row)}
+    for row in found.values():
         state = "stale" if row.stale else "live"
         say(f"worker {str(row.id)[:8]} ({cleaned(row.host)}:{row.pid}) was seen {age(row.unseen)} ago: {state}")
     if not found:
-        say(f"{_missing(worker)}; `sa-jobqueue workers` lists all")
-    if not found or any(row.stale for row in found):
+        say(f"{_missing(worker)}; `sa-jobqueue workers` lists all workers")
+    if not found or any(row.stale for row in found.values()):
         raise typer.Exit(1)
 
 
@@ -69,7 +68,7 @@ def _missing(worker: str | None) -> str:
     if worker is None:
         return f"there is no worker on {host}"
     if _PID.fullmatch(worker):
-        return f"on {host} the process {worker} is no worker, and no supervisor of one"
+        return f"on {host} the process {worker} is neither a worker nor a supervisor of workers"
     return f"there is no worker {cleaned(worker)}"
 
 
@@ -89,35 +88,29 @@ def _is_here(row: Any) -> bool:
     return bool(row.host == socket.gethostname())
 
 
-def _is_there(row: Any) -> bool:
-    """Whether its process may still run: it does not where this machine has no such process, or only a younger one."""
+def _may_run(row: Any) -> bool:
+    """Whether the worker's process may still run: not if this machine has no such process, or only a younger process."""
     if not _is_here(row):
         return True
     process = _process(row.pid)
     return process is not None and (process.age is None or process.age >= row.unseen)
 
 
-def _latest(rows: Iterable[Any]) -> list[Any]:
-    """Of several rows for one place, the oldest first, the last: a container that is started again has the same process ids."""
-    return list({(row.host, row.pid): row for row in rows}.values())
-
-
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """What is known of a process of this machine: its parent, and for how many seconds it has run."""
+class _Process(NamedTuple):
+    """A process of this machine: its parent, and the seconds that it has run; None if unknown."""
 
     parent: int | None = None
     age: float | None = None
 
 
 def _process(pid: int) -> _Process | None:
-    """None where there is none."""
+    """None if it does not exist."""
     try:
         if Path("/proc/self/stat").exists():
-            # Behind the name, which may hold anything: state, parent, ..., start in ticks since the machine's.
-            said = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            # After the name, which may contain anything: state, parent, ..., start in ticks since the machine's start.
+            stat = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
             uptime = float(Path("/proc/uptime").read_text().split()[0])
-            return None if said[0] == "Z" else _Process(int(said[1]), uptime - int(said[19]) / _TICKS)
+            return None if stat[0] == "Z" else _Process(int(stat[1]), uptime - int(stat[19]) / _TICKS)
         if sys.platform != "win32":
             os.kill(pid, 0)
     except (FileNotFoundError, ProcessLookupError):

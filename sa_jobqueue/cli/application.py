@@ -22,22 +22,19 @@ from .config import Config, working_folder
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What `--app` names: the tasks, and the worker where the application makes its own."""
+    """The application that `--app` names: its tasks, and its Worker if it makes one."""
 
     registry: Registry
     worker: Worker | None = None
 
 
 def load_registry(config: Config) -> Registry:
-    """Import the modules that `--app` names, and return the tasks they declare.
-
-    Raises ConfigurationError that names the module and the reason.
-    """
+    """Import the modules that `--app` names, and return the tasks that they declare. Raises ConfigurationError."""
     return load_app(config).registry
 
 
 def own_jobs(config: Config, registry: Registry) -> tuple[Config, type[JobMixin]]:
-    """The class of the jobs of these tasks; and the settings, whose schema is that of an own job table, if they name no other one."""
+    """The settings and the class of the tasks' jobs. The schema of an own job table replaces the default schema."""
     schema = schema_of(registry.job)
     if not is_own(registry.job) or config.schema not in (SCHEMA, schema):
         return config, Job
@@ -45,18 +42,18 @@ def own_jobs(config: Config, registry: Registry) -> tuple[Config, type[JobMixin]
 
 
 def load_app(config: Config) -> Application:
-    """The same, and the Worker that `--app` names or makes."""
+    """Import the modules that `--app` names, and return their tasks and their Worker. Raises ConfigurationError."""
     folder = str(working_folder())
     if folder not in sys.path:
         sys.path.insert(0, folder)
     named = [_named(name) for name in config.app]
     enable_loggers()
-    registries = list({id(one): one for one in named if isinstance(one, Registry)}.values())
-    match [one for one in named if isinstance(one, Worker)]:
+    registries = list({id(found): found for found in named if isinstance(found, Registry)}.values())
+    match [found for found in named if isinstance(found, Worker)]:
         case []:
             return Application(_merged(registries))
         case [worker]:
-            if any(one not in (worker.registry, default_registry) for one in registries):
+            if any(registry not in (worker.registry, default_registry) for registry in registries):
                 raise ConfigurationError(
                     "--app names a Worker and a Registry that is not the Worker's: Worker(registry=...)"
                 )
@@ -69,7 +66,7 @@ def _merged(registries: Sequence[Registry]) -> Registry:
     if len(registries) <= 1:
         return next(iter(registries), default_registry)
     merged = Registry(
-        max_payload=max(one.max_payload for one in registries),
+        max_payload=max(registry.max_payload for registry in registries),
         sessionmaker=_only("sessionmaker", registries),
         async_sessionmaker=_only("async_sessionmaker", registries),
         job=_only("job", registries),
@@ -81,34 +78,28 @@ def _merged(registries: Sequence[Registry]) -> Registry:
 
 
 def check_tasks(config: Config, registry: Registry) -> None:
-    """ConfigurationError where there is no task: a worker could only put each job back."""
-    if next(iter(registry), None) is None:
-        named = ", ".join(config.app)
-        if found := _registries_in(config.app):
-            raise ConfigurationError(
-                f"--app {named}: no task is declared there in the default registry; name yours, --app {','.join(found)}"
-            )
-        raise ConfigurationError(
-            f"--app {named}: no task is declared there; name the module that declares them, as in --app shop.tasks"
-            if named
-            else "there are no tasks to run: name the module that declares them, as in --app shop.tasks"
-        )
-
-
-def _registries_in(names: Iterable[str]) -> list[str]:
-    """Registries with tasks that these modules have, as `--app` takes them."""
-    return [
+    """Raise ConfigurationError if there is no task: a worker could only put each job back."""
+    if next(iter(registry), None) is not None:
+        return
+    named = ", ".join(config.app)
+    others = [
         f"{name}:{attribute}"
-        for name in names
+        for name in config.app
         if name in sys.modules
-        for attribute, one in vars(sys.modules[name]).items()
-        if isinstance(one, Registry) and next(iter(one), None) is not None
+        for attribute, value in vars(sys.modules[name]).items()
+        if isinstance(value, Registry) and next(iter(value), None) is not None
     ]
+    if others:
+        raise ConfigurationError(
+            f"--app {named}: no task is declared there in the default registry; name yours, --app {','.join(others)}"
+        )
+    problem = f"--app {named}: no task is declared there;" if named else "there are no tasks to run:"
+    raise ConfigurationError(f"{problem} name the module that declares them, as in --app shop.tasks")
 
 
 def _only(name: str, registries: Iterable[Registry]) -> Any:
-    """What several registries have in common, or None."""
-    found = {id(maker): maker for one in registries if (maker := getattr(one, name)) is not None}
+    """The value of an attribute that several registries share, or None."""
+    found = {id(value): value for registry in registries if (value := getattr(registry, name)) is not None}
     if len(found) > 1:
         raise ConfigurationError(f"--app names registries that differ in their {name}; a worker has one")
     return next(iter(found.values()), None)

@@ -4,14 +4,15 @@
     app = ["shop.tasks"]
     schema = "jobs"
 
-The keys of that table are the names of the environment variables, without SA_JOBQUEUE_ and in lower case. The nearest
-pyproject.toml counts, from the working directory upwards.
+The keys of that table are the names of the environment variables, without SA_JOBQUEUE_ and in lower case. It is read from the
+nearest pyproject.toml, in the working directory or above.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime, timedelta, tzinfo
 from enum import StrEnum
@@ -32,14 +33,12 @@ PREFIX = "SA_JOBQUEUE_"
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
-# Of jobs that are made by hand.
-Key = Annotated[str | None, typer.Option(metavar="KEY", help="By which jobs are ordered, limited and served in turn.")]
-Units = Annotated[int | None, typer.Option(metavar="N", help="How much of a rate a job takes. Default: 1.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print how many jobs would be affected; change nothing.")]
 
 
-def setting(*names: str, **said: Any) -> partial[Any]:
-    """A `typer.Option` that the environment and pyproject.toml may set, too, by the name of the field."""
-    return partial(typer.Option, *names, **said)
+def setting(*names: str, **details: Any) -> partial[Any]:
+    """A `typer.Option` that the environment and pyproject.toml can set as well, by the name of the field."""
+    return partial(typer.Option, *names, **details)
 
 
 @dataclass(frozen=True)
@@ -48,33 +47,30 @@ class Options:
 
     @classmethod
     def declared(cls) -> Mapping[str, tuple[Any, Any]]:
-        """The options as Typer takes them: by name, an annotation and a default; `Parameter.empty` for one that must be given."""
+        """The options as Typer takes them: by name, an annotation and a default; `Parameter.empty` if the option is required."""
         hints = get_type_hints(cls, include_extras=True)
-        found: dict[str, tuple[Any, Any]] = {}
-        for one in fields(cls):
-            kind, *details = get_args(hints[one.name]) or (None,)
-            if getattr(hints[one.name], "__metadata__", None) is None:
+        options: dict[str, tuple[Any, Any]] = {}
+        for field_ in fields(cls):
+            if getattr(hints[field_.name], "__metadata__", None) is None:
                 continue
-            (option,) = details
+            kind, option = get_args(hints[field_.name])
             if isinstance(option, partial):
-                option = option(envvar=f"{PREFIX}{one.name.upper()}")
-            default = one.default if one.default_factory is MISSING else one.default_factory()
-            if default is MISSING:
-                default = Parameter.empty
-            found[one.name] = Annotated[kind, option], default
-        return found
+                option = option(envvar=f"{PREFIX}{field_.name.upper()}")
+            default = field_.default if field_.default_factory is MISSING else field_.default_factory()
+            options[field_.name] = Annotated[kind, option], Parameter.empty if default is MISSING else default
+        return options
 
     @classmethod
     def from_options(cls, **given: Any) -> Self:
-        """The values that Typer found."""
+        """Make an instance from the values that Typer found."""
         return cls(**given)
 
 
-# ---- how values are read
+# ---- Parsers of values.
 
 
 def parse_duration(text: str | timedelta) -> timedelta:
-    """`text` as a duration: "90" seconds, "45s", "10m", "2h", "3d", "1w", "1h30m". For Typer: `parser=parse_duration`."""
+    """Parse a duration: "90" seconds, "45s", "10m", "2h", "3d", "1w", "1h30m". A parser for Typer."""
     try:
         duration = text if isinstance(text, timedelta) else read_duration(text)
         seconds_of(duration, what="a duration")
@@ -83,13 +79,15 @@ def parse_duration(text: str | timedelta) -> timedelta:
         raise typer.BadParameter(str(error)) from error
 
 
+#: An option that takes a duration.
+duration_option = partial(typer.Option, metavar="TIME", parser=parse_duration)
+
+
 def parse_moment(text: str, zone: tzinfo | None = None) -> datetime | timedelta:
-    """`text` as a time, which is in `zone` (None: this machine's) if it names none; or as a duration, as `parse_duration` reads it."""
-    try:
+    """Parse a time, or a duration as `parse_duration` does. A time without a zone is in `zone`; None: this machine's."""
+    with suppress(ValueError, OverflowError):
         time = datetime.fromisoformat(text)
         return (time.replace(tzinfo=zone) if time.tzinfo is None and zone is not None else time).astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
     try:
         return parse_duration(text)
     except typer.BadParameter:
@@ -99,33 +97,35 @@ def parse_moment(text: str, zone: tzinfo | None = None) -> datetime | timedelta:
 
 
 def parse_id(text: str | int) -> int:
-    """`text` as the number of a job. For Typer: `parser=parse_id`."""
-    return _parse_number(text, "a job's number")
+    """Parse the id of a job. A parser for Typer."""
+    return _parse_id(text, "job")
 
 
 def parse_workflow(text: str | int) -> int:
-    """`text` as the number of a workflow. For Typer: `parser=parse_workflow`."""
-    return _parse_number(text, "a workflow's number")
+    """Parse the id of a workflow. A parser for Typer."""
+    return _parse_id(text, "workflow")
 
 
-def _parse_number(text: str | int, what: str) -> int:
+def _parse_id(text: str | int, kind: str) -> int:
     try:
         number = int(text)
     except ValueError:
         number = 2**63
     if not -(2**63) <= number < 2**63:
         raise typer.BadParameter(
-            f"{str(text)[:80]!r} is not {what}: expected a whole number of at most 19 digits, as 17"
+            f"{str(text)[:80]!r} is not a {kind}'s id: expected a whole number of at most 19 digits, as in 17"
         )
     return number
 
 
-#: Where many applications have their database's URL; it counts where ours is set nowhere.
+JobId = Annotated[int, typer.Argument(metavar="ID", parser=parse_id, help="The job's id.")]
+
+#: The variable in which many applications keep their database's URL; used where none of our own settings names a database.
 DATABASE_URL = "DATABASE_URL"
 
 
 class LogLevel(StrEnum):
-    """How much is logged, on stderr."""
+    """The level from which messages are logged on stderr."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -138,9 +138,9 @@ _database, _general = (partial(setting, rich_help_panel=panel) for panel in ("Da
 
 @dataclass(frozen=True)
 class Config(Options):
-    """What holds for a whole command. Nothing below the commands reads the environment.
+    """Options that all commands share. Nothing below the commands reads the environment.
 
-    The help shows the defaults, also those from pyproject.toml, but not the database's, which may hold a password.
+    The help shows defaults, also those from pyproject.toml, but not the database's URL, which may hold a password.
     """
 
     app: Annotated[
@@ -148,7 +148,7 @@ class Config(Options):
         setting(
             metavar="MODULE",
             help="Import this module, which declares the tasks; module:attribute names a Registry in it, a Worker, or "
-            "a function that makes a Worker. May be repeated, or a list with commas. The working directory is "
+            "a function that returns a Worker. Can be repeated, or be a list with commas. The working directory is "
             "searched first.",
             show_default=False,
         ),
@@ -157,8 +157,7 @@ class Config(Options):
         str | None,
         _database(
             metavar="URL",
-            help="postgresql://user:password@host:port/database. Without one: DATABASE_URL in the environment, else the "
-            "embedded PostgreSQL.",
+            help="postgresql://user:password@host:port/database. Default: DATABASE_URL in the environment, else the embedded PostgreSQL.",
             show_default=False,
         ),
     ] = field(default=None, repr=False)
@@ -166,31 +165,28 @@ class Config(Options):
     embedded_dir: Annotated[
         Path | None,
         _database(
-            metavar="FOLDER",
-            help="The embedded PostgreSQL's folder. Without one: a folder of the user's.",
-            show_default=False,
+            metavar="FOLDER", help="The embedded PostgreSQL's folder. Default: one in your home.", show_default=False
         ),
     ] = None
     log_level: Annotated[
-        LogLevel, _general(metavar="LEVEL", help="What is logged on stderr: debug, info, warning or error.")
+        LogLevel,
+        _general(metavar="LEVEL", help="The least severe messages to log on stderr: debug, info, warning or error."),
     ] = LogLevel.WARNING
     debug: Annotated[bool, _general("--debug", help="Show tracebacks of errors.")] = False
     other_url: str | None = field(default=None, repr=False)
-    """What DATABASE_URL says, if none of our own settings names a database or a folder of the embedded server."""
+    """The value of DATABASE_URL, if none of our own settings names a database or the embedded server's folder."""
 
     @classmethod
     def from_options(cls, *, app: Sequence[str] = (), **given: Any) -> Self:
-        """The values that Typer found; `app` may hold lists with commas. Raises ConfigurationError."""
+        """Make an instance from the values that Typer found; `app` may hold lists with commas. Raises ConfigurationError."""
         quote(given.get("schema", SCHEMA))  # refuses what cannot be a schema's name
         ours = given.get("database_url") is not None or given.get("embedded_dir") is not None
         other = None if ours else os.environ.get(DATABASE_URL) or None
-        return cls(
-            other_url=other, app=[part.strip() for one in app for part in one.split(",") if part.strip()], **given
-        )
+        return cls(other_url=other, app=[name for part in ",".join(app).split(",") if (name := part.strip())], **given)
 
     @property
     def translate(self) -> dict[str | None, str | None]:
-        """The `schema_translate_map` that finds our tables; empty where they are in the usual schema."""
+        """The `schema_translate_map` that finds our tables; empty if they are in the default schema."""
         return {} if self.schema == SCHEMA else {SCHEMA: self.schema}
 
 
@@ -203,28 +199,27 @@ def working_folder() -> Path:
 
 
 def defaults_from_pyproject(start: Path) -> dict[str, Any]:
-    """What the nearest pyproject.toml says, each value as its option takes it, by the option's name.
+    """Read the nearest pyproject.toml: values as their options take them, by the option's name.
 
-    Raises ConfigurationError where the file cannot be read or says something that no command knows.
+    Raises ConfigurationError if the file cannot be read or has an unknown key.
     """
     file = next((found for folder in (start, *start.parents) if (found := folder / "pyproject.toml").is_file()), None)
     if file is None:
         return {}
-    said = _table(file)
-    if unknown := [key for key in said if key not in SETTINGS]:
+    table = _table(file)
+    if unknown := [key for key in table if key not in SETTINGS]:
         raise ConfigurationError(
             f"{file}: [tool.sa_jobqueue] has the unknown {'keys' if len(unknown) > 1 else 'key'} "
             f"{', '.join(map(repr, unknown))}; known are {', '.join(sorted(SETTINGS))}"
         )
-    return {key: _value(key, value, file) for key, value in said.items()}
+    return {key: _value(key, value, file) for key, value in table.items()}
 
 
 def _table(file: Path) -> dict[str, Any]:
     import tomllib
 
     try:
-        with open(file, "rb") as source:
-            content = tomllib.load(source)
+        content = tomllib.loads(file.read_text("utf-8"))
     except (OSError, ValueError) as error:  # a TOMLDecodeError is a ValueError
         raise ConfigurationError(f"{file} cannot be read: {error}") from error
     tools: Any = content.get("tool", {})
@@ -235,7 +230,7 @@ def _table(file: Path) -> dict[str, Any]:
 
 
 def _value(key: str, value: Any, file: Path) -> Any:
-    """A value as the option takes it: for one that may be repeated also a table, {mail = 10} for mail=10."""
+    """Return a value as the option takes it. An option that can be repeated also takes a table: {mail = 10} for mail=10."""
     if SETTINGS[key]:
         if isinstance(value, dict):
             return [f"{name}={part}" for name, part in cast(dict[str, Any], value).items()]
@@ -243,12 +238,12 @@ def _value(key: str, value: Any, file: Path) -> Any:
     if isinstance(value, (dict, list)):
         raise ConfigurationError(f"{file}: {key} in [tool.sa_jobqueue] must be one value, not {value!r}")
     if key == "embedded_dir" and isinstance(value, str) and not value.startswith("~"):
-        return str(file.parent / value)  # wherever below it the command is given
+        return str(file.parent / value)  # so that it is the same folder in every directory below
     return value
 
 
 def settings_of(command: Any) -> list[Any]:
-    """The options of a command that the environment and pyproject.toml may set."""
+    """The options of a command that the environment and pyproject.toml can set."""
     return [option for option in command.params if str(option.envvar or "").startswith(PREFIX)]
 
 

@@ -1,4 +1,4 @@
-"""The command `dashboard`: its pages, alone, for who has no application to mount them in."""
+"""The command `dashboard`: serve its pages without an application that mounts them."""
 
 from __future__ import annotations
 
@@ -21,44 +21,41 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 
-#: Characters of a password: guessing one of 12 random characters takes longer than anyone has, at any rate of guesses.
+#: The least characters of a password: nobody can guess 12 random characters, at any rate of guesses.
 _SHORTEST = 12
 
 
 def dashboard(
     config: Config,
     *,
-    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="0: any that is free.")] = 8_080,
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="0: any free port.")] = 8_080,
     host: Annotated[
         str,
-        typer.Option(
-            metavar="HOST", help="The address to serve at; any but one of this machine alone needs a password."
-        ),
+        typer.Option(metavar="HOST", help="The address to serve at; an address for other machines needs a password."),
     ] = "127.0.0.1",
-    read_only: Annotated[bool, typer.Option("--read-only", help="Pages can be read, and nothing can be done.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Serve the pages without actions.")] = False,
     replica_url: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="A replica, from which pages are read; actions go to the database itself."),
+        str | None, typer.Option(metavar="URL", help="A replica from which to read; actions use the database itself.")
     ] = None,
     password_env: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The environment variable that holds the password, of 12 characters at least. Each viewer gives it with a name, which the audit keeps.",
+            help="The environment variable with the password, of 12 characters at least. Viewers give it with a name, which the audit keeps.",
         ),
     ] = None,
     trusted_proxy: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ADDRESS",
-            help="A proxy, or a network of them, whose X-Forwarded-For says the viewer's address. Give it again for each.",
+            help="A proxy, or a network of proxies, whose X-Forwarded-For is trusted. Can be repeated.",
         ),
     ] = None,
 ) -> None:
-    """Serve the dashboard: what the queue does, why jobs wait, what went wrong, and buttons for what can be done.
+    """Serve the dashboard: pages about jobs, queues, workers, errors and limits, with buttons that act on them.
 
-    An application mounts it with its own users in place of a password: see dashboard() in sa_jobqueue.dashboard. Without --read-only its
-    role needs `sa-jobqueue grants --can admin`, else `--can read`. With --app it shows a job table of your own.
+    An application can mount it with its own users instead of a password: see dashboard() in sa_jobqueue.dashboard. Its role needs
+    `sa-jobqueue grants --can admin`, or with --read-only `--can read`. With --app it shows a job table of your own.
 
     sa-jobqueue dashboard
     sa-jobqueue dashboard --read-only --replica-url postgresql://replica.example/shop
@@ -82,12 +79,12 @@ def dashboard(
     place = f"[{host}]" if ":" in host else host
     note(f"dashboard: http://{place}:{listening.getsockname()[1]}/ (Ctrl-C ends it)")
     level = config.log_level.value
-    # Our own lines say what is done; those of each request would say nothing more.
+    # Our own lines log the actions; a line for each request would add nothing.
     serving = uvicorn.Config(
         app, log_config=None, log_level=level, access_log=False, server_header=False, lifespan="off",
         proxy_headers=bool(proxies), forwarded_allow_ips=proxies,
     )  # fmt: skip
-    # It gives a signal back when it has ended.
+    # uvicorn raises a signal again when it has ended.
     with signals_go_to(lambda number, frame: None):
         uvicorn.Server(serving).run(sockets=[listening])
 
@@ -106,16 +103,14 @@ def _application(
         replica = open_engine(config, given_url(replica_url, "--replica-url"), pooled=True)
     allowed = Access.READ if read_only else Access.ADMIN
     app = pages(engine, access=lambda request: allowed.named(name_of(request)), read_from=replica, job=job)
-    if password is not None:
-        return with_password(app, password)
-    return with_hosts(app, {"localhost", "127.0.0.1", "::1", host.lower()})
+    hosts = {"localhost", "127.0.0.1", "::1", host.lower()}
+    return with_hosts(app, hosts) if password is None else with_password(app, password)
 
 
 def _password(variable: str | None) -> str | None:
     if variable is None:
         return None
-    password = os.environ.get(variable, "")
-    if not password:
+    if not (password := os.environ.get(variable, "")):
         raise ConfigurationError(f"--password-env {variable}: the environment has no such variable, or it is empty")
     if len(password) < _SHORTEST:
         raise ConfigurationError(
@@ -126,28 +121,26 @@ def _password(variable: str | None) -> str | None:
 
 
 def _proxies(given: list[str]) -> list[str]:
-    for one in given:
+    for address in given:
         try:
-            ipaddress.ip_network(one)
+            ipaddress.ip_network(address)
         except ValueError as error:
             raise ConfigurationError(
-                f"--trusted-proxy {one}: expected an address or a network, as in 10.0.0.7 or 10.0.0.0/24"
+                f"--trusted-proxy {address}: expected an address or a network, as in 10.0.0.7 or 10.0.0.0/24"
             ) from error
     return given
 
 
 def _is_local(host: str) -> bool:
-    """Whether only this machine reaches it."""
-    if host == "localhost":
-        return True
+    """Whether only this machine can reach the address."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Take the port. Raises ConfigurationError where that cannot be."""
+    """Listen on the port. Raises ConfigurationError if it is not free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=128)

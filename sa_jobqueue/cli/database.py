@@ -1,4 +1,4 @@
-"""The schema: `migrate`."""
+"""The schema and its rights: `migrate` and `grants`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ def migrate(
     ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm a downgrade, where --to is an older version.")] = False,
     sql_only: Annotated[
-        bool, typer.Option("--sql", help="Print the SQL script for psql instead; no database is used.")
+        bool, typer.Option("--sql", help="Print the SQL script for psql instead, without a database.")
     ] = False,
     revision: Annotated[
-        bool,
-        typer.Option("--revision", help="Print the revision for an Alembic history of your own instead."),
+        bool, typer.Option("--revision", help="Print the revision for an Alembic history of your own instead.")
     ] = False,
     down_revision: Annotated[
         str | None, typer.Option(metavar="ID", help="With --revision: the head of that history.")
@@ -41,7 +40,7 @@ def migrate(
 ) -> None:
     """Make the tables, or upgrade them to this release.
 
-    Repeated, it does nothing.
+    It does nothing if they are up to date.
 
     sa-jobqueue migrate
     sa-jobqueue migrate --sql | psql shop
@@ -51,22 +50,17 @@ def migrate(
         raise ConfigurationError("--sql and --revision exclude each other: give one of them")
     if down_revision is not None and not revision:
         raise ConfigurationError("--down-revision goes with --revision")
-    if sql_only:
-        sys.stdout.write(sql(to, schema=config.schema))
-    elif revision:
-        sys.stdout.write(revision_source(down_revision, to, schema=config.schema))
-    else:
-        _migrate(config, to, yes)
-
-
-def _migrate(config: Config, wanted: int | None, yes: bool) -> None:
+    if sql_only or revision:
+        text = sql(to, schema=config.schema) if sql_only else revision_source(down_revision, to, schema=config.schema)
+        sys.stdout.write(text)
+        return
     engine = open_engine(config, make=True)
     with on_postgresql(), engine.connect() as connection:
         name_database(config, connection)
         found = current_version(connection)
     name = f"schema {config.schema}"
     # A newer schema is no mistake: an upgrade lets the previous release go on.
-    to = max(CURRENT, found or 0) if wanted is None else wanted
+    to = max(CURRENT, found or 0) if to is None else to
     if found is not None and to < found and to <= CURRENT:
         if found > CURRENT:
             raise ConfigurationError(
@@ -86,9 +80,9 @@ def _migrate(config: Config, wanted: int | None, yes: bool) -> None:
         say(f"{name}: version {to} ({'new' if found is None else f'was version {found}'})")
 
 
-# ---- Roles of the database: `grants`.
+# ---- Rights of database roles: `grants`.
 
-#: The codes of the server's warnings to a role that may not grant.
+#: The codes of the server's warnings to a role that must not grant.
 _NOT_GRANTED = frozenset({"01007", "0LP01"})
 
 
@@ -98,13 +92,11 @@ def grants(
     role: Annotated[str, typer.Option(metavar="NAME", help="The database role; it must exist.")],
     can: Annotated[
         list[Can],
-        typer.Option(
-            metavar="WHAT", help="What it may do: enqueue, work, read, schedule, wait or admin. May be repeated."
-        ),
+        typer.Option(metavar="WHAT", help="Its rights: enqueue, work, read, schedule, wait or admin. Can be repeated."),
     ],
     column: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A column of your own job table that it may fill. May be repeated."),
+        typer.Option(metavar="NAME", help="A column of your own job table that it may fill. Can be repeated."),
     ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Execute them, all or none, as the role in the database URL.")
@@ -112,7 +104,7 @@ def grants(
 ) -> None:
     """Print the GRANTs that a role needs: to enqueue, work, wait for jobs, make schedules, read or administer.
 
-    The owner of the tables executes them, and again after each upgrade. Repeated, they change nothing.
+    The owner of the tables must execute them, and again after each upgrade. It does no harm to repeat them.
 
     sa-jobqueue grants --role web --can enqueue | psql shop
     sa-jobqueue grants --role jobs --can work --can enqueue --apply
@@ -136,7 +128,7 @@ def grants(
 
 
 def _note_missing(config: Config, role: str) -> None:
-    """Say on stderr that the database which was given has no such role; printing needs none, so other errors are none."""
+    """Warn on stderr if the given database has no such role. Other errors are ignored, because printing needs no database."""
     given = config.database_url or config.other_url
     if given is None:
         return
@@ -146,8 +138,8 @@ def _note_missing(config: Config, role: str) -> None:
 
 
 def _exists(connection: sa.Connection, role: str) -> bool:
-    there = sa.text("SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = :role)")
-    return bool(connection.scalar(there, {"role": role}))
+    exists = sa.text("SELECT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = :role)")
+    return bool(connection.scalar(exists, {"role": role}))
 
 
 def _no_role(role: str) -> str:
@@ -156,16 +148,16 @@ def _no_role(role: str) -> str:
 
 
 def _warnings(connection: sa.Connection) -> list[str]:
-    """A list that gets the server's warnings that something was not granted: for the server that is no error."""
+    """A list to which the server's warnings that it did not grant are added, because they are not errors."""
     import psycopg  # printing needs no libpq
 
-    heard: list[str] = []
+    warnings: list[str] = []
 
-    def hear(diagnostic: psycopg.errors.Diagnostic) -> None:
+    def receive(diagnostic: psycopg.errors.Diagnostic) -> None:
         if diagnostic.sqlstate in _NOT_GRANTED:
-            heard.append(str(diagnostic.message_primary))
+            warnings.append(str(diagnostic.message_primary))
 
     raw = connection.connection.dbapi_connection
     assert isinstance(raw, psycopg.Connection)
-    raw.add_notice_handler(hear)
-    return heard
+    raw.add_notice_handler(receive)
+    return warnings

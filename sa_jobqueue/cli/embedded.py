@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def status(config: Config, *, json: Json = False) -> None:
-    """Say whether the server runs, and where its files are. Exit code 3 if it does not run."""
+    """Show whether the server runs, and where its files are. Exit code 3 if it does not run."""
     server = _server(config)
     found = server.status()
     if json:
@@ -23,21 +23,20 @@ def status(config: Config, *, json: Json = False) -> None:
                     "directory": server.directory, "log": found.log, "url": found.url})  # fmt: skip
     else:
         state = f"running, process {found.pid}" if found.running else "not running"
-        say(f"{'PostgreSQL':<11} {found.version}, {state}")
-        say(f"{'folder':<11} {server.directory}")
-        say(f"{'log':<11} {found.log}")
-        say(f"{'URL':<11} {found.url}")
+        say(
+            f"PostgreSQL  {found.version}, {state}\nfolder      {server.directory}\nlog         {found.log}\nURL         {found.url}"
+        )
     if not found.running:
         raise typer.Exit(3)
 
 
 def stop(config: Config) -> None:
-    """Stop the server and end all its connections. Its data stays; migrate, enqueue or work starts it again."""
+    """Stop the server and end all its connections. Its data stays; migrate, enqueue or work start it again."""
     say("stopped" if _server(config).stop() else "it was not running")
 
 
 def path(config: Config) -> None:
-    """Print the folder that holds its data, programs and log."""
+    """Print the folder with its data, programs and log."""
     typer.echo(_server(config).directory)
 
 

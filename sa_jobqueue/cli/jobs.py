@@ -1,17 +1,16 @@
-"""Looking at jobs: `list`."""
+"""List jobs, and group failed jobs by their errors: `list` and `errors`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import Annotated, Any, NamedTuple
+from datetime import datetime
+from typing import Annotated, Any
 
 import sqlalchemy as sa
 import typer
-from sqlalchemy.orm import Session
 
 from ..errors import ConfigurationError
-from ..models import ArchivedJob, Job, Progress
+from ..models import ArchivedJob, Job
 from ..rules.failures import error_text
 from ..rules.words import age
 from ..sql.chosen import Jobs, error_type, reading_of
@@ -27,9 +26,6 @@ STYLES = {"failed": "red", "cancelled": "dim", "running": "cyan", "retrying": "y
 
 Line = tuple[object, ...]
 
-
-#: Seconds between two queries with --watch.
-_PAUSE = 2.0
 
 _COLUMNS = (
     Column("id", "right"),
@@ -48,17 +44,17 @@ def list_jobs(
     filters: Filters,
     *,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000_000_000, help="At most this many jobs.")
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000_000_000, help="At most N jobs.")
     ] = 50,
     archived: Annotated[
-        bool, typer.Option("--archived", help="List jobs of the archive: see the option archive=True of a task.")
+        bool, typer.Option("--archived", help="List archived jobs: see the option archive=True of a task.")
     ] = False,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show the list again every 2 seconds, until Ctrl-C; as many jobs as fit.")
+        bool, typer.Option("--watch", help="Show as many jobs as fit, again every 2 seconds, until Ctrl-C.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """List jobs, the newest first.
+    """List jobs, newest first.
 
     sa-jobqueue list --status failed --newer-than 2h
     sa-jobqueue list --queue mail --status due --json
@@ -75,12 +71,12 @@ def list_jobs(
     shown = rows[:limit]
     if watch:
 
-        def look(fitting: int) -> tuple[list[Line], list[str]]:
+        def read(fitting: int) -> tuple[list[Line], list[str]]:
             with engine.begin() as connection:
-                found = newest_jobs(connection, filters, min(limit, fitting), job=jobs)
-            return list(map(job_line, found)), _styles(found)
+                newest = newest_jobs(connection, filters, min(limit, fitting), job=jobs)
+            return list(map(job_line, newest)), _styles(newest)
 
-        watch_table(_COLUMNS, look, every=_PAUSE)
+        watch_table(_COLUMNS, read, every=2.0)
     elif json:
         print_json([_as_json(row) for row in shown])
     elif shown:
@@ -92,14 +88,14 @@ def list_jobs(
 
 
 def newest_jobs(connection: sa.Connection, filters: Filters, limit: int, *, job: Jobs = Job) -> Sequence[Any]:
-    """The newest jobs; the errors of a job that completed in the end are not shown."""
-    trouble = error_type(job)
-    message = sa.case((trouble.is_not(None), job.errors[-1]["message"].astext))
+    """The newest jobs, without errors of jobs that completed in the end."""
+    failure = error_type(job)
+    message = sa.case((failure.is_not(None), job.errors[-1]["message"].astext))
     statement = (
         sa.select(
             job.id, job.status, reading_of(job).label("reading"), job.queue, job.task, job.priority, job.attempt, job.max_attempts, job.rescues,
             job.created_at, job.run_at, job.claimed_at, job.finished_at, job.cancel_requested_at, job.worker, job.subject_type, job.subject_id,
-            trouble.label("error_type"), message.label("error_message"), sa.func.now().label("now"),
+            failure.label("error_type"), message.label("error_message"), sa.func.now().label("now"),
         )
         .where(*filters.criteria(job=job))
         .order_by(job.id.desc())
@@ -117,12 +113,15 @@ def _as_json(row: Any) -> dict[str, Any]:
     return job | {name: masked(job[name]) for name in ("error_type", "error_message")}
 
 
+def _error_in_brief(kind: str, message: str) -> str:
+    """The class without its module, and the first line of the message, so that both fit into one line."""
+    first = next(iter(message.strip().splitlines()), "")
+    return one_line(mask_passwords(error_text(kind.rpartition(".")[2], first)))
+
+
 def job_line(row: Any) -> Line:
     """A job as a line of the list."""
-    error = ""
-    if row.error_type is not None:  # its class without the module, and its first line, so that both fit into one line
-        first = next(iter((row.error_message or "").strip().splitlines()), "")
-        error = one_line(mask_passwords(error_text(row.error_type.rpartition(".")[2], first)))
+    error = "" if row.error_type is None else _error_in_brief(row.error_type, row.error_message or "")
     attempt = f"{row.attempt}/{row.max_attempts}"
     return row.id, row.reading, row.queue, row.task, attempt, since(row.created_at, row.now), _when(row), error
 
@@ -141,49 +140,7 @@ def since(time: datetime | None, now: datetime, *, short: bool = True) -> str:
     return "" if time is None else age((now - time).total_seconds(), short=short)
 
 
-# ---- A job of the archive, as `show` needs it: found by its number, with its log lines and its progress.
-
-
-class LogLine(NamedTuple):
-    """A line as `job_logs` returns it."""
-
-    attempt: int
-    at: datetime
-    level: str
-    message: str
-
-
-class Said(NamedTuple):
-    """How far a handler said that it is, and when; None: it is not known any more."""
-
-    fraction: float
-    message: str | None
-    written_at: datetime | None
-
-
-def find_archived(session: Session, id: int) -> Any:
-    """The job, what it is called, and the database's time; None if the archive has no such job."""
-    found = sa.select(ArchivedJob, reading_of(ArchivedJob), sa.func.now()).where(ArchivedJob.id == id)
-    # A number may be there twice, as after a restore.
-    return session.execute(found.order_by(ArchivedJob.finished_at.desc()).limit(1)).one_or_none()
-
-
-def lines_of(job: ArchivedJob) -> Sequence[LogLine]:
-    """The log lines of its last attempt."""
-    return [
-        LogLine(job.attempt, datetime.fromtimestamp(seconds, UTC), level, message)
-        for seconds, level, message in job.logs or ()
-    ]
-
-
-def said_of(job: Job | ArchivedJob, progress: Progress | None) -> Said | None:
-    """How far it was. `progress`: what the table of progress has of a job that is not in the archive."""
-    if isinstance(job, ArchivedJob):
-        return None if job.progress is None else Said(job.progress, job.progress_message, None)
-    return None if progress is None else Said(progress.fraction, progress.message, progress.written_at)
-
-
-# ---- What goes wrong: `errors`.
+# ---- Failed jobs by their errors: `errors`.
 
 _ERROR_COLUMNS = (
     Column("jobs", "right"),
@@ -199,13 +156,13 @@ def errors(
     filters: Filters,
     *,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="At most this many groups.")
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=10_000, help="At most N groups.")
     ] = MOST_GROUPS,
     json: Json = False,
 ) -> None:
-    """Group failed jobs by task, class of error and first line of the message, the largest groups first.
+    """Group failed jobs by task, error class and first line of the message, largest groups first.
 
-    The newest 10,000 failed jobs that meet the filters are looked at, as on the dashboard.
+    It reads the newest 10,000 failed jobs that meet the filters, as the dashboard does.
 
     sa-jobqueue errors --finished-since 2h
     sa-jobqueue retry --task shop.send_receipt --error ConnectTimeout --finished-since 2h --spread 10m
@@ -213,22 +170,21 @@ def errors(
     where = filters.criteria()
     with transaction(config) as connection:
         filters.check_workers(connection)
-        now = connection.scalar(sa.select(sa.func.now()))
+        now: Any = connection.scalar(sa.select(sa.func.now()))
         rows: Any = connection.execute(group_errors(*where, most=limit)).all()
-        of = connection.execute(extent_of_errors(*where)).one().jobs
+        failed = connection.execute(extent_of_errors(*where)).one().jobs
     if json:
         names = ("task", "error", "line", "jobs", "first", "last")
         print_json([{**{name: getattr(row, name) for name in names}, "line": mask_passwords(row.line)} for row in rows])
     elif rows:
-        print_table(_ERROR_COLUMNS, [_line(row, now) for row in rows])
+        lines = [
+            (row.jobs, row.task, f"{since(row.first, now)} ago", f"{since(row.last, now)} ago", _error_in_brief(row.error, row.line))
+            for row in rows
+        ]  # fmt: skip
+        print_table(_ERROR_COLUMNS, lines)
     else:
         note("no such failed jobs")
     if rows and rows[0].groups > len(rows):
         note(f"{len(rows)} of {rows[0].groups:,} groups; --limit N shows more")
-    if of >= NEWEST_FAILED:
-        note(f"of the newest {of:,} failed jobs that meet the filters; there may be more")
-
-
-def _line(row: Any, now: Any) -> tuple[object, ...]:
-    error = one_line(mask_passwords(error_text(row.error.rpartition(".")[2], row.line)))
-    return row.jobs, row.task, f"{since(row.first, now)} ago", f"{since(row.last, now)} ago", error
+    if failed >= NEWEST_FAILED:
+        note(f"among the newest {failed:,} failed jobs that meet the filters; there may be more")

@@ -38,32 +38,31 @@ _WHEN_FULL = ", ".join(get_args(WhenFull))
 
 @dataclass(frozen=True)
 class Target(Options):
-    """Whose limits: a queue's or a task's, or those of one key of it."""
+    """A queue or a task, or one key of it."""
 
     name: Annotated[str, typer.Argument(metavar="NAME", help="The queue; with --task, the task.")]
-    task: Annotated[bool, typer.Option("--task", "-t", help="NAME is that of a task, in whatever queue.")] = False
+    task: Annotated[bool, typer.Option("--task", "-t", help="NAME is the name of a task, in all queues.")] = False
     key: Annotated[str | None, typer.Option(metavar="KEY", help="Only the jobs with this key.")] = None
 
     @property
     def owner(self) -> Owner:
-        """Whether it is a queue or a task."""
+        """The kind of what NAME names."""
         return "task" if self.task else "queue"
 
-    @property
-    def said(self) -> str:
-        """As people say it: "queue mail", "task shop.sync, key 42"."""
+    def __str__(self) -> str:
+        """Return the target in words: "queue mail", "task shop.sync, key 42"."""
         return f"{self.owner} {self.name}" + ("" if self.key is None else f", key {self.key}")
 
     @property
-    def place(self) -> dict[str, Any]:
-        """As statements take it, beside the name."""
+    def options(self) -> dict[str, Any]:
+        """The arguments of statements that follow the name."""
         return {"key": self.key, "owner": self.owner}
 
 
 def list_(config: Config, *, json: Json = False) -> None:
-    """List limits and pauses: of queues, of tasks, and of the keys that have their own. How many run and wait is counted now.
+    """List limits and pauses of queues, of tasks, and of keys that have their own, with the running and waiting jobs.
 
-    What an operator has changed is held: what code declares is not written over it, until `limits remove`.
+    Limits that an operator has changed are held: the limits that code declares do not replace them, until `limits remove`.
 
     sa-jobqueue limits list
     sa-jobqueue limits list --json
@@ -74,9 +73,7 @@ def list_(config: Config, *, json: Json = False) -> None:
         print_json([_as_json(row) for row in rows])
         return
     if not rows:
-        note(
-            "no limits, and nothing is paused; set some with `sa-jobqueue limits set`, or in code with @task(limits=...)"
-        )
+        note("no limits, and nothing is paused; `sa-jobqueue limits set` sets limits, or in code @task(limits=...)")
         return
     lines: list[tuple[object, ...]] = []
     narrow: list[tuple[object, ...]] = []
@@ -84,7 +81,7 @@ def list_(config: Config, *, json: Json = False) -> None:
     above = None
     for row in rows:
         owner = f"{row['owner']} {row['name']}"
-        if row["key"] is not None and owner != above:  # nothing is limited there but single keys
+        if row["key"] is not None and owner != above:  # only single keys are limited there
             lines.append((owner, *[""] * 5))
             narrow.append((owner, *[""] * 3))
             styles.append("")
@@ -103,7 +100,7 @@ _COLUMNS = (
     Column("each key", wide=True, least=8),
     Column("note", wide=True, least=12),
 )
-#: The same with the last three in one, each on lines of its own.
+#: For narrow terminals: the last three columns stacked into one.
 _NARROW = (*_COLUMNS[:3], Column("limits", wrapped=True, least=20))
 
 
@@ -112,40 +109,42 @@ def set_(
     target: Target,
     *,
     running: Annotated[
-        str | None, typer.Option(metavar="N|none", help="How many may run at once.", show_default=False)
+        str | None, typer.Option(metavar="N|none", help="Jobs that may run at once.", show_default=False)
     ] = None,
     rate: Annotated[
-        str | None, typer.Option(metavar="N/TIME|none", help="How many may start in a time: 500/1m, 20/s.")
+        str | None, typer.Option(metavar="N/TIME|none", help="Jobs that may start in a time: 500/1m, 20/s.")
     ] = None,
     burst: Annotated[
-        int | None, typer.Option(metavar="N", help="How many of them at once; 1, if --rate is given alone.")
+        int | None, typer.Option(metavar="N", help="Jobs that may start at once; 1 if --rate is given alone.")
     ] = None,
     key_running: Annotated[
-        str | None, typer.Option(metavar="N|none", help="How many of each key may run at once.")
+        str | None, typer.Option(metavar="N|none", help="Jobs of each key that may run at once.")
     ] = None,
     key_rate: Annotated[
-        str | None, typer.Option(metavar="N/TIME|none", help="How many of each key may start in a time.")
+        str | None, typer.Option(metavar="N/TIME|none", help="Jobs of each key that may start in a time.")
     ] = None,
     key_burst: Annotated[
-        int | None, typer.Option(metavar="N", help="How many of them at once; 1, if --key-rate is given alone.")
+        int | None,
+        typer.Option(metavar="N", help="Of these, jobs that may start at once; 1 if --key-rate is given alone."),
     ] = None,
     strict: Annotated[
         bool | None,
-        typer.Option("--strict/--not-strict", help="A key waits while a job of it that was begun waits to run again."),
+        typer.Option("--strict/--not-strict", help="A key waits while one of its begun jobs waits to run again."),
     ] = None,
-    max_waiting: Annotated[str | None, typer.Option(metavar="N|none", help="How many of each key may wait.")] = None,
+    max_waiting: Annotated[str | None, typer.Option(metavar="N|none", help="Jobs of each key that may wait.")] = None,
     when_full: Annotated[
         str | None,
-        typer.Option(metavar="CHOICE", help=f"What becomes of jobs whose key is at its limit: {_WHEN_FULL}."),
+        typer.Option(metavar="CHOICE", help=f"What happens to jobs whose key is at its limit: {_WHEN_FULL}."),
     ] = None,
     weight: Annotated[
-        int | None, typer.Option(metavar="1-1000", help="With --key: how many jobs it gets in its turn. Default: 1.")
+        int | None,
+        typer.Option(metavar="1-1000", help="With --key: the jobs that the key gets in its turn. Default: 1."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Change limits: those that are given; the others stay. "none" takes one away.
+    """Change the given limits; the others stay. "none" removes a limit.
 
-    From then on they are held: a deployment does not change them.
+    From then on the limits are held: a deployment does not change them.
 
     sa-jobqueue limits set sync --running 50 --rate 500/1m --burst 50
     sa-jobqueue limits set sync --key 42 --running 3 --weight 5
@@ -171,49 +170,48 @@ def set_(
         )
     if weight is not None:
         if target.key is None:
-            raise ConfigurationError("--weight is that of a key: give --key with it")
+            raise ConfigurationError("--weight is the weight of a key: give --key with it")
         changes["weight"] = checked_weight(weight)
     changes |= of_keys
     if not changes:
         raise ConfigurationError("say what changes, as in --running 50")
-    _act(config, target, change_limits(target.name, changes, **target.place), "set", json=json, changes=changes)
+    _act(config, target, change_limits(target.name, changes, **target.options), "set", json=json, changes=changes)
 
 
 def remove(config: Config, target: Target, *, json: Json = False) -> None:
-    """Take back what `limits set` has changed: what code declares holds again, or else nothing. A pause stays.
+    """Remove limits that `limits set` has set: the limits that code declares apply again. A pause stays.
 
     sa-jobqueue limits remove sync
     sa-jobqueue limits remove sync --key 42
     """
-    _act(
-        config, target, remove_limit(target.name, **target.place), "removed", json=json, left="has no limits that were set by hand"
-    )  # fmt: skip
+    statement = remove_limit(target.name, **target.options)
+    _act(config, target, statement, "removed", json=json, unchanged="has no limits that were set by hand")
 
 
 def pause_(
     config: Config,
     target: Target,
     *,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="What `limits list` says of it.")] = None,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="The reason that `limits list` shows.")] = None,
     json: Json = False,
 ) -> None:
-    """Start nothing more of a queue, a task, or one key of it, until it is resumed, whatever is deployed meanwhile.
+    """Pause a queue, a task, or one key of it: none of its jobs start until it is resumed, even after a deployment.
 
-    What runs goes on, and jobs can be enqueued.
+    Running jobs go on, and jobs can be enqueued.
 
     sa-jobqueue pause mail --reason "the provider is down"
     sa-jobqueue pause sync --key 42
     """
-    _act(config, target, pause(target.name, reason=reason, **target.place), "paused", json=json)
+    _act(config, target, pause(target.name, reason=reason, **target.options), "paused", json=json)
 
 
 def resume_(config: Config, target: Target, *, json: Json = False) -> None:
-    """End the pause of a queue, a task, or one key of it.
+    """Resume a paused queue, a task, or one key of it.
 
     sa-jobqueue resume mail
     sa-jobqueue resume sync --key 42
     """
-    _act(config, target, resume(target.name, **target.place), "resumed", json=json, left="is not paused")
+    _act(config, target, resume(target.name, **target.options), "resumed", json=json, unchanged="is not paused")
 
 
 def _act(
@@ -223,36 +221,32 @@ def _act(
     done: str,
     *,
     json: bool,
-    left: str = "",
+    unchanged: str = "",
     changes: Mapping[str, Any] | None = None,
 ) -> None:
-    """Execute it, and say what was done; exit code 1 where there was nothing to do."""
+    """Execute the statement and print what was done; exit code 1 if nothing was."""
     with transaction(config) as connection:
         touched = bool(connection.scalars(statement).all())
         unserved = (not touched or done in {"set", "paused"}) and not _served(connection, target)
     if json:
-        said = {"action": done, "owner": target.owner, "name": target.name, "key": target.key, "touched": touched}
-        print_json(said if changes is None else {**said, "changes": dict(changes)})
+        result = {"action": done, "owner": target.owner, "name": target.name, "key": target.key, "touched": touched}
+        print_json(result if changes is None else {**result, "changes": dict(changes)})
     elif touched:
-        what = "limits of " if done in {"set", "removed"} else ""
-        say(cleaned(f"{done} {what}{target.said}"))
+        say(cleaned(f"{done} {'limits of ' if done in {'set', 'removed'} else ''}{target}"))
     else:
-        note(f"{target.said} {left}")
+        note(f"{target} {unchanged}")
     if unserved and not json:
-        what = (
-            "serves a queue of this name; for a task add"
-            if target.owner == "queue"
-            else "knows a task of this name; a queue has no"
+        wrong_queue, wrong_task = (
+            "serves a queue of this name; for a task add",
+            "knows a task of this name; for a queue omit",
         )
-        note(f"no live worker {what} --task")
+        note(f"no live worker {wrong_task if target.task else wrong_queue} --task")
     if not touched:
         raise typer.Exit(1)
 
 
 def _served(connection: sa.Connection, target: Target) -> bool:
-    """Whether a live worker serves the queue or knows the task. Yes, too, if that is not known: without live workers, or with a
-    worker that lists no tasks.
-    """
+    """Whether a live worker serves the queue or knows the task; true without live workers, or if a worker lists no tasks."""
     live = [worker for worker in connection.execute(list_workers()) if not worker.stale]
     if not live or target.owner == "queue":
         return not live or any(serves(worker.queues, target.name) for worker in live)
@@ -272,11 +266,11 @@ def _number(text: str, option: str) -> int | None:
 
 
 def _rate(text: str | None, burst: int | None, prefix: str) -> dict[str, Any]:
-    """The columns of a rate like "500/1m"; none of them if it is not given."""
-    option, of_burst = (f"--{prefix}{name}".replace("_", "-") for name in ("rate", "burst"))
+    """The columns of a rate like "500/1m"; no columns if it is not given."""
+    option, burst_option = (f"--{prefix}{name}".replace("_", "-") for name in ("rate", "burst"))
     if text is None or text.lower() == "none":
         if burst is not None:
-            raise ConfigurationError(f"{of_burst} is that of a rate: give {option} with it")
+            raise ConfigurationError(f"{burst_option} belongs to a rate: give {option} with it")
         return {} if text is None else rate_columns(None, prefix)
     try:
         rate = read_rate(text, burst=burst)
@@ -289,53 +283,51 @@ def _rate(text: str | None, burst: int | None, prefix: str) -> dict[str, Any]:
     return rate_columns(rate, prefix)
 
 
-# ---- how a row is shown
+# ---- How a limit is shown.
 
 
 def _as_json(row: Any) -> dict[str, Any]:
-    kept = {name: value for name, value in row.items() if name != "now"}
-    return kept | {"pause_reason": masked(row["pause_reason"])}
+    return {name: value for name, value in row.items() if name != "now"} | {"pause_reason": masked(row["pause_reason"])}
 
 
 def _line(row: Any) -> tuple[object, ...]:
     of = f"{row['owner']} {row['name']}" if row["key"] is None else f"  key {row['key']}"
     running = f"{row['runs']:,}" + ("" if row["running"] is None else f" of {row['running']:,}")
-    return of, running, capped(row["waits"]), _rate_said(row, ""), _of_each_key(row), _note(row)
+    return of, running, capped(row["waits"]), _rate_text(row, ""), _of_each_key(row), _note(row)
 
 
 def _narrow_line(line: tuple[object, ...], row: Any) -> tuple[object, ...]:
     rate, of_each_key, note = map(str, line[3:])
     if of_each_key and row["key"] is None:
         of_each_key = f"each key: {of_each_key}"
-    return *line[:3], "\n".join(said for said in (rate, of_each_key, note) if said)
+    return *line[:3], "\n".join(filter(None, (rate, of_each_key, note)))
 
 
-def _rate_said(row: Any, prefix: str) -> str:
+def _rate_text(row: Any, prefix: str) -> str:
     return rate_said(*(row[f"{prefix}rate_{part}"] for part in ("count", "seconds", "burst")))
 
 
 def _of_each_key(row: Any) -> str:
     if row["key"] is not None:
         return "" if row["weight"] == 1 else f"weight {row['weight']}"
-    said = [
+    limits = [
         "" if row["key_running"] is None else f"{row['key_running']:,} running",
-        _rate_said(row, "key_"),
+        _rate_text(row, "key_"),
         "strict" if row["strict"] else "",
         "" if row["max_waiting"] is None else f"{row['max_waiting']:,} waiting",
         "" if row["when_full"] == "wait" else f"if full {row['when_full']}",
     ]
-    return ", ".join(one for one in said if one)
+    return ", ".join(filter(None, limits))
 
 
 def _note(row: Any) -> str:
-    said: list[str] = []
+    notes: list[str] = []
     if row["paused_at"] is not None:
         since = f"paused {age((row['now'] - row['paused_at']).total_seconds(), short=True)} ago"
-        said.append(f"{since}: {row['pause_reason']}" if row["pause_reason"] else since)
+        notes.append(f"{since}: {row['pause_reason']}" if row["pause_reason"] else since)
     if row["blocked_until"] is not None and row["blocked_until"] > row["now"]:
-        said.append(
-            f"rate limited by the other side, for {age((row['blocked_until'] - row['now']).total_seconds(), short=True)}"
-        )
+        left = age((row["blocked_until"] - row["now"]).total_seconds(), short=True)
+        notes.append(f"rate limited by the other side, for {left}")
     if row["held"]:
-        said.append("held")
-    return cleaned(one_line(mask_passwords("; ".join(said))))
+        notes.append("held")
+    return cleaned(one_line(mask_passwords("; ".join(notes))))

@@ -1,6 +1,6 @@
-"""Commands that are loaded when they are called, because importing all of them would take each command 0.4 s.
+"""Commands that are loaded when they are called, because importing all of them would take 0.4 s at each call.
 
-    COMMANDS = {"list": Entry("jobs:list_jobs", "Look"), "limits": Group("Act on jobs", "How many ...", {...})}
+    COMMANDS = {"list": Entry("jobs:list_jobs", "Inspect"), "limits": Group("Act on jobs", "Limits on ...", {...})}
     app = typer.Typer(cls=group_of(COMMANDS))
 
 The names come from these entries, and the first line of each help from `table`, so that the help of a group and shell
@@ -38,11 +38,11 @@ def command(
 ) -> Callable[..., None]:
     """Make a Typer command of `handler`.
 
-    `app`: it takes `--app` too. `database`: it takes a database, and `schema`: a schema. `log_level`: the default of
-    `--log-level`. Errors become one line and exit code 2.
+    `app`, `database`, `schema`: whether it takes `--app`, a database, and a schema. `log_level`: the default of `--log-level`.
+    Errors become one line and exit code 2.
     """
     taken = {"app": app, "database_url": database, "schema": database and schema}
-    left_out = {option for option, is_taken in taken.items() if not is_taken}
+    omitted = {option for option, is_taken in taken.items() if not is_taken}
     hints = get_type_hints(handler, include_extras=True)
     bundles: dict[str, list[str]] = {}
     own: list[inspect.Parameter] = []
@@ -52,20 +52,22 @@ def command(
             own.append(_option(name, hints[name], parameter.default))
             continue
         options = hints[name].declared()
-        bundles[name] = [option for option in options if option not in left_out]
-        here = [_option(option, *options[option]) for option in bundles[name]]
-        (shared if hints[name] is Config else own).extend(here)
-    parameters = [one.replace(default=log_level) if one.name == "log_level" else one for one in (*own, *shared)]
+        bundles[name] = [option for option in options if option not in omitted]
+        for option in bundles[name]:
+            kind, default = options[option]
+            default = log_level if option == "log_level" else default
+            (shared if hints[name] is Config else own).append(_option(option, kind, default))
+    parameters = [*own, *shared]
 
     @functools.wraps(handler)
     def run(**given: Any) -> None:
-        said = {name: {option: given.pop(option) for option in options} for name, options in bundles.items()}
-        with plain_errors(debug=any(options.get("debug") for options in said.values())):
-            made = {name: hints[name].from_options(**options) for name, options in said.items()}
-            for one in made.values():
-                if isinstance(one, Config):
-                    set_up_logging(one.log_level)
-            handler(**made, **given)
+        values = {name: {option: given.pop(option) for option in options} for name, options in bundles.items()}
+        with plain_errors(debug=any(options.get("debug") for options in values.values())):
+            arguments = {name: hints[name].from_options(**options) for name, options in values.items()}
+            for argument in arguments.values():
+                if isinstance(argument, Config):
+                    set_up_logging(argument.log_level)
+            handler(**arguments, **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -80,7 +82,7 @@ def _option(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def help_text(docstring: str) -> str:
     """A docstring as Typer's help: prose is one line per paragraph, to be wrapped; examples keep their lines."""
     paragraphs = inspect.cleandoc(docstring).split("\n\n")
-    return "\n\n".join(f"\b\n{one}" if one.startswith("sa-jobqueue ") else one_line(one) for one in paragraphs)
+    return "\n\n".join(f"\b\n{text}" if text.startswith("sa-jobqueue ") else one_line(text) for text in paragraphs)
 
 
 Entries = Mapping[str, "Entry | Group"]
@@ -88,7 +90,7 @@ Entries = Mapping[str, "Entry | Group"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A command: its function, as "module:function" of this package; its heading in the help; what `command` is told of it."""
+    """A command: its function, as "module:function" of this package; its heading in the help; its arguments of `command`."""
 
     handler: str
     panel: str | None = None
@@ -97,7 +99,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A command that has commands of its own."""
+    """A command with subcommands."""
 
     panel: str
     help: str
@@ -120,7 +122,7 @@ class Command(_Flags, TyperCommand):
 
 
 class Commands(_Flags, TyperGroup):
-    """A group that loads a command when it is called. `commands` has all of them, each loaded when it is taken out."""
+    """A group that loads a command when it is called; `commands` loads each item at its first access."""
 
     path: ClassVar[tuple[str, ...]]
     entries: ClassVar[Entries]
@@ -133,7 +135,7 @@ class Commands(_Flags, TyperGroup):
         return list(self.entries)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return what help and completion show of a command; it cannot be run."""
+        """Return a command for help and completion, which cannot be run."""
         if (entry := self.entries.get(cmd_name)) is None:
             return None
         first_line = FIRST_LINES[" ".join((*self.path, cmd_name))]
@@ -162,12 +164,12 @@ class _Loaded(Mapping[str, Any]):
 
 
 def group_of(entries: Entries, *path: str) -> type[Commands]:
-    """The class of a group with these commands; `path`: its name, unless it is the root."""
+    """The class of a group with these commands. `path`: its name; empty for the root."""
     return type("Commands", (Commands,), {"entries": entries, "path": path})
 
 
 def pass_on(context: typer.Context, defaults: Mapping[str, Any]) -> None:
-    """Give the command that is called those of the defaults that are settings of it; a group gets all, for its commands."""
+    """Pass defaults to the command that is called: the values of its settings, or all defaults if it is a group."""
     called = context.command.commands[context.invoked_subcommand]  # type: ignore[attr-defined]
     settings = set(defaults) if isinstance(called, Commands) else {key_of(option) for option in settings_of(called)}
     context.default_map = {str(called.name): {key: value for key, value in defaults.items() if key in settings}}
@@ -189,19 +191,15 @@ def _load(path: tuple[str, ...], entry: Entry | Group) -> Any:
         maker.command(name, cls=Command, rich_help_panel=entry.panel)(command(_handler(entry), **entry.options))
     else:
         maker = typer.Typer(
-            name=name,
-            cls=group_of(entry.commands, *path),
-            callback=_show_help,
-            invoke_without_command=True,
-            help=help_text(entry.help),
-            **shared,
-        )
+            name=name, cls=group_of(entry.commands, *path), callback=_show_help, invoke_without_command=True,
+            help=help_text(entry.help), **shared,
+        )  # fmt: skip
     return typer.main.get_command(maker)
 
 
 def _handler(entry: Entry) -> Callable[..., None]:
     module, _, function = entry.handler.partition(":")
-    # What is imported stays; to search it for garbage meanwhile took a tenth of the time (November 2026).
+    # Imported modules stay; searching them for garbage meanwhile took a tenth of the time (November 2026).
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""How log lines are written: as text, or as one JSON object each."""
+"""The format of log lines, as text or as JSON, and the log lines of jobs that `show` prints."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 from ..rules.failures import describe
 from ..tasks.middleware import add_job_fields
 from ..util.urls import mask_passwords, masked
-from .output import cleaned, note, print_json, say
+from .output import cleaned, escaped_as_json, note, print_json, say
 
-#: What every record has; anything else is an extra.
+#: The attributes that every record has; all others are extras.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
@@ -42,20 +42,18 @@ class _JsonFormatter(logging.Formatter):
             if name not in _STANDARD:
                 line[f"extra_{name}" if name in line else name] = masked(value)
         text = json.dumps(line, default=lambda value: mask_passwords(str(value)), ensure_ascii=False)
-        if text.isprintable():
-            return text
-        return "".join(one if one.isprintable() else json.dumps(one)[1:-1] for one in text)
+        return text if text.isprintable() else "".join(map(escaped_as_json, text))
 
 
 def set_log_format(wanted: LogFormat) -> None:
-    """Write all that is logged from now on so. As JSON, what handlers log carries the fields of their jobs."""
+    """Set the format of log lines. As JSON, log lines of handlers have the fields of their jobs."""
     if wanted is LogFormat.JSON:
         for handler in logging.getLogger().handlers:
             handler.setFormatter(_JsonFormatter())
             add_job_fields(handler)
 
 
-# ---- The log lines that are kept of a job, as `show` prints them.
+# ---- The log lines that are kept of a job.
 
 _LEVELS = {"DEBUG": "dim", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "red"}
 
@@ -64,13 +62,13 @@ _LAST_LINES = 20
 
 
 def show_lines(lines: Sequence[Any], *, json: bool) -> None:
-    """All of them, without the rest."""
+    """Print all log lines of a job."""
     if json:
         print_json([line._asdict() | {"message": mask_passwords(line.message)} for line in lines])
     elif lines:
         _print_lines(lines)
     else:
-        note("no log lines are kept of it: a task keeps them with @task(keep_logs=True)")
+        note("no log lines of this job are kept: a task keeps them with @task(keep_logs=True)")
 
 
 def _print_lines(lines: Sequence[Any]) -> None:
@@ -82,11 +80,11 @@ def _print_lines(lines: Sequence[Any]) -> None:
         first, *more = cleaned(mask_passwords(line.message), keep="\n\t").split("\n")
         say(f"  {line.at.astimezone():%m-%d %H:%M:%S} {cleaned(line.level):<7} {first}", _LEVELS.get(line.level, ""))
         if more:
-            say("\n".join(f"    {one}" for one in more), "dim")
+            say("\n".join(f"    {text}" for text in more), "dim")
 
 
 def show_last_lines(lines: Sequence[Any]) -> None:
-    """The last ones, behind all else that is shown of a job."""
+    """Print the last log lines of a job."""
     _print_lines(lines[-_LAST_LINES:])
     if len(lines) > _LAST_LINES:
         note(f"the last {_LAST_LINES} of {len(lines)} log lines; --logs shows all")

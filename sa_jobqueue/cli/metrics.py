@@ -1,4 +1,4 @@
-"""The command `metrics`: what the database says, for Prometheus; and the alerts and the Grafana board that come with it."""
+"""The command `metrics`: metrics of the database for Prometheus, alerts, and a Grafana board. Metrics of `work`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ logger = get_logger(__name__)
 
 
 def open_endpoint(host: str, port: int, *, handlers: bool = False) -> Endpoint:
-    """Take the port. Raises ConfigurationError where it is taken, or where prometheus-client is not installed.
+    """Listen on the port. Raises ConfigurationError if it is taken, or if prometheus-client is not installed.
 
-    `handlers`: the metrics of the application's handlers are to be served, too.
+    `handlers`: metrics of the application's handlers will be served as well.
     """
     try:
         from ..metrics.endpoint import Endpoint, check_handlers
@@ -41,7 +41,7 @@ def open_endpoint(host: str, port: int, *, handlers: bool = False) -> Endpoint:
 
 
 def serve_worker(endpoint: Endpoint, worker: Worker) -> None:
-    """Serve the metrics of the one worker of this process."""
+    """Serve the metrics of this process's worker."""
     from ..metrics import WorkerCollector
     from ..metrics.endpoint import WorkerProbes, registry_of
     from ..metrics.sums import read_snapshot
@@ -51,7 +51,7 @@ def serve_worker(endpoint: Endpoint, worker: Worker) -> None:
 
 
 def serve_supervisor(endpoint: Endpoint) -> Reports:
-    """Serve the sums over the worker processes of a supervisor; where these are to report."""
+    """Serve the sums over a supervisor's worker processes, and return the receiver of their reports."""
     from ..metrics.endpoint import SupervisorProbes, forget_process, registry_of
     from ..metrics.sums import Receiver, TotalsCollector
 
@@ -62,7 +62,7 @@ def serve_supervisor(endpoint: Endpoint) -> Reports:
 
 
 def send_metrics(end: int, worker: Worker) -> Sender:
-    """In a supervised process: begin to tell the supervisor over the pipe `end`."""
+    """In a supervised process: start to report to the supervisor over the pipe `end`."""
     from ..metrics.sums import Sender, read_snapshot
 
     sender = Sender(end, lambda: read_snapshot(worker))
@@ -73,17 +73,17 @@ def send_metrics(end: int, worker: Worker) -> Sender:
 def metrics(
     config: Config,
     *,
-    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="0: any that is free.")] = 9_101,
+    port: Annotated[int, typer.Option(metavar="PORT", min=0, max=65_535, help="0: any free port.")] = 9_101,
     host: Annotated[
-        str, typer.Option(metavar="HOST", help="The address to serve at; 0.0.0.0: all of this machine.")
+        str, typer.Option(metavar="HOST", help="The address to serve at; 0.0.0.0: all addresses of this machine.")
     ] = "127.0.0.1",
-    rules: Annotated[bool, typer.Option("--rules", help="Print a file of alerts for Prometheus, and end.")] = False,
-    grafana: Annotated[bool, typer.Option("--grafana", help="Print a dashboard for Grafana as JSON, and end.")] = False,
+    rules: Annotated[bool, typer.Option("--rules", help="Print a file of alerts for Prometheus, and exit.")] = False,
+    grafana: Annotated[bool, typer.Option("--grafana", help="Print a Grafana dashboard as JSON, and exit.")] = False,
 ) -> None:
-    """Serve what the database says to Prometheus: backlog, age, cleanup, sizes, vacuum, snapshots, locks, connections.
+    """Serve metrics of the database to Prometheus: backlog, age, cleanup, sizes, vacuum, snapshots, locks, connections.
 
-    One such process is enough for a database. It reads, at most every 5 seconds, and its role needs no more than
-    `sa-jobqueue grants --can read`. The metrics of workers are served by `sa-jobqueue work --metrics-port`.
+    A database needs one such process. It reads at most every 5 seconds, and its role needs only `sa-jobqueue grants --can read`.
+    `sa-jobqueue work --metrics-port` serves the metrics of workers.
 
     sa-jobqueue metrics --port 9101
     sa-jobqueue metrics --rules > sa_jobqueue_rules.yaml
@@ -105,9 +105,9 @@ def metrics(
         collector.refresh()
         return collector.is_up
 
-    heard: SimpleQueue[int] = SimpleQueue()
-    with signals_go_to(lambda number, frame: heard.put(number)):
+    received: SimpleQueue[int] = SimpleQueue()
+    with signals_go_to(lambda number, frame: received.put(number)):
         endpoint.serve(registry_of(collector), DatabaseProbes(is_up))
         logger.info("metrics of the database at %s", endpoint.url)
-        logger.info("%s: ending", signal.Signals(heard.get()).name)
+        logger.info("%s: ending", signal.Signals(received.get()).name)
     endpoint.close()

@@ -1,6 +1,6 @@
-"""What commands print: tables for people, plain columns for a pipe, JSON for scripts.
+"""The output of commands: tables for people, plain columns for pipes, JSON for scripts; errors and logs.
 
-What comes from the database is shown with its control characters escaped: a queue's name may hold any.
+Control characters in values from the database are escaped, because even a queue's name may contain any.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Rows = Iterable[Sequence[object]]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table, and what happens to it where the terminal is narrow.
+    """A column of a table.
 
-    `shortened` makes its cells shorter; then it is left out if it is `optional`; then it is cut if it is `wide`, or broken between
-    words if it is `wrapped`, but not to less than `least`.
+    In a narrow terminal, `shortened` first shortens its cells; then an `optional` column is omitted; then a `wide` column is
+    cut and a `wrapped` column is broken between words, to no less than `least` characters.
     """
 
     name: str
@@ -61,9 +61,9 @@ def print_table(
     rule: bool = True,
     narrow: tuple[Sequence[Column], Rows] | None = None,
 ) -> None:
-    """Print a table: fitted into a terminal, or in full as plain columns. `styles`: one for each row. `rule`: see `fitted`.
+    """Print a table: fitted into a terminal, or in full as plain columns. `styles`: the style of each row. `rule`: see `fitted`.
 
-    `narrow`: the columns and rows that say the same where the terminal has no room for these.
+    `narrow`: alternative columns and rows for a terminal that is too narrow.
     """
     cells = [[cleaned(value) for value in row] for row in rows]
     if (console := terminal(sys.stdout)) is None:
@@ -79,9 +79,7 @@ def print_table(
 def fitted(
     columns: Sequence[Column], cells: Sequence[Sequence[str]], styles: Sequence[str], width: int, *, rule: bool = True
 ) -> Table:
-    """A table that is not wider than `width`; what is cut ends with an ellipsis. `rule`: with a line below the headings, and two
-    spaces between columns, not one.
-    """
+    """A table that is not wider than `width`. `rule`: with a line below the headings, and two spaces between columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -111,10 +109,10 @@ def fitted(
     return table
 
 
-def watch_table(columns: Sequence[Column], look: Callable[[int], tuple[Rows, Sequence[str]]], *, every: float) -> None:
-    """Show a table over the whole terminal, and again `every` seconds, until Ctrl-C.
+def watch_table(columns: Sequence[Column], read: Callable[[int], tuple[Rows, Sequence[str]]], *, every: float) -> None:
+    """Fill the terminal with a table and refresh it `every` so many seconds, until Ctrl-C.
 
-    `look` is told how many rows fit, and returns rows and styles. Raises ConfigurationError without a terminal.
+    `read` takes the number of rows that fit, and returns rows and styles. Raises ConfigurationError without a terminal.
     """
     if (console := terminal(sys.stdout)) is None:
         raise ConfigurationError("--watch needs a terminal to write to")
@@ -122,7 +120,7 @@ def watch_table(columns: Sequence[Column], look: Callable[[int], tuple[Rows, Seq
 
     with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            rows, styles = look(max(console.height - 3, 1))
+            rows, styles = read(max(console.height - 3, 1))
             cells = [[cleaned(value) for value in row] for row in rows]
             live.update(fitted(columns, cells, styles, console.width), refresh=True)
             time.sleep(every)
@@ -151,12 +149,13 @@ def _plain(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> str:
 
 
 def print_json(value: object) -> None:
-    """Print JSON, indented; times in ISO 8601. Control characters are escaped as JSON has it: a terminal would obey them."""
-    said = json.dumps(value, indent=2, ensure_ascii=False, default=_encoded)
-    sys.stdout.write(re.sub(r"[^\n -~]", lambda found: _escaped(found[0]), said) + "\n")
+    """Print indented JSON; times in ISO 8601. Control characters are escaped, because a terminal would obey them."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=_encoded)
+    sys.stdout.write(re.sub(r"[^\n -~]", lambda found: escaped_as_json(found[0]), text) + "\n")
 
 
-def _escaped(letter: str) -> str:
+def escaped_as_json(letter: str) -> str:
+    """A letter as it stands in a JSON string: escaped unless it is printable."""
     return letter if letter.isprintable() else json.dumps(letter)[1:-1]
 
 
@@ -172,29 +171,27 @@ def _encoded(value: object) -> str:
 
 def say(text: str, style: str = "", *, wrap: bool = False) -> None:
     """Print lines on stdout; in a terminal with a style, and with `wrap` broken between words."""
-    text = cleaned(text, keep="\n\t")
-    if (console := terminal(sys.stdout)) is None:
-        sys.stdout.write(f"{text}\n")
+    _write(sys.stdout, cleaned(text, keep="\n\t"), style, wrap=wrap)
+
+
+def note(text: str) -> None:
+    """Print a line on stderr that is not part of the result."""
+    _write(sys.stderr, cleaned(text), "dim")
+
+
+def _write(stream: TextIO, text: str, style: str, *, wrap: bool = False) -> None:
+    if (console := terminal(stream)) is None:
+        stream.write(f"{text}\n")
+        if stream is sys.stderr:
+            stream.flush()  # Click's runner before 8.2 reads stderr without flushing it
         return
     from rich.text import Text
 
     console.print(Text(text, style=style), soft_wrap=not wrap)
 
 
-def note(text: str) -> None:
-    """Print a line on stderr that is no part of the result."""
-    text = cleaned(text)
-    if (console := terminal(sys.stderr)) is None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()  # Click's runner before 8.2 reads stderr without flushing it
-        return
-    from rich.text import Text
-
-    console.print(Text(text, style="dim"), soft_wrap=True)
-
-
 def terminal(stream: TextIO) -> Console | None:
-    """Rich's console on a stream that is a terminal, or is to be taken for one; None for another, which needs no Rich."""
+    """Rich's console on a stream that is, or should be taken for, a terminal; None for any other stream, which needs no Rich."""
     if not stream.isatty() and {"FORCE_COLOR", "TTY_COMPATIBLE"}.isdisjoint(os.environ):
         return None
     from rich.console import Console
@@ -209,12 +206,12 @@ def cleaned(value: object, *, keep: str = "") -> str:
 
 
 def last_part(name: str) -> str:
-    """A dotted name without its module, where the whole has no place: shop.send_receipt as send_receipt."""
+    """A dotted name without its module, for narrow columns: shop.send_receipt as send_receipt."""
     return name.rpartition(".")[2]
 
 
 def rate(number: float) -> str:
-    """How often something happens: 0, 0.25, 7.5, 740, 12,300."""
+    """A rate with few digits: 0, 0.25, 7.5, 740, 12,300."""
     return f"{number:,.0f}" if number >= 10 or number == 0 else f"{number:.1f}" if number >= 1 else f"{number:.2g}"
 
 
@@ -223,12 +220,12 @@ def moment(time: datetime | None) -> str:
     return "" if time is None else time.astimezone().isoformat(sep=" ", timespec="seconds")
 
 
-# ---- What commands write on stderr: errors on one line, and logs; never a password.
+# ---- Errors and logs on stderr, without passwords.
 
 
 @contextmanager
 def plain_errors(debug: bool = False) -> Generator[None]:
-    """Turn expected errors into one line on stderr and exit code 2; let all others pass."""
+    """Turn expected errors into one line on stderr and exit code 2; other errors are not caught."""
     try:
         yield
     except Exception as error:
@@ -259,11 +256,11 @@ def explained(error: Exception) -> str:
         case OperationalError(sqlstate=str() as code) if code[:2] in {"08", "57"}:
             return f"the database ended the connection: {reason}"
         case errors.InsufficientPrivilege():
-            return f"the database refused: {reason}: sa-jobqueue grants --help says how a role gets the rights it needs"
+            return f"the database refused: {reason}: sa-jobqueue grants --help explains how a role gets the rights it needs"
         case errors.UndefinedTable() | errors.InvalidSchemaName():
             return f"the database refused: {reason.diag.message_primary}: `sa-jobqueue migrate` makes the job tables"
-        case errors.UniqueViolation(diag=said) if said.message_detail is None:
-            return f"the database refused: {said.message_primary}"  # of a unique job: without the trigger's context
+        case errors.UniqueViolation(diag=details) if details.message_detail is None:
+            return f"the database refused: {details.message_primary}"  # of a unique job: without the trigger's context
         case Error():
             return f"the database refused: {reason}"
         case _:
@@ -271,7 +268,7 @@ def explained(error: Exception) -> str:
 
 
 def expected_errors() -> tuple[type[Exception], ...]:
-    """The classes of expected errors. A package that is not loaded has raised none, and loading it takes time."""
+    """The classes of expected errors. Packages that are not loaded cannot have raised errors, and loading them takes time."""
     kinds: list[type[Exception]] = [JobQueueError, UnicodeEncodeError]
     if "sqlalchemy" in sys.modules:
         from sqlalchemy.exc import SQLAlchemyError
@@ -297,9 +294,9 @@ def say_error(message: str) -> None:
 
 
 class _Formatter(logging.Formatter):
-    """A record as one line, without passwords; of an exception its type, its message and the place.
+    """Formats a record as one line, without passwords, with the type, message and place of its exception.
 
-    `tracebacks`: below it the whole of one, each line with a mark that no record has.
+    `tracebacks`: the traceback follows, each line with a mark that no record has.
     """
 
     def __init__(self, *, tracebacks: bool) -> None:
@@ -313,19 +310,18 @@ class _Formatter(logging.Formatter):
         if record.exc_info and (error := record.exc_info[1]) is not None:
             described = entry(name_of(type(error)), message_of(error))
             module, dot, name = described.type.rpartition(".")
-            said = one_line(mask_passwords(error_text(name, described.message)))
-            if said not in line:
-                reason = f"{module}{dot}{said}"
+            text = one_line(mask_passwords(error_text(name, described.message)))
+            if text not in line:
                 place = place_of(error, anywhere=True)
-                line = f"{line}: {reason}" + (f" ({escaped(place)})" if place else "")
+                line = f"{line}: {module}{dot}{text}" + (f" ({escaped(place)})" if place else "")
             below = f"{traceback_of(error, error.__traceback__) if self._tracebacks else ''}{below}"
         if self._tracebacks:
-            line += "".join(f"\n    | {escaped(one)}" for one in mask_passwords(below).splitlines())
+            line += "".join(f"\n    | {escaped(text)}" for text in mask_passwords(below).splitlines())
         return line
 
 
 class _Handler(logging.StreamHandler[Any]):
-    """Writes to the stderr of the moment, which tests replace."""
+    """Writes to the current sys.stderr, which tests replace."""
 
     def __init__(self, *, tracebacks: bool) -> None:
         super().__init__(sys.stderr)
@@ -336,16 +332,16 @@ class _Handler(logging.StreamHandler[Any]):
         super().emit(record)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Say on stderr, as `logging` does, what could not be written and why."""
-        said = f"Logged in {record.pathname}, line {record.lineno}: {record.msg!r}, arguments {record.args!r}\n"
+        """Write on stderr, as `logging` does, which record could not be written and why."""
+        text = f"Logged in {record.pathname}, line {record.lineno}: {record.msg!r}, arguments {record.args!r}\n"
         with suppress(OSError):
-            sys.stderr.write(mask_passwords(f"--- Logging error ---\n{traceback.format_exc()}{said}"))
+            sys.stderr.write(mask_passwords(f"--- Logging error ---\n{traceback.format_exc()}{text}"))
 
 
 def set_up_logging(level: LogLevel) -> None:
-    """Log on stderr from `level` up, in place of what an earlier call set up."""
+    """Log on stderr from `level` up, instead of at the level of an earlier call."""
     root = logging.getLogger()
-    for handler in [one for one in root.handlers if isinstance(one, _Handler)]:
+    for handler in [handler for handler in root.handlers if isinstance(handler, _Handler)]:
         root.removeHandler(handler)
     root.addHandler(_Handler(tracebacks=level is LogLevel.DEBUG))
     root.setLevel(level.value.upper())

@@ -1,9 +1,9 @@
-"""Where the jobs are: which database a command uses, an engine on it, and its name on stderr.
+"""The database of a command: its URL, an engine, a transaction, and its name on stderr.
 
     with transaction(config) as connection:
         ...
 
-The database is the one given for this command, else the one in DATABASE_URL, else the embedded one. Each command names its
+The database is the one that our own settings name, else that in DATABASE_URL, else the embedded one. Each command names its
 database before it uses it, in case a setting was forgotten. A command that only reads makes no database and starts no server.
 """
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 def database(config: Config, *, make: bool = False) -> URL:
-    """The URL of the database to use. One that this command was not given by our own settings is named on stderr.
+    """The URL of the database to use. A database that our own settings do not name is printed on stderr.
 
-    `make`: start the embedded server and make the database on it where needed; else both must be there.
+    `make`: start the embedded server and make the database on it where needed; else both must exist.
     """
     return _database(config, database_url, make=make)
 
@@ -39,21 +39,21 @@ _Read = TypeVar("_Read")
 
 def _database(config: Config, read: Callable[[str], _Read], *, make: bool = False) -> _Read:
     if config.database_url is not None:
-        return _given(config.database_url, "the database URL that was given", read)
+        return _given(config.database_url, "the given database URL", read)
     if config.other_url is not None:
         url = _given(config.other_url, DATABASE_URL, read)
         to = connect_arguments(config.other_url)
         note(f"database: {_place(to.get('dbname'), to.get('host'), to.get('port'), {})}, from {DATABASE_URL}")
         return url
-    return read(_embedded_url(config, make=make))
+    return read(_embedded_url(config, "sa_jobqueue", make=make))
 
 
-def embedded_database(config: Config, name: str = "sa_jobqueue", *, make: bool) -> URL:
+def embedded_database(config: Config, name: str, *, make: bool) -> URL:
     """The URL of a database on the embedded server, which is named on stderr."""
     return database_url(_embedded_url(config, name, make=make))
 
 
-def _embedded_url(config: Config, name: str = "sa_jobqueue", *, make: bool) -> str:
+def _embedded_url(config: Config, name: str, *, make: bool) -> str:
     check_psycopg()
     from ..embedded import EmbeddedServer, default_directory
 
@@ -64,7 +64,7 @@ def _embedded_url(config: Config, name: str = "sa_jobqueue", *, make: bool) -> s
 
 
 def given_url(text: str, source: str) -> URL:
-    """The URL that `text` means. Raises ConfigurationError, which names the `source`, and shows no password."""
+    """Parse a URL. Raises ConfigurationError, which names the `source`, and shows no password."""
     return _given(text, source, database_url)
 
 
@@ -79,21 +79,21 @@ def _given(text: str, source: str, read: Callable[[str], _Read]) -> _Read:
         raise ConfigurationError(f"{DATABASE_URL}: {error}") if source == DATABASE_URL else error from None
 
 
-#: What a connection is told, unless its URL says so.
-_TOLD: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
+#: Parameters of a connection that its URL can override.
+_DEFAULTS: dict[str, Any] = {"connect_timeout": 10, "application_name": "sa-jobqueue"}
 
 
 def open_engine(config: Config, url: URL | None = None, *, make: bool = False, pooled: bool = False) -> Engine:
-    """An engine that finds our tables in the schema that was asked for; it keeps no connection, unless it is `pooled`.
+    """An engine that finds our tables in the given schema; it keeps no connection, unless it is `pooled`.
 
-    `url`: what `database` has said, where it was asked before. `make`: see `database`.
+    `url`: the result of `database`, if it was called before. `make`: see `database`.
     """
     from sqlalchemy import NullPool, create_engine, event
 
     from ..arguments.storable import load_any
 
     url = url or database(config, make=make)
-    arguments = {name: value for name, value in _TOLD.items() if name not in url.query}
+    arguments = {name: value for name, value in _DEFAULTS.items() if name not in url.query}
     pool: dict[str, Any] = {"pool_pre_ping": True} if pooled else {"poolclass": NullPool}
     engine = create_engine(url, connect_args=arguments, json_deserializer=load_any, **pool)
     event.listen(engine, "connect", _read_any_time)
@@ -102,9 +102,9 @@ def open_engine(config: Config, url: URL | None = None, *, make: bool = False, p
 
 @contextmanager
 def transaction(config: Config, engine: Engine | None = None, *, make: bool = False) -> Generator[Connection]:
-    """A transaction on the database, whose schema is ours, named on stderr; committed at the end.
+    """A transaction on the database, with a checked schema, which is committed at the end.
 
-    `engine`: where a command has opened one already. `make`: see `database`.
+    `engine`: the command's engine, if it has already opened it. `make`: see `database`.
     """
     from ..migrations import check_schema
 
@@ -116,13 +116,20 @@ def transaction(config: Config, engine: Engine | None = None, *, make: bool = Fa
 
 @contextmanager
 def raw_transaction(config: Config) -> Generator[psycopg.Connection[Any]]:
-    """The same by psycopg alone, for probes, which are started often: loading SQLAlchemy takes longer than all they do."""
+    """Like `transaction`, but by psycopg alone, for probes, which start often: loading SQLAlchemy takes longer than all they do."""
     arguments = _database(config, connect_arguments)
     import psycopg
 
-    with psycopg.connect(**_TOLD | arguments) as connection:
+    with psycopg.connect(**_DEFAULTS | arguments) as connection:
         if not _is_current(config, connection):
-            _check_schema(config, connection, arguments.get("dbname"))
+            # Accept a newer schema with which this release can work, and describe the problem with any other.
+            from sqlalchemy import URL, StaticPool, create_engine
+
+            from ..migrations import check_schema
+
+            url = URL.create("postgresql+psycopg", database=arguments.get("dbname"))
+            with create_engine(url, creator=lambda: connection, poolclass=StaticPool).begin() as checked:
+                check_schema(checked, config.schema)
         _name_database(config, connection)
         yield connection
 
@@ -138,19 +145,8 @@ def _is_current(config: Config, connection: psycopg.Connection[Any]) -> bool:
     return found.fetchone() == (CURRENT,)
 
 
-def _check_schema(config: Config, connection: psycopg.Connection[Any], database: str | None) -> None:
-    """Let a newer schema pass with which this release can work, and say what is wrong with any other."""
-    from sqlalchemy import URL, StaticPool, create_engine
-
-    from ..migrations import check_schema
-
-    url = URL.create("postgresql+psycopg", database=database)
-    with create_engine(url, creator=lambda: connection, poolclass=StaticPool).begin() as checked:
-        check_schema(checked, config.schema)
-
-
 def name_database(config: Config, connection: Connection) -> None:
-    """Say on stderr which database this is, unless `database` has said it. No password is in it."""
+    """Name the database on stderr, without a password, unless `database` has already named it."""
     from psycopg import Connection as Raw
 
     raw = connection.connection.dbapi_connection
@@ -165,16 +161,16 @@ def _name_database(config: Config, connection: psycopg.Connection[Any]) -> None:
 
 
 def name_of(url: URL) -> str:
-    """The database of a URL as people say it: "shop on db.example"."""
+    """The database of a URL in words: "shop on db.example"."""
     return _place(url.database, url.host, url.port, url.query)
 
 
 def _place(name: str | None, host: str | None, port: int | str | None, query: Any) -> str:
-    """Like "shop on db.example:6432"; a socket by its folder."""
+    """Return a place like "shop on db.example:6432", or with the folder of a socket."""
     where = host or query.get("host") or os.environ.get("PGHOST") or "localhost"
     where = where if isinstance(where, str) else ",".join(where)
-    beside = f":{port}" if port and str(port) != "5432" and not where.startswith("/") else ""
-    return f"{cleaned(name or 'the default')} on {cleaned(where)}{beside}"
+    suffix = f":{port}" if port and str(port) != "5432" and not where.startswith("/") else ""
+    return f"{cleaned(name or 'the default')} on {cleaned(where)}{suffix}"
 
 
 def _read_any_time(connection: Any, record: object) -> None:
@@ -182,7 +178,7 @@ def _read_any_time(connection: Any, record: object) -> None:
     from psycopg.types.datetime import TimestamptzLoader
 
     class AnyTime(TimestamptzLoader):
-        """Times that Python cannot hold become its first or last ones: one odd row must not hide the others."""
+        """Loads times that Python cannot hold as its first or last year, so that an odd row does not hide the others."""
 
         def load(self, data: Any) -> datetime:
             try:
@@ -192,7 +188,7 @@ def _read_any_time(connection: Any, record: object) -> None:
                 return datetime(2 if early else 9_999, 1, 1, tzinfo=UTC)
 
     connection.adapters.register_loader("timestamptz", AnyTime)
-    # psycopg reads no times in another style. PgBouncer keeps it for each of its clients, also between transactions.
+    # psycopg reads times in no other style. PgBouncer keeps the setting for each of its clients, also between transactions.
     if not str(connection.info.parameter_status("DateStyle")).startswith("ISO"):
         connection.execute("SET DateStyle = ISO")
         connection.commit()

@@ -1,4 +1,4 @@
-"""Looking at schedules: `schedule list` and `schedule next`."""
+"""The commands of `schedule`: list schedules and their next times; add, pause, resume, run, backfill and remove them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ..rules.words import age, jobs_of
 from ..statements import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
 from ..util.log import one_line
 from ..util.urls import mask_passwords, masked
-from .config import Config, Json, Key, Units, parse_duration, parse_moment
-from .enqueue import call_of
+from .config import Config, DryRun, Json, duration_option, parse_duration, parse_moment
+from .enqueue import CallOptions, call_of
 from .output import Column, cleaned, fail, moment, note, print_json, print_table, say
 from .place import transaction
 
@@ -35,20 +35,20 @@ def _parse_name(text: str) -> str:
 
 Name = Annotated[str, typer.Argument(metavar="NAME", parser=_parse_name, help="The schedule's name.")]
 
-SCHEDULE_COLUMNS = (
+_COLUMNS = (
     Column("schedule", wide=True, least=12),
     Column("rule", wide=True, least=10),
     Column("zone", optional=True),
     Column("next"),
-    Column("last job", shortened=lambda said: said.partition(" ")[0]),
+    Column("last job", shortened=lambda text: text.partition(" ")[0]),
     Column("note", wide=True, least=16),
 )
 
 
 def list_(config: Config, *, json: Json = False) -> None:
-    """List schedules: when each is due next, its last job, and why one is paused or cannot be used.
+    """List schedules: the next time, the last job, and why a schedule is paused or cannot be used.
 
-    The last job is one that has not finished, if there is any. Times are from now.
+    The last job is an unfinished job, if there is any. Times are from now.
 
     sa-jobqueue schedule list
     sa-jobqueue schedule list --json
@@ -61,16 +61,14 @@ def list_(config: Config, *, json: Json = False) -> None:
     if not rows:
         note("no schedules; make one with `sa-jobqueue schedule add`, or in code with registry.schedule(...)")
         return
-    print_table(SCHEDULE_COLUMNS, [schedule_line(row) for row in rows], styles=[schedule_style(row) for row in rows])
+    print_table(_COLUMNS, map(_line, rows), styles=list(map(_style, rows)))
 
 
 def next_(
     config: Config,
     name: Name,
     *,
-    number: Annotated[
-        int, typer.Option("--number", "-n", metavar="N", min=1, max=1_000, help="How many times to show.")
-    ] = 5,
+    number: Annotated[int, typer.Option("--number", "-n", metavar="N", min=1, max=1_000, help="Show N times.")] = 5,
     json: Json = False,
 ) -> None:
     """Show the next times of a schedule, in its own zone and in UTC.
@@ -80,25 +78,24 @@ def next_(
     with transaction(config) as connection:
         row = connection.execute(list_schedules().where(Schedule.name == name)).mappings().one_or_none()
     if row is None:
-        no_schedule(name)
+        _no_schedule(name)
     rule = rule_of(row["expression"], row["timezone"])
     zone = zone_of(rule)
     times = list(islice(coming_ticks(rule, row), number))
     if json:
         print_json([{"utc": at, "local": at.astimezone(zone)} for at in times])
         return
-    lines = [(_local(at.astimezone(zone)), f"{at:%Y-%m-%d %H:%M:%S}", _distance(at, row["now"])) for at in times]
     columns = [Column(rule.timezone if isinstance(rule, Cron) else "UTC"), Column("UTC"), Column("when")]
+    lines = [[_local(at.astimezone(zone)), f"{at:%Y-%m-%d %H:%M:%S}", _distance(at, row["now"])] for at in times]
     if zone is UTC:
-        columns, lines = [columns[0], columns[2]], [(line[0], line[2]) for line in lines]  # type: ignore[misc]
+        columns, lines = [columns[0], columns[2]], [[line[0], line[2]] for line in lines]
     print_table(columns, lines)
-    if why := _note(row):
-        note(f"paused: {why}; the times count from now" if row["paused_at"] is not None else why)
+    if reason := _note(row):
+        note(f"paused: {reason}; the times count from now" if row["paused_at"] is not None else reason)
 
 
-def no_schedule(name: str) -> NoReturn:
-    """End the command: there is none of this name."""
-    fail(f"there is no schedule {name!r}: `sa-jobqueue schedule list` shows those there are", 1)
+def _no_schedule(name: str) -> NoReturn:
+    fail(f"there is no schedule {name!r}: `sa-jobqueue schedule list` lists all schedules", 1)
 
 
 def _local(at: datetime) -> str:
@@ -106,25 +103,20 @@ def _local(at: datetime) -> str:
     return f"{at:%a %Y-%m-%d %H:%M:%S} {offset[:3]}:{offset[3:5]}"
 
 
-def _distance(at: datetime, now: datetime) -> str:
+def _distance(at: datetime, now: datetime, *, short: bool = False) -> str:
     seconds = (at - now).total_seconds()
-    return f"in {age(seconds)}" if seconds > 0 else f"due {age(seconds)}"
+    return f"{'in' if seconds > 0 else 'due'} {age(seconds, short=short)}"
 
 
 def _as_json(row: Any) -> dict[str, Any]:
     last = {key: row[f"job_{key}"] for key in ("id", "status", "created_at", "finished_at")}
-    kept = {key: value for key, value in row.items() if not key.startswith("job_") and key != "now"}
-    kept |= {"error": masked(row["error"]), "pause_reason": masked(row["pause_reason"])}
-    return kept | {"state": state_of(row), "last_job": None if last["id"] is None else last}
+    own = {key: value for key, value in row.items() if not key.startswith("job_") and key != "now"}
+    own |= {"error": masked(row["error"]), "pause_reason": masked(row["pause_reason"])}
+    return own | {"state": state_of(row), "last_job": None if last["id"] is None else last}
 
 
-def schedule_line(row: Any) -> tuple[object, ...]:
-    """A schedule as a line of the list."""
-    when = ""
-    if state_of(row) == "active":
-        when = _when(row)
-    elif state_of(row) == "paused":
-        when = "paused"
+def _line(row: Any) -> tuple[object, ...]:
+    when = _when(row) if state_of(row) == "active" else "paused" if state_of(row) == "paused" else ""
     last = ""
     if row["job_id"] is not None:
         since = row["job_finished_at"] or row["job_created_at"]
@@ -140,40 +132,34 @@ def _when(row: Any) -> str:
         at = next(coming_ticks(rule_of(row["expression"], row["timezone"]), row), None)
     except OptionError:
         return ""
-    if at is None or at.year == 9_999:
-        return "never"
-    seconds = (at - row["now"]).total_seconds()
-    return f"{'in' if seconds > 0 else 'due'} {age(seconds, short=True)}"
+    return "never" if at is None or at.year == 9_999 else _distance(at, row["now"], short=True)
 
 
 def _note(row: Any) -> str:
+    text = ""
     if row["error"] is not None:
-        said = f"error: {row['error']}"
+        text = f"error: {row['error']}"
     elif row["paused_at"] is not None:
         since = f"{age((row['now'] - row['paused_at']).total_seconds(), short=True)} ago"
-        said = f"{row['pause_reason']} ({since})" if row["pause_reason"] else since
+        text = f"{row['pause_reason']} ({since})" if row["pause_reason"] else since
     elif row["waiting_since"] is not None:
-        said = f"waits for the end of job {row['job_id']}"
-    else:
-        return ""
-    return cleaned(one_line(mask_passwords(said)))
+        text = f"waits for the end of job {row['job_id']}"
+    return cleaned(one_line(mask_passwords(text)))
 
 
-def schedule_style(row: Any) -> str:
-    """How its line looks."""
-    if state_of(row) == "bad":
-        return "red"
-    return "dim" if state_of(row) == "paused" else "yellow" if row["job_status"] == "failed" else ""
+def _style(row: Any) -> str:
+    style = {"bad": "red", "paused": "dim"}.get(state_of(row))
+    return style or ("yellow" if row["job_status"] == "failed" else "")
 
 
-# ---- Acting on schedules: `schedule add`, `pause`, `resume`, `run`, `backfill`, `remove`.
+# ---- Commands that change schedules.
 
 _MISSED, _OVERLAP = ", ".join(get_args(Missed)), ", ".join(get_args(Overlap))
 
 #: None, because click before 8.3 refuses an empty list as the default of an argument.
 Names = Annotated[list[str] | None, typer.Argument(metavar="NAME", help="These schedules.", show_default=False)]
-#: Schedules that are named one by one.
-_NAMED = 20
+#: The most schedules that are listed by name.
+_LISTED = 20
 All = Annotated[bool, typer.Option("--all", help="All schedules.")]
 
 
@@ -181,72 +167,39 @@ def add(
     config: Config,
     *,
     rule: Annotated[str, typer.Argument(metavar="RULE", help='A cron expression, or "every 5m".')],
-    task: Annotated[str, typer.Argument(metavar="TASK", help="The task's name, as in shop.send_receipt.")],
-    arguments: Annotated[
-        str, typer.Argument(metavar="JSON", help="Its arguments by name, as a JSON object; - reads them from stdin.")
-    ] = "{}",
+    given: CallOptions,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="The schedule's name. Default: the task's.")] = None,
     timezone: Annotated[
         str, typer.Option(metavar="ZONE", help="The zone of a cron expression, as in Europe/Vienna.")
     ] = "UTC",
-    queue: Annotated[
-        str | None, typer.Option("--queue", "-q", metavar="NAME", help="The jobs' queue. Default: the task's.")
-    ] = None,
-    priority: Annotated[
-        int | None, typer.Option(metavar="0-9", help="Higher first. Default: the task's, or 4.", show_default=False)
-    ] = None,
-    max_attempts: Annotated[
-        int | None, typer.Option(metavar="N", help="Fail after N attempts. Default: the task's, or 10.")
-    ] = None,
-    expires_in: Annotated[
-        timedelta | None,
-        typer.Option(
-            metavar="TIME", parser=parse_duration, help="Cancel a job if no attempt was made after this time."
-        ),
-    ] = None,
-    deadline: Annotated[
-        timedelta | None,
-        typer.Option(metavar="TIME", parser=parse_duration, help="Time for all attempts of a job together."),
-    ] = None,
-    key: Key = None,
-    units: Units = None,
     missed: Annotated[
-        str, typer.Option(metavar="CHOICE", help=f"What becomes of ticks at which no worker was there: {_MISSED}.")
+        str, typer.Option(metavar="CHOICE", help=f"What happens to ticks that no worker served: {_MISSED}.")
     ] = "once",
-    catch_up: Annotated[
-        timedelta | None,
-        typer.Option(metavar="TIME", parser=parse_duration, help="Leave out ticks that are longer ago: 45s, 10m, 2h."),
-    ] = None,
+    catch_up: Annotated[timedelta | None, duration_option(help="Leave out ticks longer ago: 45s, 10m, 2h.")] = None,
     overlap: Annotated[
         str, typer.Option(metavar="CHOICE", help=f"If a job is not finished at the next tick: {_OVERLAP}.")
     ] = "allow",
     jitter: Annotated[
-        timedelta | None,
-        typer.Option(metavar="TIME", parser=parse_duration, help="Each job is due up to this much later, by chance."),
+        timedelta | None, duration_option(help="Delay each job by a random time of at most this long.")
     ] = None,
-    pause_after: Annotated[
-        int | None, typer.Option(metavar="N", help="Pause when N jobs in a row have failed.")
-    ] = None,
+    pause_after: Annotated[int | None, typer.Option(metavar="N", help="Pause after N failed jobs in a row.")] = None,
     json: Json = False,
 ) -> None:
     """Make a schedule, and print its name.
 
-    With --app the task must be there, and the arguments are checked against its handler; without, the worker does that.
+    With --app the task must exist, and the arguments are checked against its handler. Without --app the worker checks them.
 
     sa-jobqueue schedule add "0 7 * * mon-fri" shop.report '{"region": "EU"}' --timezone Europe/Vienna
     sa-jobqueue schedule add "every 5m" shop.clean_up --overlap skip
     """
-    call = call_of(
-        config, task, arguments, queue=queue, priority=priority, max_attempts=max_attempts, expires_in=expires_in,
-        deadline=deadline, key=key, units=units,
-    )  # fmt: skip
+    call = call_of(config, given)
     options: dict[str, Any] = {
         "name": name, "timezone": timezone, "missed": missed, "catch_up": catch_up, "overlap": overlap,
         "jitter": jitter or 0.0, "pause_after": pause_after,
     }  # fmt: skip
     schedule = Schedule(_rule(rule), call, **options)
     parsed = rule_of(schedule.expression, schedule.timezone)
-    made = schedule.name
+    name = schedule.name
     try:
         with transaction(config, make=True) as connection, Session(connection) as session:
             session.add(schedule)
@@ -255,11 +208,11 @@ def add(
     except IntegrityError as error:
         if getattr(error.orig, "sqlstate", None) != "23505":
             raise
-        fail(f"there is a schedule {made!r} already: remove it first, or give this one another name by --name")
+        fail(f"there is a schedule {name!r} already: remove it first, or choose another name with --name")
     if json:
-        print_json({"name": made, "next_at": first})
+        print_json({"name": name, "next_at": first})
         return
-    say(cleaned(made))
+    say(cleaned(name))
     note(f"{call.task} · queue {call.queue} · {schedule.expression} · first at {moment(first)}")
 
 
@@ -268,43 +221,34 @@ def pause(
     names: Names = None,
     *,
     all: All = False,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="What `list` says of it.")] = "paused by an operator",
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="The reason that `list` shows.")
+    ] = "paused by an operator",
     json: Json = False,
 ) -> None:
-    """Pause schedules: they enqueue nothing until they are resumed, whatever is deployed meanwhile.
+    """Pause schedules: they enqueue nothing until they are resumed, even if a new release is deployed meanwhile.
 
-    Jobs that are enqueued already are not touched.
+    Jobs that are already enqueued are not touched.
 
     sa-jobqueue schedule pause shop.daily_report --reason "the provider is down"
     """
     _act(config, names or [], partial(pause_schedules, reason=reason), done="paused", all=all, json=json)
 
 
-def resume(
-    config: Config,
-    names: Names = None,
-    *,
-    all: All = False,
-    json: Json = False,
-) -> None:
-    """Let paused schedules go on, from now: the ticks of the pause are left out.
+def resume(config: Config, names: Names = None, *, all: All = False, json: Json = False) -> None:
+    """Resume paused schedules, from now on: the ticks of the pause are left out.
 
-    `backfill` enqueues them if you want them after all.
+    `backfill` enqueues their jobs if you want them after all.
 
     sa-jobqueue schedule resume shop.daily_report
     """
-    _act(config, names or [], resume_schedules, done="resumed", all=all, json=json, left="is not paused")
+    _act(config, names or [], resume_schedules, done="resumed", all=all, json=json, unchanged="is not paused")
 
 
-def remove(
-    config: Config,
-    names: Names = None,
-    *,
-    json: Json = False,
-) -> None:
+def remove(config: Config, names: Names = None, *, json: Json = False) -> None:
     """Delete schedules. Their jobs stay.
 
-    One that code declares comes back with the next worker that declares it: pause that one.
+    A schedule that code declares comes back with the next worker that declares it: pause it instead.
 
     sa-jobqueue schedule remove old_report
     """
@@ -312,14 +256,14 @@ def remove(
 
 
 def run(config: Config, name: Name, *, json: Json = False) -> None:
-    """Enqueue a job of a schedule now, beside its ticks, also if it is paused. Print the job's id.
+    """Enqueue a job of a schedule now, in addition to its ticks, even if it is paused. Print the job's id.
 
     sa-jobqueue schedule run shop.daily_report
     """
     with transaction(config) as connection:
         ids = list(connection.scalars(run_schedules(Schedule.name == name)))
     if not ids:
-        no_schedule(name)
+        _no_schedule(name)
     if json:
         print_json({"id": ids[0], "schedule": name})
         return
@@ -335,21 +279,19 @@ def backfill(
         typer.Option(
             "--from",
             metavar="TIME",
-            help="From this time on: 2030-01-31, 2030-01-31T09:00+01:00, or 2d ago as 2d. In the schedule's zone, if it names none.",
+            help="The first tick: 2030-01-31T09:00, in the schedule's zone or its own, or 2d for 2 days ago.",
         ),
     ],
     end: Annotated[
         str | None, typer.Option("--to", metavar="TIME", help="Before this time. Default: now.", show_default=False)
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say how many jobs it would be; change nothing.")
-    ] = False,
+    dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
     """Enqueue a job for each tick of a range of time that has none.
 
-    A tick whose job is still in the table is left out, so a second backfill enqueues nothing. All jobs are due at once, whatever
-    the schedule's overlap says. All are enqueued, or none. At most 100,000 ticks.
+    A tick whose job is still in the table is left out, so a second backfill enqueues nothing. All jobs are due at once, even if
+    the schedule's overlap is skip or wait. Either all are enqueued or none. At most 100,000 ticks.
 
     sa-jobqueue schedule backfill shop.daily_report --from 2030-01-01 --to 2030-02-01 --dry-run
     """
@@ -358,7 +300,7 @@ def backfill(
             sa.select(Schedule.expression, Schedule.timezone, sa.func.now().label("now")).where(Schedule.name == name)
         ).one_or_none()
         if row is None:
-            no_schedule(name)
+            _no_schedule(name)
         zone = zone_of(rule_of(row.expression, row.timezone))
         since = _time(start, "--from", zone, row.now)
         until = None if end is None else _time(end, "--to", zone, row.now)
@@ -366,29 +308,29 @@ def backfill(
             raise OptionError(f"--to must be later than --from, not {end!r}")
         plan = plan_backfill(connection, name, since, until, lock=not dry_run)
         if plan is None:
-            no_schedule(name)
+            _no_schedule(name)
         if not dry_run:
             plan.enqueue(connection)
     ticks = plan.ticks
+    first, last = (ticks[0], ticks[-1]) if ticks else (None, None)
     if json:
-        print_json(
-            {
-                "schedule": name, "count": len(ticks), "first": ticks[0] if ticks else None,
-                "last": ticks[-1] if ticks else None, "there": plan.there, "left_from": plan.left_from, "dry_run": dry_run,
-            }
-        )  # fmt: skip
+        print_json({
+            "schedule": name, "count": len(ticks), "first": first, "last": last, "there": plan.there,
+            "left_from": plan.left_from, "dry_run": dry_run,
+        })  # fmt: skip
         return
+
+    def local(at: datetime) -> str:
+        return at.astimezone(zone).isoformat(sep=" ", timespec="seconds")
+
     between = ""
-    if ticks:
-        first, last = (at.astimezone(zone).isoformat(sep=" ", timespec="seconds") for at in (ticks[0], ticks[-1]))
-        between = f", for {first}" if len(ticks) == 1 else f", for {first} to {last}"
+    if first is not None and last is not None:
+        between = f", for {local(first)}" if len(ticks) == 1 else f", for {local(first)} to {local(last)}"
     say(f"{'would enqueue' if dry_run else 'enqueued'} {jobs_of(len(ticks))}{between}")
     if plan.there:
-        note(f"{plan.there:,} tick{'' if plan.there == 1 else 's'} left out, whose jobs are there")
+        note(f"ticks left out, because their jobs are in the table: {plan.there:,}")
     if plan.left_from is not None:
-        note(
-            f"ticks from {plan.left_from.astimezone(zone).isoformat(sep=' ', timespec='seconds')} on are left to the workers"
-        )
+        note(f"ticks from {local(plan.left_from)} on are left to the workers")
 
 
 def _act(
@@ -399,9 +341,9 @@ def _act(
     done: str,
     json: bool,
     all: bool = False,
-    left: str = "no such schedule",
+    unchanged: str = "no such schedule",
 ) -> None:
-    """Act on the schedules; say which, and which of the given names were not touched."""
+    """Act on schedules; print their names, and why the other given schedules were not touched."""
     if all and names:
         raise ConfigurationError("--all and names of schedules contradict each other: give one of them")
     if not all and not names:
@@ -409,21 +351,22 @@ def _act(
     chosen = sa.true() if all else Schedule.name == sa.func.any(sa.literal(list(names), sa.ARRAY(sa.Text)))
     with transaction(config) as connection:
         touched = sorted(connection.scalars(build(chosen)))
-        there = set(connection.scalars(sa.select(Schedule.name).where(chosen))) if not all else set[str]()
-    missing = {one: left if one in there else "no such schedule" for one in dict.fromkeys(names) if one not in touched}
+        known = set(connection.scalars(sa.select(Schedule.name).where(chosen))) if not all else set[str]()
+    left = [name for name in dict.fromkeys(names) if name not in touched]
+    untouched = {name: unchanged if name in known else "no such schedule" for name in left}
     if json:
-        print_json({"action": done, "schedules": touched, "not_touched": missing})
+        print_json({"action": done, "schedules": touched, "not_touched": untouched})
     else:
-        said = ", ".join(touched) if len(touched) <= _NAMED else f"{len(touched):,} schedules"
-        say(cleaned(f"{done} {said or 'no schedule'}"))
-        if missing:
-            note("not touched: " + ", ".join(f"{one} ({why})" for one, why in missing.items()))
-    if missing:
+        which = ", ".join(touched) if len(touched) <= _LISTED else f"{len(touched):,} schedules"
+        say(cleaned(f"{done} {which or 'no schedule'}"))
+        if untouched:
+            note("not touched: " + ", ".join(f"{name} ({reason})" for name, reason in untouched.items()))
+    if untouched:
         raise typer.Exit(1)
 
 
 def _rule(text: str) -> str | Every:
-    """A cron expression as it is; "every 5m" as an interval."""
+    """Parse "every 5m" as an interval; return a cron expression as it is."""
     words = text.split()
     if words[:1] != ["every"]:
         return text
@@ -434,7 +377,7 @@ def _rule(text: str) -> str | Every:
 
 
 def _time(text: str, option: str, zone: tzinfo, now: datetime) -> datetime:
-    """A time, of `zone` if it names none; or a duration before now."""
+    """Parse a time, in `zone` if it names none, or a duration before now."""
     try:
         moment = parse_moment(text, zone)
         return moment if isinstance(moment, datetime) else now - moment

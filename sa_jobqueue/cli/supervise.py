@@ -1,4 +1,4 @@
-"""The command `work` with a supervisor: the command lines of its worker processes, and the one that is tried out before them."""
+"""The command `work` with a supervisor: a trial process, and the command lines of the worker processes."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: Milliseconds between two looks at the process that tries the changes out.
-_LOOK = 100
+#: Milliseconds between two checks of the process that tries changes out.
+_CHECK_EVERY = 100
 _NOT_THE_APPLICATION = {"__pycache__", "node_modules", "site-packages"}
 
 TryOut = Callable[[], "subprocess.Popen[bytes]"]
@@ -40,9 +40,9 @@ Ended = Callable[[str, "subprocess.Popen[bytes]"], None]
 
 
 class Changes:
-    """Changes of the Python files of the application whose modules have these names, as `--app` takes them.
+    """Changes, from now on, of the Python files of the application. `names`: its modules, as `--app` takes them.
 
-    They count from here on. Raises ConfigurationError where nothing can be watched.
+    Raises ConfigurationError if the files cannot be watched.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -52,28 +52,25 @@ class Changes:
             raise ConfigurationError(
                 '--reload needs watchfiles: install it with `python -m pip install "sa_jobqueue[reload]"`'
             ) from error
-        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it would say each change, too
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)  # it would log each change as well
         self._folders = watched_folders(names)
         self._stopping = threading.Event()
         self._batches = watch(
-            *self._folders,
-            watch_filter=lambda change, path: self._is_source(Path(path)),
-            stop_event=self._stopping,
-            rust_timeout=_LOOK,
-            yield_on_timeout=True,
-        )
+            *self._folders, watch_filter=lambda change, path: self._is_source(Path(path)), stop_event=self._stopping,
+            rust_timeout=_CHECK_EVERY, yield_on_timeout=True,
+        )  # fmt: skip
         watched = " and ".join(map(str, self._folders))
         try:
             next(self._batches)
-        except (OSError, RuntimeError) as error:  # too many folders for the system, or no rights
+        except (OSError, RuntimeError) as error:  # too many folders for the system, or a lack of rights
             raise ConfigurationError(f"--reload: {watched} cannot be watched: {error}") from error
         logger.info("restarting when a Python file in %s changes", watched)
 
     @contextmanager
     def tried_out(self, start: TryOut, ended: Ended) -> Generator[None]:
-        """While this lasts, let `start` a process try out each change, and call `ended` with what has changed and the process.
+        """At each change, `start` a process that tries it out; when it ends, call `ended` with the changed files and the process.
 
-        A process that still runs at the next change is killed. Both are called on a thread.
+        A process that still runs at the next change is killed. Both functions are called on a thread.
         """
         thread = threading.Thread(target=self._follow, args=(start, ended), name="sa-jobqueue reload", daemon=True)
         start_deaf(thread)
@@ -86,7 +83,7 @@ class Changes:
     def _follow(self, start: TryOut, ended: Ended) -> None:
         process, changed = None, set[Path]()
         try:
-            for batch in self._batches:  # an empty one after each `_LOOK`
+            for batch in self._batches:  # an empty batch at each check
                 if batch:
                     changed |= {Path(path) for _, path in batch}
                     _kill(process)
@@ -94,22 +91,22 @@ class Changes:
                 elif process is not None and process.poll() is not None:
                     ended(_described(changed), process)
                     process, changed = None, set[Path]()
-        except Exception as error:  # of the system
-            logger.error("files are watched no more, and changes do not restart the workers: %r", error)
+        except Exception as error:  # from the system
+            logger.error("files are no longer watched, and changes do not restart the workers: %r", error)
         finally:
             _kill(process)
 
     def _is_source(self, file: Path) -> bool:
-        below = next((file.relative_to(one).parts for one in self._folders if file.is_relative_to(one)), ())
+        below = next((file.relative_to(folder).parts for folder in self._folders if file.is_relative_to(folder)), ())
         return file.suffix == ".py" and not any(part.startswith(".") or part in _NOT_THE_APPLICATION for part in below)
 
 
 def watched_folders(names: Iterable[str]) -> list[Path]:
-    """The working directory, which is searched first; in place of it the folder of an application that is elsewhere."""
+    """The working directory, which is searched first, and the folders of modules that are outside of it."""
     here = working_folder()
     found = {here if folder is None or folder.is_relative_to(here) else folder for folder in map(_folder_of, names)}
     found = found or {here}
-    return sorted(one for one in found if not any(one != other and one.is_relative_to(other) for other in found))
+    return sorted(folder for folder in found if found.isdisjoint(folder.parents))
 
 
 def _folder_of(name: str) -> Path | None:
@@ -146,19 +143,19 @@ def _kill(process: subprocess.Popen[bytes] | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Report:
-    """What a process says that was tried out."""
+    """The report of a trial process."""
 
     grace: float
     database: str | None
 
 
 def supervise(config: Config, options: WorkOptions, cores: Sequence[int], endpoint: Endpoint | None) -> int:
-    """Keep the worker processes running; the exit code.
+    """Keep the worker processes running, and return the exit code.
 
-    First one process tries out all that a worker needs, reports, and ends. So an error is said once, before any worker is
-    started. The supervisor does not try that itself, because it must not import the application's code.
+    A trial process first tries out everything that a worker needs, reports, and ends, so that an error is shown once, before any
+    worker starts. The supervisor does not try this itself, because it must not import the application's code.
     """
-    changes = Changes(config.app) if options.reload else None  # before anything of the application is read
+    changes = Changes(config.app) if options.reload else None  # before any file of the application is read
     command = [sys.executable, "-m", "sa_jobqueue", "work", *_arguments(config, options)]
     env = _environment(config.database_url, options.listen_url)
     tried_out = _try_out(command, env)
@@ -183,61 +180,58 @@ def supervise(config: Config, options: WorkOptions, cores: Sequence[int], endpoi
         if found is None or process.returncode:
             logger.warning("%s changed and cannot be used; the workers go on as before, until the next change", changed)
         else:
-            supervisor.restart(
-                f"{changed} changed", grace=found.grace, env=_environment(found.database, options.listen_url)
-            )
+            env = _environment(found.database, options.listen_url)
+            supervisor.restart(f"{changed} changed", grace=found.grace, env=env)
 
     with changes.tried_out(lambda: _try_out([*command, "--log-level=warning"], env, apart=True), restart):
         return supervisor.run()
 
 
 def _try_out(command: Sequence[str], env: Mapping[str, str], *, apart: bool = False) -> subprocess.Popen[bytes]:
-    """`apart`: Ctrl-C in a terminal does not reach it."""
+    """Start a trial process. `apart`: Ctrl-C in a terminal does not reach it."""
     return subprocess.Popen(
         [*command, "--tried-out"], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=apart
     )
 
 
 def _read_report(tried_out: subprocess.Popen[bytes]) -> _Report | None:
-    """What it reports, when it has ended."""
+    """Wait for the end of a trial process, and return its report."""
     with tried_out:
         assert tried_out.stdout is not None
-        said = tried_out.stdout.readline()
-        tried_out.wait()  # at the end of its stdin it would leave early
-    return _Report(**json.loads(said)) if said else None
+        line = tried_out.stdout.readline()
+        tried_out.wait()  # before its stdin is closed, which would end it early
+    return _Report(**json.loads(line)) if line else None
 
 
 def _arguments(config: Config, options: WorkOptions) -> list[str]:
-    """The command line for a worker process with the same options; it gets URLs by its environment."""
+    """The command line of a worker process with these options, without URLs, which are in its environment."""
     values = asdict(options) | {
         "processes": 1, "supervised": True, "listen_url": None, "pin": False, "metrics_port": None,
         "app": config.app or [""], "schema": config.schema, "embedded_dir": config.embedded_dir,
         "log_level": config.log_level, "debug": config.debug,
     }  # fmt: skip
-    said: list[str] = []
+    line: list[str] = []
     for name, value in values.items():
         option = "--" + name.replace("_", "-")
         if value is None or (value is False and name != "listen"):
             continue
-        if value is True:
-            said.append(option)
-        elif value is False:
-            said.append(f"--no-{name}")
+        if isinstance(value, bool):
+            line.append(option if value else f"--no-{name}")
         else:
             several: Sequence[Any] = value if isinstance(value, (list, tuple)) else [value]
-            said += [f"{option}={one}" for one in several]
-    return said
+            line += [f"{option}={item}" for item in several]
+    return line
 
 
 def _environment(database: str | None, direct: str | None) -> dict[str, str]:
-    """The environment of worker processes. URLs are in it, because every user may read a command line."""
+    """The environment of worker processes, with the URLs, because every user can read a command line."""
     urls = {f"{PREFIX}DATABASE_URL": database, f"{PREFIX}LISTEN_URL": direct}
     return {**os.environ, **{name: url for name, url in urls.items() if url is not None}}
 
 
 @contextmanager
 def reporting(wanted: bool) -> Generator[Callable[[Worker, bool], None]]:
-    """A function that reports the worker to the supervisor on stdout. Until then all other output goes to stderr."""
+    """A function that reports the worker to the supervisor on stdout. All other output goes to stderr meanwhile."""
     if not wanted:
         yield lambda worker, is_theirs: None
         return
@@ -253,15 +247,15 @@ def reporting(wanted: bool) -> Generator[Callable[[Worker, bool], None]]:
 
 
 def usable_cores() -> list[int]:
-    """The processor cores that this process may use; ConfigurationError if the system does not say."""
+    """The processor cores that this process may use. Raises ConfigurationError if the system does not tell."""
     if not hasattr(os, "sched_getaffinity"):
         raise ConfigurationError(
-            f"--pin: processes cannot be kept on a core on {sys.platform}; Linux can; leave it out"
+            f"--pin: processes cannot be kept on a core on {sys.platform}, only on Linux: leave it out"
         )
     return sorted(os.sched_getaffinity(0))
 
 
 def say_less() -> None:
-    """In a worker process that is often restarted: leave out that it begins and ends, which the supervisor says."""
+    """In a worker process that is often restarted: do not log its start and end, which the supervisor logs."""
     for module in (serving, worker):
         logging.getLogger(module.__name__).setLevel(logging.WARNING)

@@ -1,9 +1,9 @@
-"""A live view of the queues, the tasks, the workers and the failed jobs: `top`. It only shows; the dashboard and the other commands act.
+"""A live view of queues, tasks, workers and failed jobs: `top`. It only shows; the dashboard and other commands act.
 
     sa-jobqueue top
     sa-jobqueue top --once
 
-`read_picture` asks the database for a picture, `Reader` does so again and again, and `frame` draws the picture.
+`read_picture` reads a picture from the database, `Reader` does so repeatedly, and `frame` draws the picture.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import sqlalchemy as sa
 import typer
 from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from ..health.read import QUANTILES, Figures, named
@@ -40,15 +39,15 @@ from .jobs import job_line, newest_jobs
 from .output import Column, cleaned, expected_errors, explained, fitted, last_part, rate
 from .place import name_of, open_engine, transaction
 
-#: Failed jobs in a picture that is printed.
+#: The failed jobs in a picture that is printed.
 _FAILURES = 10
-#: The share of the time that may be spent on reading: what is slow is read less often.
+#: The share of the time that may be spent on reading: a slow database is read less often.
 _SHARE = 0.1
-#: Seconds until a terminal of another size is noticed.
+#: Seconds until a change of the terminal's size is noticed.
 _RESIZED = 0.25
-#: Lines of a terminal that has place for a line about workflows.
+#: The lines of a terminal that has room for a line about workflows.
 _ROOMY = 12
-# The statistics of a queue's table are often old, and a plan by them would read the whole table each second.
+# The statistics of a queue's table are often old, and a plan based on them would read the whole table each second.
 _SETTINGS = {"statement_timeout": "2s", "enable_seqscan": "off", "enable_bitmapscan": "off", "jit": "off"}
 
 
@@ -59,13 +58,13 @@ def top(
         float, typer.Option(metavar="SECONDS", min=0.1, max=3_600, help="Seconds between two readings of the database.")
     ] = 1.0,
     once: Annotated[
-        bool, typer.Option("--once", help="Print one picture and leave. Without a terminal that is all it does.")
+        bool, typer.Option("--once", help="Print one picture and exit, as it also does without a terminal.")
     ] = False,
 ) -> None:
     """Watch queues, tasks, workers and failed jobs, live.
 
-    Ctrl-C ends it. It only shows: the dashboard acts, and so do commands such as retry and pause. It reads in read-only transactions of at
-    most 2 s a statement, and a replica will do.
+    Ctrl-C ends it. It only shows: the dashboard acts, and so do commands such as retry and pause. It reads in read-only
+    transactions, with at most 2 s a statement, and works on a replica.
 
     sa-jobqueue top
     sa-jobqueue top --every 5
@@ -81,47 +80,42 @@ def top(
         console.print(frame(seen, name=name, width=console.width))
 
 
-# ---- Reading: at one time, without a change, and by indexes only.
+# ---- Reading: in one transaction, without changes, and with indexes only.
 
 
 class Picture(NamedTuple):
-    """All that is shown."""
+    """Everything that is shown at a time."""
 
     working: Working
     failures: Sequence[Any]
     """The newest failed jobs."""
     workflows: WorkflowCounts | None = None
-    """None: there are none."""
+    """None if there are no workflows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The last picture, and what is wrong since when."""
+    """The last picture, and the problem since then."""
 
     picture: Picture
     took: float = 0.0
-    """Seconds that it took to read it."""
+    """Seconds that the reading took."""
     pause: float = 0.0
     """Seconds until the next reading."""
     problem: str | None = None
     since: datetime | None = None
 
 
-def settle(connection: sa.Connection) -> None:
-    """Set what holds for the transaction of a reading."""
-    connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in _SETTINGS.items())))
-
-
 def read_picture(connection: sa.Connection, *, failures: int) -> Picture:
-    """Read a picture with at most this number of failed jobs. The connection is in a transaction that was begun for it."""
-    settle(connection)
+    """Read a picture with at most this number of failed jobs, in the connection's transaction, whose settings it changes."""
+    connection.execute(sa.select(*(sa.func.set_config(name, value, True) for name, value in _SETTINGS.items())))
     working = read_working(connection)
     failed = newest_jobs(connection, Filters(status=[Status.FAILED]), failures)
     return Picture(working, failed, read_workflows(connection))
 
 
 class Reader:
-    """Reads again and again. After an error of the database it keeps the last picture, and opens another connection."""
+    """Reads repeatedly. After an error of the database it keeps the last picture and opens another connection."""
 
     def __init__(self, engine: sa.Engine, seen: Seen, *, every: float) -> None:
         self.seen = seen
@@ -130,7 +124,7 @@ class Reader:
         self._connection: sa.Connection | None = None
 
     def read(self, *, failures: int) -> Seen:
-        """Read a new picture, or note why there is none."""
+        """Read a new picture, or note the problem."""
         began = time.monotonic()
         try:
             if self._connection is None:
@@ -147,7 +141,7 @@ class Reader:
         return self.seen
 
     def close(self) -> None:
-        """Let go of the connection, whatever its state."""
+        """Close the connection, whatever its state."""
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(*expected_errors()):
@@ -160,7 +154,7 @@ class Reader:
 
 
 def _show(reader: Reader, name: str, console: Console) -> None:
-    """Show pictures over the whole terminal until Ctrl-C. `name`: of the database."""
+    """Fill the terminal with pictures until Ctrl-C. `name`: the database's."""
     live = Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
     with suppress(KeyboardInterrupt), _silence(), _signals(live), live, ExitStack() as stack:
         stack.callback(reader.close)
@@ -168,7 +162,7 @@ def _show(reader: Reader, name: str, console: Console) -> None:
             until = time.monotonic() + reader.seen.pause
             shown = None
             while (left := until - time.monotonic()) > 0 or shown is None:
-                # Rich would take it from COLUMNS and LINES where a shell has exported them, and these stay when the window changes.
+                # Rich would read it from COLUMNS and LINES if a shell has exported them, and these stay when the window changes.
                 console.size = ConsoleDimensions(*os.get_terminal_size(sys.stdout.fileno()))
                 if console.size != shown:
                     shown = console.size
@@ -179,10 +173,10 @@ def _show(reader: Reader, name: str, console: Console) -> None:
 
 @contextmanager
 def _signals(live: Live) -> Generator[None]:
-    """Give the terminal back as it was when a signal ends the program, and while Ctrl-Z stops it."""
+    """Restore the terminal when a signal ends the program, and while Ctrl-Z stops it."""
 
     def end(number: int, _: FrameType | None) -> Any:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not break off what puts the terminal back
+        signal.signal(number, signal.SIG_IGN)  # a second signal must not interrupt the restoration
         raise SystemExit(128 + number)
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -200,7 +194,7 @@ def _signals(live: Live) -> Generator[None]:
 
 @contextmanager
 def _silence() -> Generator[None]:
-    """Log nothing meanwhile: a line on stderr would stand across the picture."""
+    """Log nothing meanwhile: a line on stderr would run across the picture."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -209,25 +203,25 @@ def _silence() -> Generator[None]:
         logging.disable(before)
 
 
-# ---- The picture as it is drawn.
+# ---- The drawing.
 
 
 def frame(seen: Seen, *, name: str, width: int, height: int | None = None) -> RenderableType:
-    """What is on the screen, no wider than `width`. `name`: of the database. `height` None: all there is."""
+    """Draw the screen, no wider than `width`. `name`: the database's. `height` None: without a limit."""
     header = [*_header(seen, name, height)]
     space = None if height is None else max(height - len(header), 2)
     return Group(*header, *_sections(seen.picture, width, space))
 
 
 def shares(needs: Sequence[int], space: int) -> list[int]:
-    """Divide lines among sections, each of which wants a number of them: each gets as many as the others, and no more than it wants."""
-    found = [0] * len(needs)
-    while space > 0 and found != list(needs):
-        for number, need in enumerate(needs):
-            if found[number] < need and space > 0:
-                found[number] += 1
+    """Divide `space` lines evenly among sections, of which none gets more than it needs."""
+    given = [0] * len(needs)
+    while space > 0 and given != list(needs):
+        for position, need in enumerate(needs):
+            if given[position] < need and space > 0:
+                given[position] += 1
                 space -= 1
-    return found
+    return given
 
 
 def _line(*parts: str | tuple[str, str]) -> Text:
@@ -235,29 +229,28 @@ def _line(*parts: str | tuple[str, str]) -> Text:
 
 
 def _header(seen: Seen, name: str, height: int | None) -> Iterator[Text]:
-    """Five lines, and one more where there are workflows and it has place."""
-    found, workflows = seen.picture.working, seen.picture.workflows
-    at = f"{found.now.astimezone():%H:%M:%S}"
+    """Five lines, and a sixth if there are workflows and room."""
+    working, workflows = seen.picture.working, seen.picture.workflows
+    at = f"{working.now.astimezone():%H:%M:%S}"
     if seen.problem is None:
         reading = f" · read in {duration(seen.took)}, every {duration(seen.pause)} · Ctrl-C ends" if seen.took else ""
         yield _line((f"{at}  ", "bold"), name, (reading, "dim"))
     else:
         since = "" if seen.since is None else f" since {seen.since:%H:%M:%S}"
         yield _line((f"no answer{since}; this is the picture of {at}", "bold red"))
-    due, queued = (capped_sum([getattr(queue, what) for queue in found.queues]) for what in ("due", "queued"))
-    stale = sum(worker.stale for worker in found.workers)
-    live = len(found.workers) - stale
+    due, queued = (capped_sum([getattr(queue, name) for queue in working.queues]) for name in ("due", "queued"))
+    stale = sum(worker.stale for worker in working.workers)
+    live = len(working.workers) - stale
     workers = f"{live} live worker{'' if live == 1 else 's'}{f', {stale} stale' if stale else ''}"
     yield _line(
-        f"{due} due · {queued} queued · {capped(found.running)} running · ",
-        (f"{capped(found.failed)} failed", "red" if found.failed else ""),
+        f"{due} due · {queued} queued · {capped(working.running)} running · ",
+        (f"{capped(working.failed)} failed", "red" if working.failed else ""),
         " · ",
         (workers, "" if live else "red"),
     )
-    lately = found.lately
-    yield _line(
-        "/min of the last 5: ", " · ".join(f"{rate(lately.per_minute(name))} {name}" for name in named([lately]))
-    )
+    lately = working.lately
+    ended = " · ".join(f"{rate(lately.per_minute(name))} {name}" for name in named([lately]))
+    yield _line("/min of the last 5: ", ended)
     yield _line(f"waited {_quantiles(lately.wait)}   ran {_quantiles(lately.run)}")
     if workflows is not None and (height is None or height >= _ROOMY):
         yield _line(
@@ -268,23 +261,27 @@ def _header(seen: Seen, name: str, height: int | None) -> Iterator[Text]:
     yield _line((seen.problem or "", "red"))
 
 
-def _quantiles(of: Callable[[str], float | None]) -> str:
-    return " ".join(f"{name} {_seconds(of(name)) or '-'}" for name in QUANTILES)
+def _quantiles(quantile: Callable[[str], float | None]) -> str:
+    return " ".join(f"{name} {_seconds(quantile(name)) or '-'}" for name in QUANTILES)
 
 
 def _sections(picture: Picture, width: int, space: int | None) -> list[RenderableType]:
-    """The sections with rows one below the other, each with its title, and an empty line between two."""
-    found = [(section, rows) for section in _SECTIONS if (rows := section.rows(picture))]
+    """Draw the sections that have rows one below the other, with empty lines between them."""
+    shown = [(section, rows) for section in _SECTIONS if (rows := section.rows(picture))]
     if space is not None:
-        found = found[: max((space + 1) // 3, 1)]  # those of which a row has place
-    if not found:
+        shown = shown[: max((space + 1) // 3, 1)]  # the sections that have room for at least a row
+    if not shown:
         return [_line(("no jobs and no workers yet", "dim"))]
-    needs = [len(rows) for _, rows in found]
-    given = needs if space is None else shares(needs, space - 2 * len(found) + 1)
+    needs = [len(rows) for _, rows in shown]
+    given = needs if space is None else shares(needs, space - 2 * len(shown) + 1)
     body: list[RenderableType] = []
-    for (section, rows), number in zip(found, given, strict=True):
-        total = "" if number == len(rows) else section.total(picture) or str(len(rows))
-        body += [_drawn(section, rows[:number], total, width), Text()]
+    for (section, rows), number in zip(shown, given, strict=True):
+        title, *others = section.columns
+        if number < len(rows):
+            title = replace(title, name=f"{title.name} 1-{number} of {section.total(picture) or len(rows)}")
+        cells = [[cleaned(cell) for cell in line] for line, _ in rows[:number]]
+        styles = [style for _, style in rows[:number]]
+        body += [fitted([title, *others], cells, styles, width, rule=False), Text()]
     return body[:-1]
 
 
@@ -297,33 +294,24 @@ class _Section:
     columns: Sequence[Column]
     rows: Callable[[Picture], list[_Row]]
     total: Callable[[Picture], str] = lambda picture: ""
-    """How many there are, where not all of them were read."""
-
-
-def _drawn(section: _Section, rows: Sequence[_Row], total: str, width: int) -> Table:
-    """Rows of a section as a table. `total`: how many the section has, for the title; empty if these are all."""
-    title, *others = section.columns
-    if total:
-        title = replace(title, name=f"{title.name} 1-{len(rows)} of {total}")
-    cells = [[cleaned(cell) for cell in line] for line, _ in rows]
-    return fitted([title, *others], cells, [style for _, style in rows], width, rule=False)
+    """The number of all rows, if not all of them were read."""
 
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else estimated(value)
 
 
-def _queue(one: QueueSeen) -> _Row:
-    lately = one.lately
+def _queue(queue: QueueSeen) -> _Row:
+    lately = queue.lately
     line = (
-        one.name, capped(one.due), age(one.oldest), capped(one.queued),
-        f"{one.running:,}" if one.limit is None else f"{one.running:,}/{one.limit:,}", rate(lately.per_minute()),
+        queue.name, capped(queue.due), age(queue.oldest), capped(queue.queued),
+        f"{queue.running:,}" if queue.limit is None else f"{queue.running:,}/{queue.limit:,}", rate(lately.per_minute()),
         _seconds(lately.wait("p50")), _seconds(lately.wait("p95")), f"{lately.counts['failed']:,}",
-        "no worker" if not one.served else f"{one.served} worker{'' if one.served == 1 else 's'}",
-        "" if one.paused is None else f"paused {age(one.paused, short=True)}",
+        "no worker" if not queue.served else f"{queue.served} worker{'' if queue.served == 1 else 's'}",
+        "" if queue.paused is None else f"paused {age(queue.paused, short=True)}",
     )  # fmt: skip
-    unserved = one.due and not one.served
-    return line, "red" if unserved else "yellow" if lately.counts["failed"] or one.paused is not None else ""
+    unserved = queue.due and not queue.served
+    return line, "red" if unserved else "yellow" if lately.counts["failed"] or queue.paused is not None else ""
 
 
 def _task(name: str, lately: Figures) -> _Row:
@@ -334,18 +322,18 @@ def _task(name: str, lately: Figures) -> _Row:
     return line, "yellow" if lately.counts["failed"] else ""
 
 
-def _worker(one: WorkerSeen) -> _Row:
-    memory = "" if one.memory is None else size(one.memory)
-    note = " · ".join([*(["stale"] if one.stale else []), *([f"holds back: {one.pressure}"] if one.pressure else [])])
+def _worker(worker: WorkerSeen) -> _Row:
+    memory = "" if worker.memory is None else size(worker.memory)
+    pressure = f"holds back: {worker.pressure}" if worker.pressure else ""
     line = (
-        one.name, " ".join(one.queues), f"{one.running}/{one.slots}", memory, _seconds(one.loop_lag),
-        f"{age(one.unseen, short=True)} ago", note,
+        worker.name, " ".join(worker.queues), f"{worker.running}/{worker.slots}", memory, _seconds(worker.loop_lag),
+        f"{age(worker.unseen, short=True)} ago", " · ".join(filter(None, ["stale" if worker.stale else "", pressure])),
     )  # fmt: skip
-    return line, "red" if one.stale else "yellow" if one.pressure else ""
+    return line, "red" if worker.stale else "yellow" if worker.pressure else ""
 
 
 def _without_domain(worker: str) -> str:
-    """web-1.example.org:47 as web-1:47; an address stays as it is."""
+    """Shorten web-1.example.org:47 to web-1:47; an address stays as it is."""
     host, colon, pid = worker.rpartition(":")
     name = host.partition(".")[0]
     return worker if name.isdigit() else f"{name}{colon}{pid}"
@@ -362,10 +350,10 @@ _SECTIONS = (
             Column("QUEUES", wide=True, least=10), Column("due", "right"), Column("oldest", "right"),
             Column("queued", "right", optional=True), Column("running", "right"), Column("/min", "right"),
             Column("wait p50", "right", optional=True), Column("wait p95", "right"), Column("failed", "right"),
-            Column("served by", shortened=lambda said: said.replace(" workers", "").replace(" worker", "") if said[0].isdigit() else "none"),
+            Column("served by", shortened=lambda text: text.replace(" workers", "").replace(" worker", "") if text[0].isdigit() else "none"),
             Column("", wide=True, least=6),
         ),
-        lambda picture: [_queue(one) for one in picture.working.queues],
+        lambda picture: list(map(_queue, picture.working.queues)),
     ),
     _Section(
         (
@@ -381,14 +369,14 @@ _SECTIONS = (
             Column("memory", "right"), Column("loop lag", "right"), Column("seen", "right"),
             Column("", wide=True, least=5),
         ),
-        lambda picture: [_worker(one) for one in picture.working.workers],
+        lambda picture: list(map(_worker, picture.working.workers)),
     ),
     _Section(
         (
             Column("FAILED"), Column("queue", wide=True, least=7), Column("task", wide=True, least=12, shortened=last_part),
             Column("attempt", "right", optional=True), Column("when"), Column("error", wide=True, least=20),
         ),
-        lambda picture: [_failure(row) for row in picture.failures],
+        lambda picture: list(map(_failure, picture.failures)),
         lambda picture: capped(picture.working.failed),
     ),
 )  # fmt: skip

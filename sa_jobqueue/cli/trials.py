@@ -1,4 +1,4 @@
-"""The commands below `bench`: how fast the queue is on the user's own database.
+"""The command `demo`, and the commands of `bench`, which measure the queue on the user's own database.
 
 sa-jobqueue bench drain --jobs 100000 --processes 2
 """
@@ -25,13 +25,13 @@ from .output import Column, print_json, print_table
 from .place import database, embedded_database
 
 _Payload = Annotated[
-    int, typer.Option(metavar="N", min=0, max=500_000, help="Bytes of arguments that each job carries besides.")
+    int, typer.Option(metavar="N", min=0, max=500_000, help="Additional bytes of arguments in each job.")
 ]
 
 
 @dataclass(frozen=True)
 class Load(Options):
-    """The workers, and what each job carries: the same for `drain` and `steady`."""
+    """The options that `drain` and `steady` share: the workers, and the size of jobs."""
 
     processes: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="Worker processes.")] = 1
     concurrency: Annotated[
@@ -42,14 +42,14 @@ class Load(Options):
     json: Json = False
 
     def arguments(self) -> dict[str, Any]:
-        """For the measurement."""
+        """The arguments of the measurement."""
         return {
             "processes_": self.processes, "slots": self.concurrency, "use_async": self.use_async,
             "payload": _payload(self.payload_bytes),
         }  # fmt: skip
 
     def settings(self) -> dict[str, Any]:
-        """For the JSON that is printed."""
+        """The settings in the JSON output."""
         return {
             "processes": self.processes, "concurrency": self.concurrency,
             "handlers": "async" if self.use_async else "sync", "payload_bytes": self.payload_bytes,
@@ -59,15 +59,14 @@ class Load(Options):
 def drain(
     config: Config,
     *,
-    jobs: Annotated[int, typer.Option(metavar="N", min=1, max=100_000_000, help="How many jobs to work off.")] = 50_000,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, max=100_000_000, help="The number of jobs to run.")] = 50_000,
     load: Load,
 ) -> None:
     """Fill a queue with jobs that do nothing and time how fast workers empty it.
 
-    This is the most jobs per second that a queue can give on this database: what the workers and PostgreSQL cost, with
-    no work in the jobs. A second process adds as much as there is a processor for it. The time runs from the first claim
-    to the moment when another connection sees that the last job is completed, so a job counts when its completion is
-    durable; starting the processes does not count.
+    The result is the highest number of jobs per second on this database: the cost of workers and PostgreSQL, without work in the
+    jobs. A second process helps if it has a processor of its own. The time runs from the first claim until another connection
+    sees that the last job is completed, so a job counts when its completion is durable; the start of the processes does not count.
 
     sa-jobqueue bench drain --jobs 100000 --processes 2
 
@@ -86,14 +85,14 @@ def steady(
     config: Config,
     *,
     rate: Annotated[float, typer.Option(metavar="N", min=0.1, max=1_000_000, help="Jobs to enqueue per second.")] = 100,
-    seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=86_400, help="For how long.")] = 10,
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", min=0.1, max=86_400, help="How long to enqueue.")] = 10,
     load: Load,
 ) -> None:
-    """Enqueue at a fixed rate and show how long jobs wait, and how long until they are completed.
+    """Enqueue at a fixed rate and show how long jobs wait, and how long they take to complete.
 
-    A producer commits each job by itself while the rate allows it; "start" is when the handler begins, "completed" when
-    another connection sees it (it looks every few milliseconds, so this is a little late). Raise the rate to see at which
-    load the waits grow: bench drain says where the end is.
+    A producer commits each job separately while the rate allows it. "start" is when the handler begins; "completed" is when another
+    connection sees the completion (it checks every few milliseconds, so this is a little late). Raise the rate to see at which
+    load the waits grow: bench drain shows the highest possible rate.
 
     sa-jobqueue bench steady --rate 500 --seconds 30
     """
@@ -103,14 +102,11 @@ def steady(
     if load.json:
         print_json({"measure": "steady", "rate": rate, **load.settings(), **asdict(found)})
         return
-    spans = {
-        "enqueue to start": found.enqueue_to_start,
-        "start to completed": found.start_to_completed,
-        "enqueue to completed": found.enqueue_to_completed,
-    }
+    names = ("enqueue to start", "start to completed", "enqueue to completed")
+    spans = (found.enqueue_to_start, found.start_to_completed, found.enqueue_to_completed)
     rows = [
-        [name, *(f"{one:,.1f} ms" for one in (times.p50, times.p95, times.p99, times.max))]
-        for name, times in spans.items()
+        [name, *(f"{value:,.1f} ms" for value in (times.p50, times.p95, times.p99, times.max))]
+        for name, times in zip(names, spans, strict=True)
     ]
     title = f"{found.jobs:,} jobs at {found.jobs_per_second:,.0f}/s"
     print_table([Column(title), *map(_right, ("p50", "p95", "p99", "max"))], rows)
@@ -119,17 +115,15 @@ def steady(
 def enqueue(
     config: Config,
     *,
-    jobs: Annotated[
-        int, typer.Option(metavar="N", min=1, max=10_000_000, help="How many jobs to make in bulk.")
-    ] = 50_000,
+    jobs: Annotated[int, typer.Option(metavar="N", min=1, max=10_000_000, help="Jobs to enqueue in bulk.")] = 50_000,
     seconds: Annotated[
-        float, typer.Option(metavar="SECONDS", min=0.1, max=3_600, help="For how long clients enqueue one by one.")
+        float, typer.Option(metavar="SECONDS", min=0.1, max=3_600, help="How long clients enqueue one by one.")
     ] = 3,
     concurrency: Annotated[int, typer.Option(metavar="N", min=1, max=1_000, help="Clients that enqueue at once.")] = 16,
     payload_bytes: _Payload = 0,
     json: Json = False,
 ) -> None:
-    """Show how fast jobs can be made: one by one, in bulk, and by many clients at once.
+    """Show how fast jobs can be enqueued: one by one, in bulk, and by many clients at once.
 
     One by one is session.add(enqueue(...)) and a commit for each job, by one client and then by many. In bulk is
     enqueue_many in one transaction. No worker runs meanwhile.
@@ -177,7 +171,7 @@ def _progress(name: str, *, quiet: bool) -> Generator[Tell | None]:
         yield tell
 
 
-# ---- The command `demo`: the main job, seen from enqueueing to the proof, with a worker killed in the middle.
+# ---- The command `demo`.
 
 
 def demo(
@@ -185,25 +179,23 @@ def demo(
     *,
     path: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Index the .py files below this folder. Without one: Python's own library."
-        ),
+        typer.Option(metavar="FOLDER", help="Index the .py files in this folder. Default: Python's library."),
     ] = None,
     use_async: Annotated[bool, typer.Option("--async", help="Use async def handlers and AsyncSession.")] = False,
     processes: Annotated[int, typer.Option(metavar="N", min=1, max=64, help="The number of worker processes.")] = 2,
 ) -> None:
     """Index a code base with jobs, kill a worker in the middle, and prove that nothing is lost and nothing done twice.
 
-    For each file one transaction writes a row and enqueues a job, which parses the file and writes what it finds. One
-    file that comes with the demo does not parse. At the end the database is compared with a plain loop over the same
-    files; exit code 1 if they differ. In a folder of a few files there may be no worker to kill in the middle: the report
-    says so. Without --path that fails, too.
+    For each file one transaction writes a row and enqueues a job, which parses the file and writes its findings. A file that
+    comes with the demo cannot be parsed. At the end the database is compared with a plain loop over the same files; exit code 1
+    if they differ. In a folder with few files the run may end before a worker can be killed: the report mentions it, and
+    without --path the demo then fails.
 
-    All tables are in the schema sa_jobqueue_demo, which every run drops and creates again; without --database-url that
-    is in a database of its own on the embedded PostgreSQL, whatever DATABASE_URL says. The tasks, to be read and copied, are in
+    All tables are in the schema sa_jobqueue_demo, which every run drops and creates again; without --database-url it is in a
+    database of its own on the embedded PostgreSQL, even if DATABASE_URL is set. The tasks, to be read and copied, are in
     sa_jobqueue/trials/demo/tasks.py.
     """
-    # Its tasks are in the default registry, which is the application's in every other command.
+    # Imported here, because its tasks are in the default registry, which is the application's in every other command.
     from ..trials.demo.run import SCHEMA, Plan, run_demo, standard_library
 
     given = config.database_url

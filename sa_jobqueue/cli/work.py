@@ -39,44 +39,39 @@ from .supervise import reporting, say_less, supervise, usable_cores
 logger = get_logger(__name__)
 
 _SETTINGS = WorkerSettings()
-#: Slots of a queue that is named without a number.
+#: The slots of a queue that is given without a number.
 _SLOTS = 10
-#: Threads that handlers left behind get this many seconds before the process ends without them.
+#: Seconds that threads which handlers left behind get, before the process ends without them.
 _LAST_THREADS = 1.0
-#: Options that are refused where the application makes its own Worker.
-_THE_WORKERS = {"database_url", "schema", "embedded_dir", "queue", "listen", "listen_url"} | {
-    one.name for one in fields(WorkerSettings)
-}
+_SETTING_NAMES = {setting.name for setting in fields(WorkerSettings)}
+#: Options that are refused if the application makes its own Worker.
+_OF_A_WORKER = {"database_url", "schema", "embedded_dir", "queue", "listen", "listen_url"} | _SETTING_NAMES
 _UNITS = {"": 2**20, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
-_queues, _pace, _pressure, _waking, _processes, _metrics = (
-    partial(setting, rich_help_panel=panel)
-    for panel in ("Queues", "Pace", "Pressure", "Waking up", "Processes", "Metrics")
+_pace, _waking, _processes, _metrics = (
+    partial(setting, rich_help_panel=panel) for panel in ("Pace", "Waking up", "Processes", "Metrics")
 )
 _seconds = partial(_pace, metavar="SECONDS")
+_threshold = partial(setting, rich_help_panel="Pressure", show_default=False)
 
 
 @dataclass(frozen=True)
 class WorkOptions(Options):
-    """The options of `work`. Those that `WorkerSettings` has by the same name become settings of the worker."""
+    """The options of `work`. An option with the name of a field of `WorkerSettings` becomes a setting of the worker."""
 
     queue: Annotated[
         list[str],
-        _queues(
+        setting(
             metavar="NAME=N",
-            help=f"Serve this queue with N slots in each process; NAME alone: {_SLOTS} slots. May be repeated. '*=N': N slots that "
-            "all other queues share.",
+            help=f"Serve this queue with N slots in each process; NAME alone: {_SLOTS} slots. '*=N': N slots that all other queues "
+            "share. Can be repeated.",
+            rich_help_panel="Queues",
         ),
     ] = field(default_factory=lambda: ["default=10"])
     processes: Annotated[
         int,
-        _processes(
-            metavar="N",
-            min=1,
-            max=256,
-            help="Run this number of worker processes under a supervisor, which replaces a dead one.",
-        ),
+        _processes(metavar="N", min=1, max=256, help="Run N worker processes; a supervisor replaces dead processes."),
     ] = 1
     max_jobs: Annotated[
         int | None,
@@ -94,8 +89,8 @@ class WorkOptions(Options):
         bool,
         _processes(
             "--pin",
-            help="Keep each worker process on one processor core, of those this command may use. For def handlers that "
-            "wait for the database most of the time; not for those that compute without Python's lock.",
+            help="Keep each worker process on one processor core. For def handlers that wait for the database most of the time; not "
+            "for handlers that compute without Python's lock.",
         ),
     ] = False
     max_child_jobs: Annotated[
@@ -111,14 +106,13 @@ class WorkOptions(Options):
         float,
         _processes(
             metavar="SECONDS",
-            help="After a cancel or a lost lease, the time that a job in a child process has to end before the process is killed.",
+            help="After a cancel or a lost lease, the time until a child process whose job has not ended is killed.",
         ),
     ] = _SETTINGS.child_grace
     reload: Annotated[
         bool,
         _processes(
-            "--reload",
-            help="For development: restart the worker processes when a Python file of the application changes.",
+            "--reload", help="For development: restart worker processes when a Python file of the application changes."
         ),
     ] = False
     drain: Annotated[bool, typer.Option("--drain", help="End when no job is due.")] = False
@@ -130,60 +124,35 @@ class WorkOptions(Options):
     ] = _SETTINGS.grace
     buffer: Annotated[
         int,
-        _pace(
-            metavar="N",
-            help="The most jobs of a queue to claim ahead of a free slot, if they finish fast enough. 0: none.",
-        ),
+        _pace(metavar="N", help="The most jobs to claim ahead of a free slot, if they finish fast enough. 0: none."),
     ] = _SETTINGS.buffer
     max_rescues: Annotated[
         int,
-        _pace(
-            metavar="N", help="Fail a job after its worker has died, or has left while the job ran, this many times."
-        ),
+        _pace(metavar="N", help="Fail a job after its worker has died, or left while the job ran, this many times."),
     ] = _SETTINGS.max_rescues
     archive_months: Annotated[
-        int | None,
-        _pace(
-            metavar="N",
-            help="Keep the archive of finished jobs for this number of months, and drop older ones.",
-            show_default="for ever",
-        ),
+        int | None, _pace(metavar="N", help="Drop archived jobs after this number of months.", show_default="never")
     ] = None
     session_idle_timeout: Annotated[
         float | None,
-        _seconds(
-            help="How long a handler's transaction may be idle before the server ends it; by default what the "
-            "server says, or an hour."
-        ),
+        _seconds(help="How long a handler's transaction may be idle. Default: the server's setting, or an hour."),
     ] = None
     max_snapshot_age: Annotated[
         float | None,
-        _pressure(
-            metavar="SECONDS",
-            help="Claim less while a transaction that keeps VACUUM from removing rows is older than this.",
-            show_default=False,
+        _threshold(
+            metavar="SECONDS", help="Claim less while a transaction that keeps VACUUM from removing rows is older."
         ),
     ] = None
     max_lock_waits: Annotated[
-        int | None,
-        _pressure(
-            metavar="N",
-            help="Claim less while more sessions than this wait for locks in the database.",
-            show_default=False,
-        ),
+        int | None, _threshold(metavar="N", help="Claim less while more sessions wait for locks in the database.")
     ] = None
     max_replication_lag: Annotated[
-        float | None,
-        _pressure(
-            metavar="SECONDS", help="Claim less while a standby is further behind than this.", show_default=False
-        ),
+        float | None, _threshold(metavar="SECONDS", help="Claim less while a standby is further behind.")
     ] = None
     max_active_connections: Annotated[
         int | None,
-        _pressure(
-            metavar="N",
-            help="Claim less while more sessions than this are busy in the database, handlers' among them.",
-            show_default=False,
+        _threshold(
+            metavar="N", help="Claim less while more sessions are busy in the database, including those of handlers."
         ),
     ] = None
     poll: Annotated[float, _waking(metavar="SECONDS", help="The longest pause between two polls of an idle queue.")] = (
@@ -193,9 +162,7 @@ class WorkOptions(Options):
     listen_url: Annotated[
         str | None,
         _waking(
-            metavar="URL",
-            help="A direct URL to listen on, where --database-url leads to a pooler.",
-            show_default=False,
+            metavar="URL", help="A direct URL to listen on, if --database-url leads to a pooler.", show_default=False
         ),
     ] = None
     pooled: Annotated[
@@ -207,12 +174,12 @@ class WorkOptions(Options):
             metavar="PORT",
             min=0,
             max=65_535,
-            help="Serve /metrics for Prometheus, /livez and /readyz on this port, for all processes of this command. 0: any that is free.",
+            help="Serve /metrics for Prometheus, /livez and /readyz on this port, for all processes of this command. 0: any free port.",
             show_default=False,
         ),
     ] = None
     metrics_host: Annotated[
-        str, _metrics(metavar="HOST", help="The address to serve them at; 0.0.0.0: all of this machine.")
+        str, _metrics(metavar="HOST", help="The address to serve them at; 0.0.0.0: all addresses of this machine.")
     ] = "127.0.0.1"
     log_jobs: Annotated[
         bool, setting("--log-jobs", help="Log how each job ended, how long it took and how long it waited.")
@@ -221,17 +188,17 @@ class WorkOptions(Options):
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False
     tried_out: Annotated[bool, typer.Option("--tried-out", hidden=True)] = False
     metrics_pipe: Annotated[int | None, typer.Option("--metrics-pipe", hidden=True)] = None
-    """To a supervised process: where to report what it has counted."""
+    """In a supervised process: the file descriptor to which it reports its counts."""
     said: Annotated[list[str], typer.Option("--said", hidden=True)] = field(default_factory=list)
-    """To a supervised process: which of a Worker's own options are on its supervisor's command line."""
+    """In a supervised process: the options on its supervisor's command line that only a Worker decides on."""
 
     def settings(self) -> WorkerSettings:
-        """Those of the options that are settings; raises ConfigurationError."""
-        names = {one.name for one in fields(WorkerSettings)} & {one.name for one in fields(self)}
+        """The options that are settings. Raises ConfigurationError."""
+        names = _SETTING_NAMES & {option.name for option in fields(self)}
         return WorkerSettings(**{name: getattr(self, name) for name in names})
 
     def check(self) -> None:
-        """Say what is wrong before anything is started; raises ConfigurationError."""
+        """Check the options before anything starts. Raises ConfigurationError."""
         self.settings()
         self.limits()
         _queues_of(self.queue)
@@ -241,20 +208,20 @@ class WorkOptions(Options):
             )
 
     def limits(self) -> dict[str, int | None]:
-        """The limits at which a process is restarted; raises ConfigurationError."""
+        """The limits at which a process is restarted. Raises ConfigurationError."""
         return {"max_jobs": self.max_jobs, "max_memory": None if self.max_memory is None else _bytes(self.max_memory)}
 
 
 def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     """Run a worker: claim jobs of some queues and run their handlers.
 
-    The first SIGTERM or Ctrl-C lets running jobs finish and gives back what has not been started; the second does not
-    wait; the same signal again within a second is the same one. With several processes, --reload, or a limit on jobs or memory, a supervisor restarts the workers when they end. Exit
-    code 75: a process without a supervisor asks to be restarted, because handlers that timed out hold all slots of a
-    queue, or one of them keeps blocking the event loop. Exit code 4: with --drain, a signal ended it before it found that no job
-    is due.
+    The first SIGTERM or Ctrl-C lets running jobs finish and gives back jobs that have not started; the second does not wait. A
+    signal that is repeated within a second counts once. With several processes, --reload, or a limit on jobs or memory, a
+    supervisor restarts the workers when they end. Exit code 75: a process without a supervisor asks to be restarted, because
+    handlers that timed out hold all slots of a queue, or keep blocking the event loop. Exit code 4: with --drain, a signal
+    ended the process while jobs may still have been due.
 
-    --app may also name a Worker, or a function that makes one, which each worker process calls. That Worker decides on its
+    --app can also name a Worker, or a function that returns a Worker, which each worker process calls. That Worker decides on its
     database, schema, queues and settings: options for these are refused on the command line, and ignored in the environment
     and in pyproject.toml.
 
@@ -265,14 +232,17 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     """
     set_log_format(options.log_format)
     options.check()
-    options = options if options.supervised else replace(options, said=_said(context))
+    if not options.supervised:
+        sources = {name: context.get_parameter_source(name) for name in context.params if name in _OF_A_WORKER}
+        given = [name for name, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
+        options = replace(options, said=given)
     before = threading.enumerate()
     cores = usable_cores() if options.pin else []
     endpoint = None
     if options.metrics_port is not None and not options.supervised:
         endpoint = open_endpoint(options.metrics_host, options.metrics_port, handlers=True)
     if options.supervised:
-        # As Ctrl-C in a terminal: it ends the process before the worker is up, and drains it afterwards.
+        # Like Ctrl-C in a terminal: it ends the process before the worker is up, and drains it afterwards.
         drain_with_supervisor(lambda: os.kill(os.getpid(), signal.SIGTERM))
         if options.reload and config.log_level is not LogLevel.DEBUG:
             say_less()
@@ -283,11 +253,14 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     with reporting(options.tried_out) as report:
         worker, is_theirs = _worker(config, options)
         if not options.supervised or options.tried_out:
-            _check_tables(worker)
-            slots_of = ", ".join(f"{name}={slots}" for name, slots in worker.queues.items())
-            logger.info("serving %s in schema %s of %s", slots_of, worker.schema, name_of(worker.engine.url))
+            # Missing tables fail here: with one line, and not with a line from each process.
+            with worker.engine.connect() as connection:
+                refuse_autocommit(connection)
+                check_schema(connection, worker.schema)
+            queues = ", ".join(f"{name}={slots}" for name, slots in worker.queues.items())
+            logger.info("serving %s in schema %s of %s", queues, worker.schema, name_of(worker.engine.url))
             if others := sorted({task.queue for task in worker.registry if not serves(worker.queues, task.queue)}):
-                logger.info("the tasks also name queues that this worker does not serve: %s", ", ".join(others))
+                logger.info("tasks also use queues that this worker does not serve: %s", ", ".join(others))
         report(worker, is_theirs)
     if options.tried_out:
         _leave_threads_behind(0, before)
@@ -305,27 +278,21 @@ def work(context: typer.Context, config: Config, options: WorkOptions) -> None:
     raise typer.Exit(ending)
 
 
-def _said(context: typer.Context) -> list[str]:
-    """The options on the command line that only the application's Worker may decide."""
-    sources = {name: context.get_parameter_source(name) for name in context.params if name in _THE_WORKERS}
-    return [name for name, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
-
-
 def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
     """The worker to run, and whether the application made it."""
-    found = load_app(config)
+    application = load_app(config)
     refuse_patched()
-    found.registry.resolve()
-    check_tasks(config, found.registry)
-    if found.worker is not None and options.said:
+    application.registry.resolve()
+    check_tasks(config, application.registry)
+    if application.worker is not None and options.said:
         raise ConfigurationError(
-            f"--{', --'.join(options.said).replace('_', '-')}: --app names a Worker, which says that itself; leave it "
-            "out, or give --app the module alone"
+            f"--{', --'.join(options.said).replace('_', '-')}: --app names a Worker, which decides this on its own; omit the "
+            "option, or give --app the module alone"
         )
-    worker = found.worker or Worker(
+    worker = application.worker or Worker(
         database(config, make=True),
         _queues_of(options.queue),
-        registry=found.registry,
+        registry=application.registry,
         schema=config.schema if config.translate else None,
         listen=options.listen,
         listen_url=None if options.listen_url is None else database_url(options.listen_url),
@@ -333,18 +300,11 @@ def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
     )
     worker.limit(**options.limits())
     worker.import_in_children(config.app)
-    return worker, found.worker is not None
-
-
-def _check_tables(worker: Worker) -> None:
-    """Fail here if its tables are not there: one line, and not one from each process."""
-    with worker.engine.connect() as connection:
-        refuse_autocommit(connection)
-        check_schema(connection, worker.schema)
+    return worker, application.worker is not None
 
 
 def _queues_of(given: Sequence[str]) -> dict[str, int]:
-    """`["mail=10", "default"]` as names and slots; ConfigurationError for what cannot be read."""
+    """Parse `["mail=10", "default"]` as names and slots. Raises ConfigurationError."""
     queues: dict[str, int] = {}
     for text in given:
         name, equals, slots = text.rpartition("=")
@@ -363,13 +323,13 @@ def _queues_of(given: Sequence[str]) -> dict[str, int]:
                 "a list or a table in pyproject.toml"
             )
         if name in queues:
-            raise ConfigurationError(f"--queue {text}: the queue {name!r} is named twice")
+            raise ConfigurationError(f"--queue {text}: the queue {name!r} is given twice")
         queues[name] = int(slots)
     return queues
 
 
 def _bytes(text: str) -> int:
-    """Bytes of a size like "500M"; a plain number is MB."""
+    """Parse a size like "500M" as bytes; a plain number is MB."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]?)I?B?", text.strip().upper(), re.ASCII)
     if found is None:
         raise ConfigurationError(f"--max-memory {text}: expected a size, as in 500M or 2G")
@@ -377,7 +337,7 @@ def _bytes(text: str) -> int:
 
 
 def _leave_threads_behind(code: int, before: Collection[threading.Thread]) -> None:
-    """End the process at once if threads that handlers started do not end: Python would wait for them. `before`: those that are not theirs."""
+    """End the process at once if threads of handlers do not end: Python would wait for them. `before`: threads that are not theirs."""
     until = monotonic() + _LAST_THREADS
     for thread in threading.enumerate():
         if not thread.daemon and thread not in before:

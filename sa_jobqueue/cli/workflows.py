@@ -24,9 +24,9 @@ from .config import Config, Json, parse_id, parse_workflow
 from .output import Column, cleaned, fail, note, print_json, print_table, say
 from .place import transaction
 
-#: Nodes alike of one parent that are shown one by one, and others that are named; more are one line, or a number.
+#: The most leaves of the same kind below one parent that get a line each, and the most parents that are listed.
 _ALIKE = 5
-#: Levels that are indented.
+#: The number of levels that are indented.
 _INDENTED = 20
 STYLES = {"failed": "red", "cancelled": "yellow", "running": "bold", "completed": "green"}
 
@@ -34,95 +34,85 @@ STYLES = {"failed": "red", "cancelled": "yellow", "running": "bold", "completed"
 @dataclass
 class _Branch:
     node: Any
-    home: int | None = None
-    """The parent below which it is shown."""
+    shown_below: int | None = None
+    """The parent below which the node is shown."""
     joins: str = ""
-    """Which of its parents it needs; empty: all."""
+    """How many of its parents the node needs; empty: all."""
     children: list[_Branch] = field(default_factory=list)
 
 
-def tree(nodes: Sequence[Any], *, paused: bool = False) -> Iterator[tuple[str, str]]:
-    """Lines with their styles. `nodes`: the rows of `workflow_nodes`; `paused`: whether the workflow is."""
+def _tree(nodes: Sequence[Any], *, paused: bool = False) -> Iterator[tuple[str, str]]:
+    """Lines with their styles. `nodes`: the rows of `workflow_nodes`; `paused`: whether the workflow is paused."""
     branches = {node.id: _Branch(node, joins=joins_of(node)) for node in nodes}
     roots: list[_Branch] = []
     for branch in branches.values():
-        before = [one for one in branch.node.parents or () if one in branches and one < branch.node.id]
-        branch.home = max(before, default=None)
-        (roots if branch.home is None else branches[branch.home].children).append(branch)
+        before = [parent for parent in branch.node.parents or () if parent in branches and parent < branch.node.id]
+        branch.shown_below = max(before, default=None)
+        (roots if branch.shown_below is None else branches[branch.shown_below].children).append(branch)
     # A loop instead of calls: a chain may be longer than Python's stack.
-    left = [(lines, "", 1) for lines in reversed(_alike(roots))]
+    left = [(line, "", 1) for line in reversed(_grouped(roots))]
     while left:
         (branch, number, last), indent, level = left.pop()
-        said = _said(branch, branches, paused=paused) if number == 1 else _said_once(branch, number)
+        text = _described(branch, branches, paused=paused) if number == 1 else _described_together(branch, number)
         numbered = f"[{level:,}] " if level > _INDENTED else ""
-        yield f"{indent}{'└─' if last else '├─'} {numbered}{said}", STYLES.get(branch.node.status, "")
+        yield f"{indent}{'└─' if last else '├─'} {numbered}{text}", STYLES.get(branch.node.status, "")
         deeper = indent + ("   " if last else "│  ") if level < _INDENTED else indent
-        left += [(line, deeper, level + 1) for line in reversed(_alike(branch.children))]
+        left += [(line, deeper, level + 1) for line in reversed(_grouped(branch.children))]
 
 
-def _alike(branches: Sequence[_Branch]) -> list[tuple[_Branch, int, bool]]:
-    """Each with how many it stands for, and whether it is the last. Leaves alike of which there are many are one."""
-    kinds = Counter(_kind(one) for one in branches if not one.children)
-    shown: list[tuple[_Branch, int]] = []
-    said = set[tuple[str, ...]]()
-    for one in branches:
-        kind = _kind(one)
-        if one.children or kinds[kind] <= _ALIKE:
-            shown.append((one, 1))
-        elif kind not in said:
-            said.add(kind)
-            shown.append((one, kinds[kind]))
-    return [(one, number, place == len(shown) - 1) for place, (one, number) in enumerate(shown)]
+def _grouped(branches: Sequence[_Branch]) -> list[tuple[_Branch, int, bool]]:
+    """Branches with the number that each stands for, and whether it is the last. Many leaves of one kind are grouped."""
+    kinds = Counter(_kind(branch) for branch in branches if not branch.children)
+    shown: dict[Any, tuple[_Branch, int]] = {}
+    for branch in branches:
+        kind = _kind(branch)
+        if branch.children or kinds[kind] <= _ALIKE:
+            shown[branch.node.id] = (branch, 1)
+        else:
+            shown.setdefault(kind, (branch, kinds[kind]))
+    return [(branch, number, place == len(shown)) for place, (branch, number) in enumerate(shown.values(), 1)]
 
 
 def _kind(branch: _Branch) -> tuple[str, ...]:
     return branch.node.task, branch.node.status, branch.joins
 
 
-def _said(branch: _Branch, branches: Mapping[int, _Branch], *, paused: bool) -> str:
+def _described(branch: _Branch, branches: Mapping[int, _Branch], *, paused: bool) -> str:
     node = branch.node
-    about = "; ".join(filter(None, [branch.joins, *_others(branch), *_waits(branch, branches, paused=paused)]))
-    if about:
-        about = f" ({about})"
-    why = ""
+    details = "; ".join(filter(None, [branch.joins, _other_parents(branch), _waits(branch, branches, paused=paused)]))
+    error = ""
     if node.status in {"failed", "cancelled"} and isinstance(node.error, dict):
-        why = f": {cleaned(one_line(mask_passwords(str(node.error.get('message', '')))))}"
-    return f"{node.id} {cleaned(name_of(node.task))} {node.status}{about}{why}"
+        error = f": {cleaned(one_line(mask_passwords(str(node.error.get('message', '')))))}"
+    return f"{node.id} {cleaned(name_of(node.task))} {node.status}{f' ({details})' if details else ''}{error}"
 
 
-def _said_once(branch: _Branch, number: int) -> str:
-    """For many that are alike."""
+def _described_together(branch: _Branch, number: int) -> str:
     node = branch.node
     joins = f"{branch.joins}; " if branch.joins else ""
     return f"{cleaned(name_of(node.task))} × {number:,} {node.status} ({joins}from job {node.id} on)"
 
 
-def _others(branch: _Branch) -> Iterator[str]:
-    """Its other parents, or how many it has if these are many."""
+def _other_parents(branch: _Branch) -> str:
+    """The parents below which it is not shown, or the number of all its parents if there are many."""
     parents = branch.node.parents or ()
-    others = [one for one in parents if one != branch.home]
+    others = [parent for parent in parents if parent != branch.shown_below]
     if 0 < len(others) <= _ALIKE:
-        yield f"also behind {', '.join(map(str, others))}"
-    elif others and "count" not in branch.node.policies:
-        yield f"of {len(parents):,}"
+        return f"also behind {', '.join(map(str, others))}"
+    return f"of {len(parents):,}" if others and "count" not in branch.node.policies else ""
 
 
-def _waits(branch: _Branch, branches: Mapping[int, _Branch], *, paused: bool) -> Iterator[str]:
-    """For what a blocked job waits, where the tree does not show it."""
+def _waits(branch: _Branch, branches: Mapping[int, _Branch], *, paused: bool) -> str:
+    """The reason why a blocked job waits, if the tree does not show it."""
     node = branch.node
     if node.status != "blocked":
-        return
+        return ""
     if node.blocked_by == 0:
-        counted = [
-            one for one, policy in zip(node.parents or (), node.policies or (), strict=True) if policy == "count"
-        ]
-        completed = sum(branches[one].node.status == "completed" for one in counted if one in branches)
-        yield f"{completed:,} completed"
-    elif node.blocked_by is not None and node.blocked_by > 0:
-        if len(node.parents or ()) > 1:
-            yield f"waits for {node.blocked_by}"
-    elif not paused:
-        yield "to be looked at"
+        policies = zip(node.parents or (), node.policies or (), strict=True)
+        counted = [parent for parent, policy in policies if policy == "count" and parent in branches]
+        return f"{sum(branches[parent].node.status == 'completed' for parent in counted):,} completed"
+    if node.blocked_by is not None and node.blocked_by > 0:
+        return f"waits for {node.blocked_by}" if len(node.parents or ()) > 1 else ""
+    return "" if paused else "waits for a worker"
 
 
 _PAGE = 1_000
@@ -140,7 +130,7 @@ class Status(StrEnum):
     PAUSED = "paused"
 
 
-Id = Annotated[int, typer.Argument(metavar="ID", parser=parse_workflow, help="The workflow's number.")]
+Id = Annotated[int, typer.Argument(metavar="ID", parser=parse_workflow, help="The workflow's id.")]
 Ids = Annotated[list[int], typer.Argument(metavar="ID", parser=parse_workflow, help="These workflows.")]
 
 _COLUMNS = (
@@ -159,15 +149,15 @@ def list_(
     *,
     status: Annotated[
         Status | None,
-        typer.Option(
-            metavar="STATUS", help="Only these: running, completed, failed, cancelled; or paused, of those that run."
-        ),
+        typer.Option(metavar="STATUS", help="With this status: running, completed, failed, cancelled; or paused."),
     ] = None,
-    name: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this name.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000, help="At most N.")] = 20,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="With this name.")] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", metavar="N", min=1, max=1_000, help="At most N workflows.")
+    ] = 20,
     json: Json = False,
 ) -> None:
-    """List workflows, the newest first, with their jobs by status.
+    """List workflows, newest first, with their jobs by status.
 
     sa-jobqueue workflow list --status failed
     """
@@ -178,23 +168,25 @@ def list_(
         chosen = chosen.where(WorkflowRow.name == name)
     with transaction(config) as connection, Session(connection, expire_on_commit=False) as session:
         rows = session.execute(chosen).all()
-        counts = _counts(session, [row.id for row, _ in rows])
+        counts: dict[int, Counter[str]] = {row.id: Counter() for row, _ in rows}
+        for workflow_id, state, number in session.execute(workflow_counts(list(counts))):
+            counts[workflow_id][state] = number
     if json:
         print_json([_as_json(row) | {"jobs": dict(counts[row.id])} for row, _ in rows])
         return
     if not rows:
-        chosen_by = status is not None or name is not None
-        note(f"no workflows{' of this kind' if chosen_by else '; code makes them: session.add(Workflow(...))'}")
+        filtered = status is not None or name is not None
+        note(f"no {'such workflows' if filtered else 'workflows; code makes them: session.add(Workflow(...))'}")
         return
     lines = [_line(row, now, counts[row.id]) for row, now in rows]
     print_table(_COLUMNS, lines, styles=[STYLES.get(row.status, "") for row, _ in rows])
 
 
 def show(config: Config, id: Id, *, json: Json = False) -> None:
-    """Show one workflow as a tree: each job below the last one that it waits for.
+    """Show one workflow as a tree: each job below the last of its parents.
 
-    A job with several parents names the others, says which of them it needs where that is not all, and for which it waits. Many jobs alike
-    are one line.
+    For a job with several parents the tree shows the others, how many it needs if not all, and how many it still waits for. Many
+    jobs of the same kind share a line.
 
     sa-jobqueue workflow show 7
     """
@@ -206,23 +198,19 @@ def show(config: Config, id: Id, *, json: Json = False) -> None:
         nodes = list(_nodes(session, id))
         callbacks: Sequence[Any] = session.execute(workflow_callbacks(id)).all()
     if json:
-        print_json(
-            _as_json(row)
-            | {
-                "nodes": [dict(node._mapping) | {"error": masked(node.error)} for node in nodes],  # noqa: SLF001
-                "callbacks": [dict(one._mapping) for one in callbacks],  # noqa: SLF001
-            }
-        )
+        shown = [dict(node._mapping) | {"error": masked(node.error)} for node in nodes]  # noqa: SLF001
+        print_json(_as_json(row) | {"nodes": shown, "callbacks": [dict(callback._mapping) for callback in callbacks]})  # noqa: SLF001
         return
     counts = Counter[str](node.status for node in nodes)
     say(f"workflow {row.id} {cleaned(row.name)}: {row.status}", f"bold {STYLES.get(row.status, '')}")
-    for said in filter(None, (_numbers(counts), _note(row, now))):
-        say(said)
-    for line, style in tree(nodes, paused=row.paused_at is not None):
+    for line in filter(None, (_numbers(counts), _note(row, now))):
+        say(line)
+    for line, style in _tree(nodes, paused=row.paused_at is not None):
         say(line, style)
-    for one in callbacks:
-        fired = "enqueued" if one.fired_at is not None else "not yet" if row.finished_at is None else "not enqueued"
-        say(f"on {one.event}: {cleaned(one.task)} ({fired})", "dim")
+    for callback in callbacks:
+        waiting = "not yet" if row.finished_at is None else "not enqueued"
+        state = waiting if callback.fired_at is None else "enqueued"
+        say(f"on {callback.event}: {cleaned(callback.task)} ({state})", "dim")
 
 
 def cancel(
@@ -230,15 +218,15 @@ def cancel(
     ids: Ids,
     *,
     reason: Annotated[
-        str, typer.Option(metavar="TEXT", help="What their jobs say of it.")
+        str, typer.Option(metavar="TEXT", help="The message of their jobs' errors.")
     ] = "the workflow was cancelled by an operator",
     json: Json = False,
 ) -> None:
-    """Cancel workflows: jobs that wait are cancelled, those that run are asked to stop.
+    """Cancel workflows: waiting jobs are cancelled, running jobs are asked to stop.
 
     sa-jobqueue workflow cancel 7 --reason "the customer left"
     """
-    _act(config, cancel_workflows(*ids, reason=reason), ids, "cancelled", "has ended, or is not there", json=json)
+    _act(config, cancel_workflows(*ids, reason=reason), ids, "cancelled", "has ended, or does not exist", json=json)
 
 
 def retry(
@@ -248,66 +236,59 @@ def retry(
     node: Annotated[
         int | None,
         typer.Option(
-            "--from", metavar="JOB", parser=parse_id, help="Only this job, and those that were cancelled because of it."
+            "--from", metavar="JOB", parser=parse_id, help="Only this job, and jobs that were cancelled because of it."
         ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Retry what failed or was cancelled in a workflow. Each job waits for its parents again.
+    """Retry the failed and cancelled jobs of a workflow. Each job waits for its parents again.
 
     sa-jobqueue workflow retry 7 --from 4711
     """
     with transaction(config) as connection:
         if connection.scalar(sa.select(WorkflowRow.id).where(WorkflowRow.id == id)) is None:
             _no_workflow(id)
-        back = list(connection.scalars(retry_workflow(id, from_node=node)))
+        retried = list(connection.scalars(retry_workflow(id, from_node=node)))
     if json:
-        print_json({"id": id, "jobs": back})
+        print_json({"id": id, "jobs": retried})
         return
-    say(f"{jobs_of(len(back))} retried")
-    if not back:
-        what = "no job of it has failed or was" if node is None else f"job {node} of it has not failed, and was not"
+    say(f"{jobs_of(len(retried))} retried")
+    if not retried:
+        what = "none of its jobs has failed or was" if node is None else f"its job {node} has not failed, and was not"
         note(f"{what} cancelled: see `sa-jobqueue workflow show {id}`")
 
 
 def pause(config: Config, ids: Ids, *, json: Json = False) -> None:
-    """Pause workflows: no more of their jobs are started. Those that run go on.
+    """Pause workflows: no more of their jobs start. Running jobs go on.
 
     sa-jobqueue workflow pause 7
     """
-    _act(config, pause_workflows(*ids), ids, "paused", "has ended, is paused, or is not there", json=json)
+    _act(config, pause_workflows(*ids), ids, "paused", "has ended, is paused, or does not exist", json=json)
 
 
 def resume(config: Config, ids: Ids, *, json: Json = False) -> None:
-    """Let paused workflows go on.
+    """Resume paused workflows.
 
     sa-jobqueue workflow resume 7
     """
     _act(config, resume_workflows(*ids), ids, "resumed", "is not paused", json=json)
 
 
-def _act(config: Config, statement: sa.Executable, ids: Sequence[int], done: str, left: str, *, json: bool) -> None:
+def _act(config: Config, statement: sa.Executable, ids: Sequence[int], done: str, reason: str, *, json: bool) -> None:
     with transaction(config) as connection:
         changed = sorted(connection.scalars(statement))
     if json:
         print_json({done: changed})
         return
-    for one in ids:
-        if one in changed:
-            say(f"workflow {one} {done}")
+    for workflow_id in ids:
+        if workflow_id in changed:
+            say(f"workflow {workflow_id} {done}")
         else:
-            note(f"workflow {one} {left}")
+            note(f"workflow {workflow_id} {reason}")
 
 
 def _no_workflow(id: int) -> NoReturn:
-    fail(f"there is no workflow {id}: `sa-jobqueue workflow list` shows those there are", 1)
-
-
-def _counts(session: Session, ids: Sequence[int]) -> dict[int, Counter[str]]:
-    found: dict[int, Counter[str]] = {one: Counter() for one in ids}
-    for workflow_id, status, number in session.execute(workflow_counts(ids)):
-        found[workflow_id][status] = number
-    return found
+    fail(f"there is no workflow {id}: `sa-jobqueue workflow list` lists all workflows", 1)
 
 
 def _nodes(session: Session, id: int) -> Iterator[Any]:
@@ -331,27 +312,18 @@ def _since(time: Any, now: Any) -> str:
 
 
 def _note(row: WorkflowRow, now: Any) -> str:
-    said = []
+    notes: list[str] = []
     if row.paused_at is not None:
-        said.append(f"paused {_since(row.paused_at, now)} ago")
+        notes.append(f"paused {_since(row.paused_at, now)} ago")
     if row.reason:
-        said.append(cleaned(one_line(mask_passwords(row.reason))))
+        notes.append(cleaned(one_line(mask_passwords(row.reason))))
     if row.deadline_at is not None and row.finished_at is None:
         left = (row.deadline_at - now).total_seconds()
-        said.append(f"deadline {'in' if left > 0 else 'over for'} {age(abs(left), short=True)}")
-    return "; ".join(said)
+        notes.append(f"deadline {'in' if left > 0 else 'over for'} {age(abs(left), short=True)}")
+    return "; ".join(notes)
 
 
 def _as_json(row: WorkflowRow) -> dict[str, Any]:
-    columns = (
-        "id",
-        "name",
-        "status",
-        "created_at",
-        "finished_at",
-        "deadline_at",
-        "paused_at",
-        "cancelled_at",
-        "purge_at",
-    )
-    return {name: getattr(row, name) for name in columns} | {"meta": row.meta, "reason": masked(row.reason)}
+    times = ("created_at", "finished_at", "deadline_at", "paused_at", "cancelled_at", "purge_at")
+    columns = ("id", "name", "status", *times, "meta")
+    return {name: getattr(row, name) for name in columns} | {"reason": masked(row.reason)}

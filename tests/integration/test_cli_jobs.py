@@ -506,7 +506,7 @@ def test_workers_are_asked_to_drain_by_host_and_process_or_by_host(engine: Engin
     assert output("drain", "web-1", "web:3:7", url=url) == "asked 2 workers to drain\n"
     result = invoke("drain", "web-1", "web-2:8", url=url)
     assert result.exit_code == 1
-    assert "no such worker, or each was asked before" in result.stderr
+    assert "no such worker, or all were asked before" in result.stderr
     states = {line.split()[0]: line.split()[-1] for line in output("workers", url=url).splitlines()[1:]}
     assert states == {"web-1:7": "draining", "web-1:8": "draining", "web-2:7": "live", "web:3:7": "draining"}
     assert as_json("drain", "web-2", url=url) == {"action": "drained", "workers": [str(uuid.UUID(int=3))]}
@@ -530,12 +530,12 @@ def test_a_worker_with_an_expired_lease_is_stale_for_every_command(engine: Engin
 def test_alive_says_which_worker_is_not_there(url: str) -> None:
     """By its number a process of this machine is meant, which may be a supervisor's."""
     for names, said in {
-        ("1",): f"on {socket.gethostname()} the process 1 is no worker, and no supervisor of one",
+        ("1",): f"on {socket.gethostname()} the process 1 is neither a worker nor a supervisor of workers",
         ("web-1:7",): "there is no worker web-1:7",
         (): f"there is no worker on {socket.gethostname()}",
     }.items():
         result = invoke("alive", *names, url=url)
-        assert (result.exit_code, result.stdout) == (1, f"{said}; `sa-jobqueue workers` lists all\n")
+        assert (result.exit_code, result.stdout) == (1, f"{said}; `sa-jobqueue workers` lists all workers\n")
 
 
 def test_a_wrong_filter_is_one_line() -> None:

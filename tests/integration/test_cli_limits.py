@@ -88,11 +88,11 @@ def test_set_is_for_a_task_or_a_key_too(engine: Engine, url: str) -> None:
         (["sync", "--key-rate", "1m/5"], "--key-rate must be a number and a time"),
         (["sync", "--rate", "0/s"], "a rate's count must be an integer from 1"),
         (["sync", "--rate", "5/0s"], "a rate's per must be from a microsecond to a year, not 0.0"),
-        (["sync", "--burst", "5"], "--burst is that of a rate: give --rate with it"),
-        (["sync", "--key-rate", "none", "--key-burst", "5"], "--key-burst is that of a rate: give --key-rate with it"),
+        (["sync", "--burst", "5"], "--burst belongs to a rate: give --rate with it"),
+        (["sync", "--key-rate", "none", "--key-burst", "5"], "--key-burst belongs to a rate: give --key-rate with it"),
         (["sync", "--max-waiting", "-1"], "max_waiting must be an integer from 0 to 1,000,000, not -1"),
         (["sync", "--when-full", "drop"], "when_full must be one of wait, drop_newest"),
-        (["sync", "--weight", "5"], "--weight is that of a key: give --key with it"),
+        (["sync", "--weight", "5"], "--weight is the weight of a key: give --key with it"),
         (["sync", "--key", "42", "--weight", "0"], "weight must be an integer from 1 to 1,000, not 0"),
         (["sync", "--key", "42", "--strict"], "the others are for all keys of a queue or task"),
         (["sync", "--key", "", "--running", "5"], "key must have 1 to 200 characters, not 0"),
@@ -167,7 +167,7 @@ def test_a_name_that_no_live_worker_serves_is_done_and_said(engine: Engine, url:
     assert notes(invoke(*pause, url=url)) == ""  # a worker that lists no tasks may know any
     with engine.begin() as connection:
         connection.execute(update(WorkerRow).values(tasks={"shop.send": {"aliases": ["send"]}}))
-    assert notes(invoke(*pause, url=url)) == "no live worker knows a task of this name; a queue has no --task\n"
+    assert notes(invoke(*pause, url=url)) == "no live worker knows a task of this name; for a queue omit --task\n"
     assert notes(invoke("pause", "--task", "send", url=url)) == ""
     assert notes(invoke("limits", "remove", "send", url=url)).endswith(hint)
     for arguments in (["pause", "mail"], ["pause", "send", "--task"], ["resume", "mial"], ["limits", "remove", "mial"]):
@@ -251,5 +251,5 @@ def test_without_limits_list_says_how_to_set_some(url: str) -> None:
     """Exit code 0, and an empty list as JSON."""
     result = invoke("limits", "list", url=url)
     assert (result.exit_code, result.stdout) == (0, "")
-    assert notes(result).startswith("no limits, and nothing is paused; set some with")
+    assert notes(result).startswith("no limits, and nothing is paused; `sa-jobqueue limits set`")
     assert as_json("limits", "list", url=url) == []

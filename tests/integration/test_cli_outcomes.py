@@ -1,4 +1,4 @@
-"""What jobs came to: `stats --since`."""
+"""How jobs ended: `stats --since`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_nothing_counted_is_said(url: str) -> None:
         (["--since", "30s"], "--since must be 1m to 90d"),
         (["--since", "1h", "--by", "worker"], "'worker' is neither queue nor task"),
         (["--since", "1h", "--step", "10s"], "--step must be 1m or longer, not 10 s"),
-        (["--since", "8d", "--step", "10m"], "--step must be 1h or longer where --since is over 7d"),
+        (["--since", "8d", "--step", "10m"], "--step must be 1h or longer if --since is over 7d"),
         (["--since", "7d", "--step", "1m"], "into more than 2,000 parts"),
         (["--since", "1h", "--lately", "2h"], "--lately and --since contradict each other"),
         (["--by", "task"], "--by needs --since"),

@@ -73,7 +73,7 @@ def test_a_wrong_value_is_named_with_its_source(
 @pytest.mark.parametrize("number", [str(2**63), "9" * 30, "seven"])
 def test_a_wrong_job_id_is_refused(command: str, number: str) -> None:
     """The message shows what was given; no id has more than 63 bits."""
-    assert f"{number!r} is not a job's number" in refused(command, number, url=NOWHERE)
+    assert f"{number!r} is not a job's id" in refused(command, number, url=NOWHERE)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_a_wrong_job_id_is_refused(command: str, number: str) -> None:
 )
 def test_a_wrong_workflow_id_is_refused_as_a_workflow_s(command: tuple[str, ...]) -> None:
     """The message says what is expected."""
-    assert "'abc' is not a workflow's number: expected a whole number" in refused(*command, "abc", url=NOWHERE)
+    assert "'abc' is not a workflow's id: expected a whole number" in refused(*command, "abc", url=NOWHERE)
 
 
 def test_a_limit_that_no_statement_takes_is_refused_at_the_option() -> None:

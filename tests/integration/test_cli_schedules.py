@@ -294,7 +294,7 @@ def test_a_backfill_enqueues_each_tick_that_has_no_job(engine: Engine, url: str)
         )
     preview = invoke(*arguments, "--dry-run", url=url)
     assert preview.stdout == "would enqueue 4 jobs, for 2026-03-01 05:00:00+00:00 to 2026-03-01 09:00:00+00:00\n"
-    assert notes(preview) == "1 tick left out, whose jobs are there\n"
+    assert notes(preview) == "ticks left out, because their jobs are in the table: 1\n"
     assert len(ticks(engine, id)) == 1
     answer = as_json(*arguments, url=url)
     assert (answer["count"], answer["there"], answer["dry_run"]) == (4, 1, False)

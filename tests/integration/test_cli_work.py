@@ -108,7 +108,7 @@ def test_work_names_the_queues_of_its_tasks_that_it_does_not_serve(shop: Path, d
     """So a worker that does nothing, because --queue is misspelt, says why."""
     command = ("work", "--app", "shop:registry", "--drain", "--queue", "defualt")
     misspelt = run_command(*command, url=database_url, cwd=shop)
-    assert "the tasks also name queues that this worker does not serve: default" in misspelt.stderr
+    assert "tasks also use queues that this worker does not serve: default" in misspelt.stderr
 
 
 @pytest.mark.usefixtures("hero")
@@ -146,7 +146,7 @@ def made_in(shop: Path) -> set[int]:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["make_worker", "--queue=mail=3"], "--queue: --app names a Worker, which says that itself"),
+        (["make_worker", "--queue=mail=3"], "--queue: --app names a Worker, which decides this on its own"),
         (["broken", "--processes=2"], "--app shop:broken: calling it failed: KeyError: 'STRIPE_KEY' (shop.py, line "),
         *(
             pytest.param(*one, marks=pytest.mark.nightly)

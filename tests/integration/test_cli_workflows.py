@@ -68,7 +68,7 @@ def test_list_shows_the_newest_first(connection: Connection, url: str) -> None:
     output("workflow", "pause", str(one.id), url=url)
     assert [row["id"] for row in as_json("workflow", "list", "--status", "paused", url=url)] == [one.id]
     assert as_json("workflow", "list", "--name", "other", url=url) == []
-    assert "no workflows of this kind" in notes(invoke("workflow", "list", "--name", "other", url=url))
+    assert "no such workflows" in notes(invoke("workflow", "list", "--name", "other", url=url))
     refused = invoke("workflow", "list", "--status", "blocked", url=url)
     assert refused.exit_code != 0
     assert "running" in refused.stderr
@@ -79,7 +79,7 @@ def test_commands_act_on_workflows(connection: Connection, url: str) -> None:
     flow = Flow(connection, "a", "b: a")
     id = str(flow.id)
     assert output("workflow", "pause", id, url=url) == f"workflow {id} paused\n"
-    assert "has ended, is paused, or is not there" in notes(invoke("workflow", "pause", id, url=url))
+    assert "has ended, is paused, or does not exist" in notes(invoke("workflow", "pause", id, url=url))
     assert as_json("workflow", "resume", id, url=url) == {"resumed": [flow.id]}
     assert "is not paused" in notes(invoke("workflow", "resume", id, url=url))
     assert output("workflow", "cancel", id, "--reason", "no more", url=url) == f"workflow {id} cancelled\n"
@@ -137,7 +137,7 @@ def test_what_was_not_called_back_at_the_end_is_said(connection: Connection, url
         "on failure: on_failure (not enqueued)",
         "on end: on_end (enqueued)",
     ]
-    assert "job 9 of it has not failed" in notes(invoke("workflow", "retry", str(flow.id), "--from", "9", url=url))
+    assert "job 9 has not failed" in notes(invoke("workflow", "retry", str(flow.id), "--from", "9", url=url))
 
 
 def test_show_says_how_a_job_joins_and_for_what_it_waits(connection: Connection, url: str) -> None:
@@ -194,6 +194,8 @@ def test_jobs_that_join_alike_are_one_line(connection: Connection, url: str) -> 
     output("workflow", "pause", str(flow.id), url=url)
     assert f"└─ {first['a7']} a_task blocked\n" in output("workflow", "show", str(flow.id), url=url)
     output("workflow", "resume", str(flow.id), url=url)
-    assert f"└─ {first['a7']} a_task blocked (to be looked at)\n" in output("workflow", "show", str(flow.id), url=url)
+    assert f"└─ {first['a7']} a_task blocked (waits for a worker)\n" in output(
+        "workflow", "show", str(flow.id), url=url
+    )
     flow.settle()
     assert f"└─ {first['a7']} a_task queued\n" in output("workflow", "show", str(flow.id), url=url)
