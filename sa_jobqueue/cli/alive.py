@@ -51,9 +51,9 @@ def alive(
         from psycopg.rows import namedtuple_row
 
         cursor = connection.cursor(row_factory=namedtuple_row)
-        rows = cursor.execute(WORKERS.format(schema=quote(config.schema)).encode()).fetchall()
+        rows: list[Any] = cursor.execute(WORKERS.format(schema=quote(config.schema)).encode()).fetchall()
     # The oldest come first; a container that is started again has the same process ids, so that only its last row counts.
-    found: dict[Any, Any] = {(row.host, row.pid): row for row in rows if _is_meant(row, worker) and _may_run(row)}
+    found = {(row.host, row.pid): row for row in rows if _is_meant(row, worker) and _may_run(row)}
     for row in found.values():
         state = "stale" if row.stale else "live"
         say(f"worker {str(row.id)[:8]} ({cleaned(row.host)}:{row.pid}) was seen {age(row.unseen)} ago: {state}")
