@@ -4,30 +4,24 @@
     sa-jobqueue work --app shop.tasks --queue mail=10
     sa-jobqueue list --status failed
 
-Each command has a module of its name, or shares one with its kind. `tree` has the list of them, `loading` loads one when it is
-called, `command` makes a command of a function, `options` and `config` have what they are told, `place` the way to the
-database.
+Each command is in a module of its name, or in a module of similar commands. `tree` lists all commands, `loading` loads a command
+when it is called, `config` has the shared options, and `place` finds the database.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from types import FrameType
-from typing import NoReturn
 
 __all__ = ["main"]
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    """What a SIGTERM does to every other process that has nothing to finish, as while it imports an application."""
-    os._exit(128 + number)
-
-
 def main() -> None:
     """Run the command line."""
-    if os.getpid() == 1:  # of a container: there the system drops a SIGTERM that has no handler
-        signal.signal(signal.SIGTERM, _end)
-    from .tree import run  # takes most of the time until a command begins
+    if (
+        os.getpid() == 1
+    ):  # in a container, where the system drops a SIGTERM without a handler: end as any other process does
+        signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
+    from .tree import run  # most of the time before a command begins
 
     run()
