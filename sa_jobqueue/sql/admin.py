@@ -46,9 +46,9 @@ UNSYNCHRONIZED = {"synchronize_session": False}
 
 
 def cancel_jobs(*where: Criterion, locked: Locked = "wait", job: type[JobMixin] = Job) -> sa.Executable:
-    """Cancel jobs: one that waits is cancelled, one that runs is asked to stop and not retried.
+    """Cancel jobs: a waiting job is cancelled, a running job is asked to stop and not retried.
 
-    The one that runs is `completed` if it completes all the same, `failed` if its last attempt fails, and else
+    The running job becomes `completed` if it completes all the same, `failed` if its last attempt fails, and else
     cancelled. It is one UPDATE, so it holds against a claim at the same moment. Workers that listen are told at the commit.
     """
     columns = table_of(job).c
@@ -76,7 +76,7 @@ def retry_jobs(
     takes its key again; it is left as it is, and not returned, while another job has the key. A member of a workflow waits for its
     parents again, and its queued children for it; those that were cancelled because it had failed come back by `retry_workflow`.
 
-    `spread`: seconds or a timedelta over which they become due, evenly, in the order of their ids; the first one now.
+    `spread`: seconds or a timedelta over which they become due, evenly, in the order of their ids; the first becomes due now.
     """
     columns = table_of(job).c
     finished = status_in(columns.status, FINISHED)
@@ -121,7 +121,7 @@ def release_jobs(
 ) -> sa.Executable:
     """Give running jobs back to the queue, to be claimed again after `delay`; no attempt is spent. Without a delay they keep their place.
 
-    Their workers, if they still work on them, lose them at once. One that was asked to cancel ends as cancelled. Workers that
+    Their workers, if they still work on them, lose them at once. A job that was asked to cancel ends as cancelled. Workers that
     listen and wait for a permit are told at the commit.
     """
     columns = table_of(job).c
@@ -173,8 +173,9 @@ def _act(
 ) -> sa.Executable:
     """The statement of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
 
-    `ends`: which of them end by it, give their unique keys back, and are told to those who wait, and to their workflows. `frees`: they
-    had permits, and workers that wait for some are told. `spread`: the seconds over which those become due that are queued again.
+    `ends`: which of the jobs end by it. They give their unique keys back, and the programs and workflows that wait for them are notified.
+    `frees`: the jobs had permits, and workers that wait for permits are notified. `spread`: the seconds over which jobs that are queued
+    again become due.
     """
     check_chosen(name, where)
     check_locked(name, locked)
@@ -184,7 +185,7 @@ def _act(
     workflow = sa.case((ends_of_it, table.c.workflow_id)).label("workflow_id")
     also: list[sa.ColumnElement[Any]] = [sa.case((ends_of_it, key_of(table))).label("key"), workflow]
     if event is Event.REQUEUE:
-        # One that waits and whose time is over may have lost its key, too.
+        # A waiting job whose time is over may have lost its key, too.
         keyless = sa.or_(status_in(table.c.status, FINISHED), is_late(table))
         back = sa.case((status_in(table.c.status, FINISHED), table.c.workflow_id)).label("workflow_id")
         also = [table.c.uniqueness, keyless.label("keyless"), back]
@@ -210,21 +211,21 @@ def _act(
         also_done = [*given_back([mine], job), member_events([mine], NOT_COMPLETED, notify=True, job=job)]
     changed_id: sa.ColumnElement[int] = table.c.id if ends is None else ended_id(table)
     if frees:
-        # Called once for all rows, if there is one. It returns void, which is not NULL.
+        # Called once for all rows, if there are any. It returns void, which is not NULL.
         telling = permits_freed(job=job).scalar_subquery()
         changed_id = sa.case((telling.is_not(None), changed_id)).label("id")
-    of = members(table.c.id, chosen)
+    is_chosen = members(table.c.id, chosen)
     if spread:
         place = _places(chosen)
-        of = table.c.id == place.c.id  # alone: with the array besides, each row would be looked for in all places
+        is_chosen = table.c.id == place.c.id  # alone: with the array, too, each row would be searched in all places
         values = {**values, "run_at": in_seconds(place.c.share * sa.bindparam("spread_seconds", spread, sa.Float))}
-    statement: Any = sa.update(job).where(of, allowed).values(**values).returning(changed_id)
+    statement: Any = sa.update(job).where(is_chosen, allowed).values(**values).returning(changed_id)
     done: sa.Executable = with_those_left(statement, table, [allowed, *where], locked).add_cte(*also_done)
     return done
 
 
 def _places(chosen: Any) -> sa.CTE:
-    """The `share` of all that come before each, from 0 on, by id."""
+    """For each id the `share` of the ids that come before it, from 0 on."""
     ids = chosen.subquery("again")
     before = sa.func.row_number().over(order_by=ids.c.id) - ONE
     share = sa.cast(before, sa.Float) / sa.func.count().over()
@@ -232,8 +233,8 @@ def _places(chosen: Any) -> sa.CTE:
 
 
 def _children_taken_back(table: sa.Table, edge: sa.Table, parents: sa.CTE, mine: sa.CTE) -> sa.CTE:
-    """Members that are past these parents wait for them again, as by the function `take_back_children`. Those that are locked, or `mine`,
-    are left to `advance`, which looks at the parents.
+    """Let members that are past these parents wait for them again, as by the function `take_back_children`. Locked members, and those in
+    `mine`, are left to `advance`, which reads the state of the parents.
     """
     came = (
         sa.select(edge.c.child_id, sa.func.min(edge.c.parent_id).label("parent_id"))
@@ -279,14 +280,14 @@ def with_those_left(statement: Any, table: sa.Table, where: Sequence[Criterion],
 
 
 def check_chosen(name: str, where: Sequence[Criterion]) -> None:
-    """Raise ValueError where no criteria are given, and TypeError for a value that is none."""
+    """Raise ValueError where no criteria are given, and TypeError for a value that is no criterion."""
     if not where:
         raise ValueError(f"say which jobs: {name}(Job.queue == 'mail'), or {name}(true()) for all of them")
     check_criteria(name, where)
 
 
 def check_locked(name: str, locked: str) -> None:
-    """Raise ValueError for what cannot be done about a locked row."""
+    """Raise ValueError for an unknown value of `locked`."""
     if locked not in get_args(Locked):
         raise ValueError(f"{name}(locked=...) must be one of {', '.join(get_args(Locked))}, not {locked!r}")
 

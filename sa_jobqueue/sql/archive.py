@@ -1,7 +1,7 @@
-"""Moving finished jobs to the archive, the months of it, and what code says of which tasks are archived.
+"""Moving finished jobs to the archive, making and dropping its months, and declaring which tasks are archived.
 
-One statement deletes jobs and inserts those of archived tasks into `archived_job`: so a job is in one of the two tables, whenever a worker
-is killed.
+One statement deletes jobs and inserts those of archived tasks into `archived_job`: so a job is always in exactly one of the two tables,
+whenever a worker is killed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .archived import archive_parts
 from .parts import ZERO, array, epoch, members, table_of
 from .tables import StorePart
 
-#: What the archive has besides the columns of a job.
-_BESIDE = ("progress", "progress_message", "logs")
+#: The columns that the archive has in addition to those of a job.
+_MORE = ("progress", "progress_message", "logs")
 
 
 def archived_names(*, job: type[JobMixin] = Job) -> sa.ColumnElement[Any]:
@@ -35,7 +35,7 @@ def is_not_archived(job: type[JobMixin]) -> sa.ColumnElement[bool]:
 
 
 def move_jobs(ids: sa.Select[Any], *, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """Delete the jobs that the query `ids` names, and what is kept of what they said; those of archived tasks are in the archive then.
+    """Delete the jobs that the query `ids` names, with their progress and log lines; jobs of archived tasks are moved to the archive.
 
     Returns one row: how many jobs there were, and the latest `purge_at` among them, in seconds since 1970.
     """
@@ -67,13 +67,13 @@ def move_jobs(ids: sa.Select[Any], *, job: type[JobMixin] = Job) -> sa.Select[An
 
 
 def _moved(gone: sa.CTE, said: sa.CTE, logs: sa.CTE, *, table: sa.Table, job: type[JobMixin]) -> sa.CTE:
-    """The INSERT of those of archived tasks, with what they said in their last attempt."""
+    """Insert the jobs of archived tasks into the archive, with the progress and log lines of their last attempt."""
     lines = _last_lines(gone, logs)
     common = _common(table, job)
     values: dict[str, sa.ColumnElement[Any]] = {
         **{name: gone.c[name] for name in common},
         "finished_at": _finished_at(gone.c.finished_at),
-        **dict(zip(_BESIDE, (said.c.fraction, said.c.message, lines.c.lines), strict=True)),
+        **dict(zip(_MORE, (said.c.fraction, said.c.message, lines.c.lines), strict=True)),
     }
     if "own_columns" in gone.c:
         values["columns"] = gone.c.own_columns
@@ -92,7 +92,7 @@ def _moved(gone: sa.CTE, said: sa.CTE, logs: sa.CTE, *, table: sa.Table, job: ty
 
 
 def _last_lines(gone: sa.CTE, logs: sa.CTE) -> sa.CTE:
-    """By job the log lines of its last claim, as one array."""
+    """For each job the log lines of its last claim, as one array."""
     line: sa.ColumnElement[Any] = sa.column("line", JSONB)
     each = (
         sa.func.jsonb_array_elements(logs.c.lines)
@@ -109,13 +109,13 @@ def _last_lines(gone: sa.CTE, logs: sa.CTE) -> sa.CTE:
 
 
 def _common(table: sa.Table, job: type[JobMixin]) -> list[str]:
-    """The columns that a job has, and the archive as well."""
+    """The columns that the job table and the archive share."""
     archive = table_of(companions_of(job).archived_job).c
     return [column.name for column in table_of(Job).c if column.name in archive and column.name in table.c]
 
 
 def _own_columns(table: sa.Table) -> sa.ColumnElement[Any]:
-    """What a table of the user's has besides, also what its class does not name."""
+    """The user's own columns of a job table as one JSON object, also columns that its class does not map."""
     ours = ",".join(column.name for column in table_of(Job).c)
     whole = sa.literal_column(f"to_jsonb({table.name}.*)", JSONB)
     return whole.op("-", return_type=JSONB())(sa.cast(sa.literal_column(f"'{{{ours}}}'"), sa.ARRAY(sa.Text))).label(
@@ -124,7 +124,7 @@ def _own_columns(table: sa.Table) -> sa.ColumnElement[Any]:
 
 
 def _finished_at(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """A time in a month that the archive can have: plain SQL may have written any, or none."""
+    """`time` moved into a month that the archive can have: plain SQL may have written any time, or none."""
     # A time before 1970, as -infinity, is 1970; and LEAST passes over a NULL.
     return sa.func.least(
         sa.func.greatest(sa.func.coalesce(time, sa.func.now()), sa.func.to_timestamp(ZERO)), sa.func.now()
@@ -152,7 +152,7 @@ _NEXT_MONTH = "(date_trunc('month', now() AT TIME ZONE 'UTC') + interval '1 mont
 
 
 def make_months_ahead(*, schema: str = SCHEMA) -> sa.Executable:
-    """The same for this month and the next one."""
+    """Make this month and the next month of the archive, if they are missing; returns how many were made."""
     return _make_months(array_of([sa.func.now(), sa.literal_column(_NEXT_MONTH, sa.DateTime(timezone=True))]), schema)
 
 
@@ -184,12 +184,12 @@ def declare_archived(add: Sequence[str], remove: Sequence[str], *, job: type[Job
     )
 
 
-# ---- The archive: its months, and which tasks' jobs are moved to it. Moving is pruning's.
+# ---- The archive: its months, and the tasks whose jobs are moved to it. `Pruning` moves them.
 
 
 class Archive(StorePart):
-    """Making and dropping months, and writing down what code says. The first two fail with `Fault.LATE` where another transaction is in
-    the way.
+    """Making and dropping months, and declaring archived tasks. Making and dropping fail with `Fault.LATE` where another transaction
+    is in the way.
     """
 
     def declare_archived(self, connection: sa.Connection, add: Collection[str], remove: Collection[str]) -> None:
@@ -198,14 +198,14 @@ class Archive(StorePart):
         connection.execute(declare_archived(*names, job=self.job))
 
     def archive_parts(self, connection: sa.Connection) -> Sequence[str]:
-        """The months of the archive that there are, the newest first; none where the role may not read it."""
+        """The months of the archive, the newest first; none where the role may not read it."""
         return connection.scalars(archive_parts(schema=self.schema_on(connection), table=self.job.__tablename__)).all()
 
     def make_months_ahead(self, connection: sa.Connection) -> int:
-        """Make this month's table of the archive, and the next one's, if they are missing; how many were."""
+        """Make the archive's tables for this month and the next, if they are missing; returns how many were made."""
         return int(connection.scalar(make_months_ahead(schema=self.schema)) or 0)
 
     def drop_archive_month(self, connection: sa.Connection, kept: int) -> str | None:
-        """Drop the oldest month that ended more than `kept` months ago. Returns it, as "2026-11"; None: there is none."""
+        """Drop the oldest month that ended more than `kept` months ago. Returns the month, as "2026-11", or None."""
         name: str | None = connection.scalar(drop_archive_month(kept, schema=self.schema))
         return None if name is None else name.removeprefix("archived_job_").replace("_", "-")

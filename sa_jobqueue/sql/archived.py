@@ -1,4 +1,4 @@
-"""Looking into the archive for jobs that are not in their table any more."""
+"""Finding jobs in the archive that are not in their table any more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _LAST: sa.ColumnElement[Any] = sa.literal_column("-1")
 def archive_parts(*, schema: str, table: str) -> sa.Executable:
     """The months of the archive, as "2026-11", the newest first, or the names of partitions that are not the queue's.
 
-    None where the role may not read it; nor where policies hide rows of `table`, the jobs', from the role, and none hide them here.
+    No rows where the role may not read the archive, or where policies hide rows of the job table `table` from the role but not rows of
+    the archive.
     """
     return sa.text(_PARTS).bindparams(in_schema=schema, in_table=table)
 
@@ -49,7 +50,7 @@ SELECT EXISTS (
 
 
 def archived_facts(id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """What has become of one job of the archive, and when it came there; no row if it is not there."""
+    """How an archived job ended, and when it was archived; no row if the job is not in the archive."""
     columns = table_of(companions_of(job).archived_job).c
     names = (
         "status", "queue", "task", "attempt", "max_attempts", "finished_at", "cancel_requested_at", "duplicate_of", "archived_at",
@@ -59,14 +60,14 @@ def archived_facts(id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
             *(columns[name] for name in names), columns.errors.op("->", return_type=JSONB())(_LAST).label("error")
         )
         .where(columns.id == id)
-        # The index of each month is looked at until one has it.
+        # The indexes of the months are read one after the other, until the job is found.
         .order_by(columns.finished_at.desc())
         .limit(ONE)
     )
 
 
 def archived_ends(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of these jobs, those that are in the archive: id, task, status, result and last error."""
+    """id, task, status, result and last error of those of these jobs that are in the archive."""
     columns = table_of(companions_of(job).archived_job).c
     last = columns.errors.op("->", return_type=JSONB())(_LAST)
     asked = rows("asked", id=array("archived_ids", ids, sa.BigInteger()))

@@ -1,9 +1,9 @@
 """Queued jobs in the order in which they are due, oldest first, for people who look for ONE.
 
-The indexes of claims lead to them. Each holds several lines of jobs that are ordered by their time: one for each queue and priority of jobs
-without a key, one for each queue, key and priority of jobs whose key is ready, and one for each queue of the others. A line is read from its
-front, up to a number of jobs, so it takes milliseconds, however many jobs there are. What lies behind the end of the shortest look into
-a line is not in the answer, as a job of that line may be due before it.
+The indexes of claims lead to them. Each index holds lines of jobs that are ordered by their time: a line for each queue and priority of
+jobs without a key, for each queue, key and priority of jobs whose key is ready, and for each queue of the other jobs. A line is read from
+its front, up to a number of jobs, so it takes milliseconds, however many jobs there are. Where a line was not read to its end, jobs that
+are due later than the last job read of it are not in the answer: an unread job of that line may be due before them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .limits.state import is_keyless, is_later, is_queued, is_ready
 from .parts import ONE, array, rows, table_of
 from .readings.depths import first_of_turns, queue_names
 
-#: Queues that are looked at, and keys and priorities of each.
+#: Queues that are read, and keys and priorities of each queue.
 _QUEUES, _TURNS = 1_000, 1_000
 
 
@@ -34,10 +34,10 @@ def queued_in_order(
 ) -> sa.Executable:  # fmt: skip
     """A row per queued job that meets the criteria: `id`, `due` as text, `fits` and `ends`. Oldest due first.
 
-    A row that `ends` says how far was looked: jobs behind it may fit, too. It need not fit itself. `cut`: a queue has more keys than were
-    looked at. It stands in a row without an id where no job was found.
+    A row that `ends` marks how far the jobs were read: jobs behind it may fit, too. It need not fit itself. `cut`: a queue has more keys
+    than were read; it comes in a row without an id where no job was found.
 
-    `queues`, `keys`: only of these. `times`: criteria of `run_at`. `after`: begin behind the job with this time and this id. `each`: jobs that are looked at in a line.
+    `queues`, `keys`: only of these. `times`: criteria of `run_at`. `after`: begin behind the job with this time and this id. `each`: jobs that are read of a line.
     """
     table = table_of(job)
     columns = table.c
@@ -102,7 +102,7 @@ def _turns_of(names: sa.CTE, keys: Collection[str]) -> sa.CTE:
     )
 
 
-# ---- Which jobs, said in the words of a filter: the same criteria for the command line, the dashboard and code.
+# ---- Jobs by filters: the criteria that the command line, the dashboard and code share.
 
 #: Jobs in their own table, or in the archive.
 Jobs: TypeAlias = type[JobMixin] | type[ArchivedJob]
@@ -131,7 +131,7 @@ def reading_of(job: Jobs = Job) -> sa.ColumnElement[str]:
 
 
 def error_type(job: Jobs = Job) -> sa.ColumnElement[str | None]:
-    """The class of the error that a job is in trouble with: its last one, unless it has completed since."""
+    """The class of the last error of a job; NULL if the job has completed since."""
     return sa.case((job.status != status_literal(JobStatus.COMPLETED), job.errors[-1]["type"].astext))
 
 
@@ -155,12 +155,12 @@ def criteria_of(
     by: InstrumentedAttribute[Any] | None = None,
     job: Jobs = Job,
 ) -> list[sa.ColumnElement[bool]]:
-    """The criteria for `select(Job).where(...)`: one for each that is given, none where none is.
+    """The criteria for `select(Job).where(...)`: a criterion for each filter that is given.
 
-    Of several values of one filter any will do, except of `tag`: a job has all of them. `subject`: "Order:7", or "Order" for any row of
+    A job has any of the values of a filter, except of `tag`: it has all of them. `subject`: "Order:7", or "Order" for any row of
     that type. `error`: a class, with or without its module. `key`: the key of limits. `workflow`: its id.
-    `worker`: the one that holds the job, or held it last: "host:pid", "host" for any process there, or its id. `args`: values that the arguments have, by name.
-    `by`: the time from which ages count; when a job was enqueued, unless it is said.
+    `worker`: the worker that holds the job, or held it last: "host:pid", "host" for any process there, or its id. `args`: values that the arguments have, by name.
+    `by`: the time from which ages count; by default when a job was enqueued.
 
     Raises ValueError for a status that there is not, and for a subject that cannot be read.
     """
@@ -214,7 +214,7 @@ def _has(status: Status, job: Jobs) -> Any:
 
 
 def is_worker(name: str, worker: type[WorkerRow] = WorkerRow) -> sa.ColumnElement[bool]:
-    """Whether a worker is called so: `web-1:4711`, or `web-1` as all of its host."""
+    """Whether a worker has this name: `web-1:4711`, or `web-1` for all workers of the host."""
     host, _, pid = name.rpartition(":")
     if host and pid.isascii() and pid.isdecimal() and len(pid) < 10:
         return sa.and_(worker.host == host, worker.pid == int(pid))
@@ -228,7 +228,7 @@ def _is_held_by(names: Collection[str], job: Jobs) -> sa.ColumnElement[bool]:
 
 
 def _is_about(text: str, job: Jobs) -> sa.ColumnElement[bool]:
-    """Whether a job's subject is written so: `Order:7`, or `Order` for any of the type."""
+    """Whether a job has this subject: `Order:7`, or `Order` for any subject of the type."""
     return job.subject == Subject.parse(text) if ":" in text else job.subject_type == text
 
 

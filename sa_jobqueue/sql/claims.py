@@ -60,7 +60,7 @@ def fetch_args(id: int, *, most: int, job: type[JobMixin] = Job) -> sa.Executabl
     return sa.select(*short, *sizes)
 
 
-# ---- What only few jobs have, in one column of a claim: NULL for all the others, so that they pay for one test only.
+# ---- Rare attributes of a job, claimed as one JSON column. It is NULL for most jobs, which then cost one test.
 
 _TRUE = sa.literal_column("'true'::jsonb", JSONB)
 
@@ -71,7 +71,7 @@ def _seconds_to(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
 
 
 def extra_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
-    """A JSON object as text, named `extra`; NULL for a job that has none of these. See `lifecycle.Claimed.extra`."""
+    """The rare attributes of a job as a JSON object in text, named `extra`; NULL for a job without any. See `lifecycle.Claimed.extra`."""
     columns = table.c
     # key -> (the column that says whether a job has it, the value)
     parts: dict[str, tuple[sa.ColumnElement[Any], sa.ColumnElement[Any]]] = {
@@ -79,7 +79,7 @@ def extra_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
             columns.uniqueness,
             sa.case((columns.uniqueness.is_not(None), sa.func.coalesce(sa.func.to_jsonb(started_key(table)), _TRUE))),
         ),
-        # In how many seconds. Only for the first attempt, which the claim has counted already, and if none was broken off.
+        # In seconds. Only for the first attempt, which the claim has counted already, if no claim was rescued.
         "expires": (
             columns.expires_at,
             sa.case((sa.and_(columns.attempt <= ONE, columns.rescues == ZERO), _seconds_to(columns.expires_at))),
@@ -93,7 +93,7 @@ def extra_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
     # Tests that the server makes by itself: a function of them all, num_nonnulls(), would be called for each job.
     has_none = sa.and_(*(column.is_(None) for column, _ in parts.values()))
     found = sa.cast(sa.func.jsonb_strip_nulls(sa.func.jsonb_build_object(*pairs)), sa.Text)
-    # Of most members of a workflow there is no more to say. To make an object of it takes three times as long.
+    # Most members of a workflow have no other rare attribute. To build a JSON object for them takes three times as long.
     is_member = sa.and_(*(column.is_(None) for name, (column, _) in parts.items() if name != "workflow"))
     member = sa.func.concat(
         sa.literal_column("'{\"workflow\": '"), columns.workflow_id, sa.literal_column("'}'"), type_=sa.Text
@@ -111,11 +111,11 @@ PRIORITIES = tuple(range(MAX_PRIORITY, -1, -1))
 
 #: Bytes of text up to which arguments, and meta, come along with their claim.
 INLINE_LIMIT = 65_536
-#: No text is as short, so only `{}` comes along, and nothing else is converted. (Not -1: psycopg sends a number as the
-#: smallest type that holds it, and would prepare the claim once more for another type.)
+#: Only `{}` comes along then, and nothing else is converted, because no text has a negative length. (Not -1: psycopg sends a number
+#: as the smallest type that holds it, and would prepare the claim once more for another type.)
 NOTHING_INLINE = -65_536
-#: jsonb of at most 8 bytes is `{}` or `[]`, as nearly every `meta` is. Without a look at its length a claim of 100 takes 1 to
-#: 2 % longer than one without a limit, and with that look 1 to 3.5 % (PostgreSQL 18, November 2026).
+#: jsonb of at most 8 bytes is `{}` or `[]`, as nearly every `meta` is. With this test a claim of 100 jobs takes 1 to 2 % longer than a
+#: claim without a limit; if the text were measured, 1 to 3.5 % (PostgreSQL 18, November 2026).
 _EMPTY = sa.literal_column("8", sa.Integer)
 
 #: (queue, priority)
@@ -127,7 +127,7 @@ _FRONT: Point = (FIRST_TIME, FIRST_ID)
 
 
 def new_token() -> int:
-    """The fence of the jobs that one execution of `claim_jobs` claims: 63 random bits, which no other execution will have.
+    """A token for the jobs that an execution of `claim_jobs` claims: 63 random bits, which no other execution will have.
 
     A counter in the row, or a sequence, would not do: a promoted standby, or a restored backup, gives its numbers a second
     time. The randomness is the system's, because a forked process would continue with the same numbers as its parent.
@@ -137,7 +137,7 @@ def new_token() -> int:
 
 @dataclass(frozen=True, slots=True)
 class ClaimRequest:
-    """What one claim is to take: at most `queues[name]` due jobs of each queue, for `worker`, for `lease` seconds."""
+    """The parameters of a claim: at most `queues[name]` due jobs of each queue, for `worker`, for `lease` seconds."""
 
     worker: str
     queues: Mapping[str, int]
@@ -149,7 +149,7 @@ class ClaimRequest:
     known: int | None = None
     """The versions of the limits that the worker has read."""
     inline: bool = True
-    """Whether short arguments and meta come along. Otherwise only empty ones do, so what a row holds cannot make the claim fail."""
+    """Whether short arguments and meta come along. Otherwise only `{}` does, so the content of a row cannot make the claim fail."""
 
 
 def claim_parameters(request: ClaimRequest) -> dict[str, Any]:
@@ -161,12 +161,12 @@ def claim_parameters(request: ClaimRequest) -> dict[str, Any]:
 def listed_parameters(
     ids: Iterable[int], *, worker: str, lease: float, args_limit: int = INLINE_LIMIT
 ) -> dict[str, Any]:
-    """The same of `claim_listed`."""
+    """The parameters of `claim_listed`, by name."""
     return _listed_ids(ids) | taken_by(worker, lease, args_limit)
 
 
 def lock_parameters(ids: Iterable[int], *, queues: Iterable[str] = (), known: int | None = None) -> dict[str, Any]:
-    """The same of `lock_listed`."""
+    """The parameters of `lock_listed`, by name."""
     return _listed_ids(ids) | {"queue_names": packed_texts(queues), "known_limits": known}
 
 
@@ -186,7 +186,7 @@ def due_parameters(
     but: Iterable[int] | None = None,
     known: int | None = None,
 ) -> dict[str, Any]:
-    """The same of `due_jobs`."""
+    """The parameters of `due_jobs`, by name."""
     queues = {queue: free for queue, free in queues.items() if free > 0}
     parameters: dict[str, Any] = {**_slots(tuple(queues)), "queue_free": packed(queues.values()), "known_limits": known}
     if but is not None:
@@ -200,7 +200,7 @@ def due_parameters(
 
 @lru_cache
 def _slots(queues: tuple[str, ...]) -> Mapping[str, str]:
-    """The parameters that are the same for each claim from the front of these queues."""
+    """The parameters that all claims from the front of these queues share."""
     slots = [(queue, level) for queue in queues for level in PRIORITIES]
     return {
         "queue_names": packed_texts(queues),
@@ -228,7 +228,7 @@ def claim_jobs(
     by (queue, priority) the (run_at, id) of a row behind which to begin, as a claim returned them; jobs at or before it
     are not seen. `but`: ids of jobs that are not seen either.
     `args_limit`: arguments larger than this come back as NULL, and so does such a `meta`: in bytes of text, or as stored
-    where that is more. Below zero: all do that are not empty.
+    where that is more. If negative, only empty values are returned.
 
     It takes no account of limits, nor of keys: where a queue has some, or there are other limits than those of the version that the
     worker has `known` (see `read_limits`), it fails with SQLSTATE SJQ03. Only `Worker` claims from such queues.
@@ -244,7 +244,7 @@ def claim_jobs(
 def claim_listed(
     *, ids: Sequence[int], worker: str, lease: float, args_limit: int = INLINE_LIMIT, job: type[JobMixin] = Job
 ) -> sa.Update:
-    """Claim these, as far as they are due and not locked by another. Returns what `claim_jobs` does."""
+    """Claim those of these jobs that are due and not locked by another transaction. Returns the columns of `claim_jobs`."""
     locked = _listed(table_of(job), ids)
     return taken(table_of(job), sa.select(locked.c.id), worker=worker, lease=lease, args_limit=args_limit)
 
@@ -265,8 +265,8 @@ def due_jobs(
 def lock_listed(
     *, ids: Sequence[int], queues: Sequence[str] = (), known: int | None = None, job: type[JobMixin] = Job
 ) -> sa.Select[Any]:
-    """The ids of those among these that `claim_listed` would claim; they are locked. They are of these `queues`, where, as in
-    `claim_jobs`, there are no limits that the worker has not `known`.
+    """Lock those of these jobs that `claim_listed` would claim, and return their ids. As `claim_jobs` does, it fails if `queues`, the
+    queues of the jobs, have limits that the worker has not `known`.
     """
     table = table_of(job)
     given = {"queue_names": queues, "known_limits": known}
@@ -410,24 +410,24 @@ class Texts(NamedTuple):
 
 
 class Claims(StorePart):
-    """Claiming: due jobs in general, or listed ones; and locking them, to see what a claim would take."""
+    """Claiming due jobs or listed jobs; and locking them, to see what a claim would take."""
 
     def claim(self, connection: sa.Connection, request: ClaimRequest) -> list[ClaimedJob]:
-        """Claim due jobs. They come in the order to run them."""
+        """Claim due jobs. Returns them in the order to run them."""
         statement = self._claim_but if request.but else self._claim
         return in_order(statement.rows(connection, claim_parameters(request)))
 
     def claim_these(
         self, connection: sa.Connection, ids: Sequence[int], *, worker: str, lease: float
     ) -> list[ClaimedJob]:
-        """Claim those of these jobs that are due and not locked by another; without their arguments and meta."""
+        """Claim those of these jobs that are due and not locked by another transaction, without their arguments and meta."""
         parameters = listed_parameters(ids, worker=worker, lease=lease, args_limit=NOTHING_INLINE)
         return in_order(self._claim_listed.rows(connection, parameters))
 
     def lock_due(
         self, connection: sa.Connection, queues: Mapping[str, int], *, but: Sequence[int] = (), known: int | None = None
     ) -> dict[int, str]:
-        """The jobs that a claim would take, by id their queue, in its order. They are locked till the transaction ends.
+        """Lock the jobs that a claim would take, until the transaction ends. Returns their queues by id, in the order of the claim.
 
         `known`: the versions of the limits that the worker has read.
         """
@@ -436,7 +436,7 @@ class Claims(StorePart):
     def lock_these(
         self, connection: sa.Connection, ids: Sequence[int], *, queues: Collection[str] = (), known: int | None = None
     ) -> list[int]:
-        """The same for those among these, of these queues, that are due."""
+        """Lock the due jobs among `ids`, which are in `queues`, and return their ids."""
         parameters = lock_parameters(ids, queues=queues, known=known)
         return [row[0] for row in self._lock_listed.rows(connection, parameters)]
 
@@ -448,7 +448,7 @@ class Claims(StorePart):
     # The values are given at each execution.
 
     def claim_statement(self, *, some_left_out: bool) -> sa.Update:
-        """A claim to be executed often; a completion may have it in it."""
+        """A claim to be executed often, alone or as a part of a completion."""
         return claim_jobs(worker="", queues={}, lease=0, but=[] if some_left_out else None, job=self.job)
 
     @cached_property
@@ -475,7 +475,7 @@ def in_order(rows: Iterable[tuple[Any, ...]]) -> list[ClaimedJob]:
     return jobs
 
 
-# ---- What an error says of the database, and whether a row is to blame for it.
+# ---- Whether the database or a row is to blame for an error.
 
 #: Classes of SQLSTATE. The server, its resources or its connections are out of order; or another transaction was in the way.
 _AWAY = frozenset({"08", "0A", "25", "26", "28", "3D", "40", "53", "57"})
@@ -488,7 +488,7 @@ _TOO_MUCH = frozenset({"53200", "57014"})
 
 
 class Fault(Enum):
-    """What an error says of the database."""
+    """What is to blame for an error."""
 
     AWAY = "there is no use in asking it for anything just now"
     LATE = "a lock could not be had in time, or the statement took too long"
@@ -497,7 +497,7 @@ class Fault(Enum):
 
 
 def fault_of(error: DBAPIError) -> Fault:
-    """What is wrong, by SQLSTATE. A code of the application's own, which PostgreSQL does not know, is the row's fault."""
+    """What is to blame, by SQLSTATE. A code that PostgreSQL does not know, of the application's own, is the row's fault."""
     state = getattr(error.orig, "sqlstate", None) or ""
     if error.connection_invalidated or not state:
         return Fault.AWAY
@@ -527,7 +527,7 @@ def is_limits_changed(error: BaseException) -> bool:
 
 def is_month_missing(error: DBAPIError) -> bool:
     """Whether a job could not be moved because the archive has no partition for the month in which it finished."""
-    said = getattr(error.orig, "diag", None)
-    if getattr(error.orig, "sqlstate", None) != "23514" or said is None:
+    diag = getattr(error.orig, "diag", None)
+    if getattr(error.orig, "sqlstate", None) != "23514" or diag is None:
         return False
-    return said.table_name == ArchivedJob.__tablename__ and said.constraint_name is None
+    return diag.table_name == ArchivedJob.__tablename__ and diag.constraint_name is None

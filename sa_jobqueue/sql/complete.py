@@ -54,13 +54,13 @@ def complete_jobs(
     in_workflows: bool = False,
     job: type[JobMixin] = Job,
 ) -> sa.Executable:
-    """Jobs that ended well become `completed`, each only if its claim is still valid.
+    """Mark jobs as `completed`, each only if its claim is still valid.
 
     `retain`: seconds, by the database's clock, until the row may be deleted, None: never. `results`: of each job its result as
     JSON text, None if it has none; or None for a statement that records none. One row comes back: the ids that were written,
     as an array, or NULL. A row that another transaction has locked is left out.
 
-    `in_workflows`: whether some of them are members of workflows, to which their ends are told.
+    `in_workflows`: whether some of the jobs are members of workflows: then events are appended.
 
     `claim`: a `claim_jobs`, or a `claim_limited`, to be executed with it. Then the ids come back as text in a first row that has nothing else (see
     `written_ids`), and behind it the rows of the claim.
@@ -93,9 +93,9 @@ def complete_job(
     in_workflow: bool = False,
     job: type[JobMixin] = Job,
 ) -> sa.Executable:
-    """The same for one job, waiting for its row if another transaction has locked it. Its id comes back, or no row.
+    """Mark a single job as `completed`; waits for its row if another transaction has locked it. Returns its id, or no row.
 
-    For the transactions of handlers. It finds the row by its key, whatever planner settings their connections have.
+    For the transactions of handlers. It finds the row by its key, with any planner settings of their connections.
     `result`: as JSON text; None: the statement records none. `in_workflow`: whether it is a member of a workflow.
     """
     table = table_of(job)
@@ -170,6 +170,5 @@ def _answered(
         return sa.select(ids).select_from(written).add_cte(locked, *also)
     claimed = claim.cte("claimed")
     answer = [sa.cast(ids, sa.Text) if column.key == _IDS else sa.null() for column in claimed.c]
-    # The order matters, because they are executed in it: a unique index of the application's may allow only one running job
-    # of a kind.
+    # The parts are executed in this order, which matters: a unique index of the application may allow a single running job of a kind.
     return sa.union_all(sa.select(*answer).select_from(written), sa.select(*claimed.c)).add_cte(locked, *also)

@@ -29,7 +29,7 @@ from .unique import key_of
 
 #: The worker that runs a job has its arguments already.
 EDITABLE = tuple(JobStatu for JobStatu in JobStatus if JobStatu not in HELD)
-#: What the copy of a unique job does not take over: a copy whose key is taken is a duplicate, and changes no other job.
+#: What the copy of a unique job leaves out of its rule: a copy whose key is taken is a duplicate, and changes no other job.
 _ON_CLASH: sa.ColumnElement[Any] = sa.literal_column("'{on_clash,replace,max_wait}'::text[]")
 
 
@@ -87,7 +87,7 @@ def _edited(args: Any, queue: Any, priority: Any, run_at: Any) -> Iterator[tuple
 
 
 def copy_jobs(*where: Criterion, delay: Duration = 0, job: type[JobMixin] = Job) -> sa.Executable:
-    """Enqueue a copy of each of these jobs, whatever became of them, to be run after `delay`.
+    """Enqueue a copy of each of these jobs, however they ended, to be run after `delay`.
 
     A copy has their task, arguments, options, subject, key and your own columns, and all its attempts before it; an expiry or a deadline
     is as far away as it was for them. It is of no schedule and no workflow: jobs that take the results of others are not copied. The
@@ -131,7 +131,7 @@ def _copied(table: sa.Table, due: sa.ColumnElement[Any]) -> dict[str, sa.ColumnE
 
 
 def _as_far(limit: sa.ColumnElement[Any], since: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """A time that is as far from now as `limit` was from `since`; NULL where there was no limit, or it was over then."""
+    """A time that is as far from now as `limit` was from `since`; NULL where there was no limit, or `limit` was over then."""
     distance = sa.type_coerce(limit - since, sa.Interval())
     return sa.case(
         (sa.not_(limit <= since), sa.type_coerce(sa.func.now() + distance, sa.DateTime(timezone=True))), else_=sa.null()

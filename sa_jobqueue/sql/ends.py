@@ -1,8 +1,8 @@
 """How a job ends, and the fence of each write that follows a claim: written here once, and compiled into every statement.
 
-All else that has to happen when a job ends belongs in `apply_changes`, the general statement, and nowhere else. The
+Everything else that must happen when a job ends belongs in `apply_changes`, the general statement, and nowhere else. The
 faster completions (`complete_jobs`, `complete_job`, `delete_completed`, and the SQL function `complete_job` of the
-schema) write `ended()`, say so by `notify_waiters()`, and no more. So `Change.plain` must be false for a job that needs more than that, and
+schema) write `ended()`, call `notify_waiters()`, and do no more. So `Change.plain` must be false for a job that needs more than that, and
 the claim must already return what tells such a job apart: all other jobs pay nothing for it.
 
 >>> from sa_jobqueue.rules.lifecycle import JobStatus
@@ -60,9 +60,9 @@ def ended(
 
 
 def notify_waiters(ids: sa.ColumnElement[Any], *, of: sa.FromClause) -> sa.ColumnElement[Any]:
-    """These ids (an array) of jobs `of` this table that have ended; what waits for one of them is told at the commit.
+    """The array `ids` of jobs `of` this table that have ended; evaluating it notifies the programs that wait for them, at the commit.
 
-    A gate is read once, and says whether any job is awaited at all.
+    A gate, which is read once, tells whether any job is awaited at all.
     """
     schema = of.schema if isinstance(of, sa.Table) else None
     awaited = schema_function("any_awaited", schema, of=sa.Boolean())
@@ -70,10 +70,10 @@ def notify_waiters(ids: sa.ColumnElement[Any], *, of: sa.FromClause) -> sa.Colum
 
 
 def ended_id(table: sa.Table, *, deleted: bool = False) -> sa.ColumnElement[int]:
-    """The same for each row of a RETURNING: the id of a job, which has ended if it has a time of its end, or if it is `deleted`."""
+    """The id in a RETURNING; evaluating it notifies the programs that wait for the job, if it has ended or is `deleted`."""
     awaited = sa.select(
         schema_function("any_awaited", table.schema, of=sa.Boolean())
-    ).scalar_subquery()  # asked once, too
+    ).scalar_subquery()  # read once, too
     ids = schema_function("tell_ended", table.schema, pg_array([table.c.id]), of=sa.ARRAY(sa.BigInteger))
     condition = awaited if deleted else sa.and_(awaited, table.c.finished_at.is_not(None))
     return sa.case((condition, sa.type_coerce(ids[ONE], sa.BigInteger)), else_=table.c.id).label("id")
@@ -85,7 +85,7 @@ def is_held(table: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 def has_run_out(table: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Whether a lease has run out. A row that was set to running by hand may have none."""
+    """Whether a lease has run out. A row that was set to running by hand may have no lease."""
     lease = table.c.lease_expires_at
     return sa.or_(lease.is_(None), lease <= sa.func.now())
 
@@ -95,7 +95,7 @@ def fence(
 ) -> sa.ColumnElement[bool]:
     """Whether the claim of the job `id` by which `token` was given is still valid: the condition of every write after it.
 
-    `by_hand`: a row that was set to running by hand may have no token, and matches one that is NULL.
+    `by_hand`: a row that was set to running by hand may have no token, and matches a `token` that is NULL.
     """
     columns = table.c
     same = columns.claim_token.is_not_distinct_from(token) if by_hand else columns.claim_token == token

@@ -1,4 +1,4 @@
-"""Ending jobs that wait, blocked ones too, and are not to be started any more: their expiry or their deadline is over."""
+"""Ending queued and blocked jobs that must not be started any more, because their expiry or their deadline is over."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def end_expired(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def end_overdue(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """The same for jobs whose deadline is over: they fail."""
+    """Fail at most `limit` waiting jobs whose deadline is over, except those that are locked. Returns their ids, queues and tasks."""
     table = table_of(job)
     over = _over(table, table.c.deadline_at <= sa.func.now(), limit=limit)
     return _end(table, over, Event.DISCARD, DEADLINE_OVER, retain=Rules().retain_failed, job=job)
@@ -37,7 +37,7 @@ def end_overdue(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
 def forget_expiry(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Take the expiry from at most `limit` jobs that were started in time and wait for another attempt. Returns their ids.
 
-    It says nothing any more, and would be found by each later look.
+    Such an expiry has no effect any more, and every later search would find it.
     """
     table = table_of(job)
     over = _over(table, table.c.expires_at <= sa.func.now(), _was_started(table), limit=limit)
@@ -67,7 +67,7 @@ def _was_started(table: sa.Table) -> sa.ColumnElement[bool]:
 
 
 def _over(table: sa.Table, *which: sa.ColumnElement[bool], limit: int) -> sa.CTE:
-    """The jobs that wait, whose first limit is over and of which this is true, locked. One index has the first limit of each."""
+    """Waiting jobs that match `which` and whose earliest limit is over, locked. An index has the earliest limit of each job."""
     first = sa.func.least(table.c.expires_at, table.c.deadline_at)
     return (
         sa.select(table.c.id, key_of(table).label("key"), table.c.workflow_id)

@@ -1,4 +1,4 @@
-"""Making jobs in bulk: one INSERT over arrays, of the same text for one job and for 100,000.
+"""Inserting jobs in bulk: a single INSERT over arrays, whose text is the same for 1 job and for 100,000.
 
 To build the statement and its cache key takes Core four times as long as PostgreSQL needs to insert one job. So both
 are done once per mapped class, and each call only brings its values.
@@ -39,8 +39,8 @@ def insert_jobs(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> sa.Execu
 
 
 def _insert_few(calls: Sequence[Call], job: type[JobMixin]) -> sa.Executable:
-    """The same if some calls have what only few have, as a unique key or a deadline. The keys are taken in their own order, not
-    in that of the calls, as a flush takes them. So two such statements cannot deadlock.
+    """Like `insert_jobs`, for calls with rare fields, such as a unique key or a deadline. The keys are taken in their own order, as by
+    a flush, and not in that of the calls. So two such statements cannot deadlock.
     """
     extra = _own_columns(calls, job)
     order = sorted(range(len(calls)), key=lambda place: key_in(calls[place].uniqueness))
@@ -90,7 +90,7 @@ def _shared(job: type[JobMixin]) -> sa.Insert:
 
 @lru_cache
 def _attributes(job: type[JobMixin]) -> dict[str, Any]:
-    """What an INSERT is made of beside its source."""
+    """The attributes of the INSERT without its source."""
     return {name: value for name, value in vars(_shared(job)).items() if name != "select"}
 
 
@@ -130,7 +130,7 @@ def _source(
 
 
 def _own_array(column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[Any]:
-    """The values as an array of the column's type, whatever that is."""
+    """The values as an array of the column's type."""
     of: sa.ARRAY[Any] = sa.ARRAY(column.type)
     return sa.cast(sa.bindparam(f"own_{column.name}", list(values), of), of)
 

@@ -1,6 +1,6 @@
-"""Making jobs of a query's rows: one INSERT ... SELECT, a job for each row.
+"""Inserting a job for each row of a query: an INSERT ... SELECT.
 
-The arguments are made by the server, of the query's columns. A value that could not be an argument, as NULL for an `int` or NaN,
+The server makes the arguments from the columns of the query. A value that could not be an argument, as NULL for an `int` or NaN,
 makes the statement fail with a message that names it.
 """
 
@@ -23,7 +23,7 @@ _EMPTY = sa.literal_column("''", sa.Text)
 
 
 class Argument(NamedTuple):
-    """A parameter, and the column of whose values its arguments are made."""
+    """A parameter, and the column whose values become its arguments."""
 
     name: str
     value: sa.ColumnElement[Any]
@@ -62,7 +62,7 @@ def insert_selected(
 
 
 def _columns(call: Call, schema: str | None) -> dict[str, sa.ColumnElement[Any]]:
-    """What is the same for all, by column."""
+    """The values that all jobs share, by column."""
     columns: dict[str, sa.ColumnElement[Any]] = {}
     for field in JOB_FIELDS:
         value = field.read(call)
@@ -93,7 +93,7 @@ def _text(value: str) -> sa.ColumnElement[Any]:
 def arguments(
     given: Sequence[Argument], *, variable: str | None, task: str, job: type[JobMixin]
 ) -> sa.ColumnElement[Any]:
-    """The arguments of a row, as one jsonb object. Those of `variable`, a handler's `*args`, are one array in it.
+    """The arguments of a row, as a jsonb object. The arguments of `variable`, a handler's `*args`, are an array in it.
 
     A value that cannot be an argument fails the statement.
     """
@@ -113,7 +113,7 @@ def arguments(
 def _refused(
     argument: Argument, task: str, schema: str | None
 ) -> Iterator[tuple[sa.ColumnElement[bool], sa.ColumnElement[Any]]]:
-    """Which values cannot be this argument, each with what fails the statement then."""
+    """Conditions for values that cannot be this argument, each with the expression that fails the statement."""
     message = f"task {task!r}: argument {argument.name}: the column {argument.column} has a row with "
     if not argument.takes_none:
         mend = ", and the parameter takes no None: leave such rows out, or annotate it so that it does"
@@ -124,7 +124,7 @@ def _refused(
 
 
 def refusing(message: str, value: sa.ColumnElement[Any], mend: str, *, schema: str | None) -> sa.ColumnElement[Any]:
-    """What fails the statement when it is evaluated. `message` is followed by the value, and that by `mend`."""
+    """An expression that fails the statement when it is evaluated, with `message`, the value and `mend` as the error message."""
     shown = sa.func.coalesce(
         sa.func.left(sa.cast(value, sa.Text), 80), sa.literal_column("'NULL'", sa.Text), type_=sa.Text()
     )
@@ -135,7 +135,7 @@ def refusing(message: str, value: sa.ColumnElement[Any], mend: str, *, schema: s
 
 
 def rule_of(shared: str, key: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """The rule of a row: what all rules say (JSON text), and its key."""
+    """The uniqueness rule of a row: the `shared` part of all rules (JSON text), and its key."""
     rule = sa.func.jsonb_build_object(sa.literal_column("'key'"), key, type_=JSONB)
     return rule if shared == "{}" else rule.op("||", return_type=JSONB())(sa.cast(_text(shared), JSONB))
 

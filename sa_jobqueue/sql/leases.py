@@ -34,7 +34,7 @@ def held_parameters(held: Mapping[int, int]) -> dict[str, Any]:
 
 
 def renewal_parameters(held: Mapping[int, int], *, lease: float) -> dict[str, Any]:
-    """The same of `renew_leases`."""
+    """The parameters of `renew_leases`, by name."""
     return {**held_parameters(held), "lease_seconds": lease}
 
 
@@ -95,7 +95,7 @@ def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[JobMixi
             extra_of(table),
             columns.worker,
             epoch_of(columns.claimed_at),
-            # Not the difference of the times: of infinite ones there is none.
+            # Not the difference of the times: infinite times have none.
             (epoch(sa.func.now()) - epoch(columns.lease_expires_at)).label("overdue"),
         )
         .select_from(job)  # so that a session that is bound by class finds its engine
@@ -123,10 +123,10 @@ def uptime_parameters(*, lease: float, outage: float) -> dict[str, Any]:
 
 
 def attest_uptime(*, lease: float, outage: float, job: type[JobMixin] = Job) -> sa.Executable:
-    """Whether leases of `lease` seconds could be renewed during the whole of the last one: a row with one boolean.
+    """Whether leases of `lease` seconds could be renewed during the whole of the last such time: a row with a boolean.
 
-    Each execution is a witness, and reads what earlier witnesses wrote, whose processes may have ended since. Of the time
-    between two witnesses more than `outage` seconds apart nothing is known. Only the database's clock counts. A step of that
+    Each execution is a witness, and reads the rows of earlier witnesses, whose processes may have ended since. The time between
+    two witnesses that are more than `outage` seconds apart counts as an outage. Only the database's clock counts. A step of that
     clock is treated as an outage, because it makes leases look expired as an outage does.
     """
     uptime = companions_of(job).uptime
@@ -155,7 +155,7 @@ def attest_uptime(*, lease: float, outage: float, job: type[JobMixin] = Job) -> 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What a renewal says: the ids whose claim is lost, those locked just now, those asked to cancel."""
+    """The result of a renewal: the ids whose claim is lost, those locked just now, those asked to cancel."""
 
     lost: frozenset[int]
     locked: frozenset[int]
@@ -171,7 +171,7 @@ class Expired:
     queue: str
     worker: str | None
     place: str
-    """The worker's host and process: "web-1:4711"; its id where it is not known any more."""
+    """The worker's host and process: "web-1:4711"; the worker's id where its row is gone."""
     claimed_at: float | None
     """Seconds since 1970."""
     overdue: float | None
@@ -184,7 +184,7 @@ class Leases(StorePart):
     def renew(
         self, connection: sa.Connection, held: Mapping[int, int], *, lease: float, seconds: float | None = None
     ) -> Renewal:
-        """Let the leases of `held` (id -> token) end `lease` seconds from now. `seconds`: after which that is given up."""
+        """Let the leases of `held` (id -> token) end `lease` seconds from now. The statement is given up after `seconds`."""
         if seconds is not None:
             connection.execute(limit_statements(seconds))
         answers = connection.execute(self._renew, renewal_parameters(held, lease=lease)).all()
@@ -199,7 +199,7 @@ class Leases(StorePart):
         return frozenset(connection.scalars(self._cancel_requests, held_parameters(held)))
 
     def attest(self, connection: sa.Connection, *, lease: float, outage: float) -> bool:
-        """Bear witness that leases can be renewed now; whether they could be during the whole of the last `lease` seconds.
+        """Bear witness that leases can be renewed now. Returns whether they could be during the whole of the last `lease` seconds.
 
         What has run out since the transaction began, or before, may then be rescued. `outage`: the most seconds between
         two witnesses for which the two still vouch.
@@ -221,14 +221,14 @@ class Leases(StorePart):
     def release_unknown(
         self, connection: sa.Connection, *, worker: str, known: Collection[tuple[int, int | None]]
     ) -> list[int]:
-        """Give back the running jobs that bear this worker's id without being `known`, as (id, token): a commit's answer
-        was lost.
+        """Give back the running jobs of this worker that are not `known` to it, as (id, token): the commit of their claim was not
+        answered. Returns their ids.
         """
         job = self.job
         return list(connection.scalars(release_jobs(held_by(worker, but=known, job=job), job=job)))
 
     def _places(self, connection: sa.Connection, workers: Iterable[str | None]) -> dict[str | None, str]:
-        """Where these workers run, or ran, as far as their rows are still there. (Any text may stand for a worker.)"""
+        """Host and process of these workers, by id, as far as their rows are still there. (Any text may stand for a worker.)"""
         ids: list[uuid.UUID] = []
         for worker in workers:
             with suppress(ValueError, TypeError):

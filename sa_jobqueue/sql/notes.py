@@ -1,4 +1,4 @@
-"""What running jobs say, written: how far they are, and their log lines. And what an application reads of it.
+"""Progress and log lines of running jobs: writing them, deleting them, and reading log lines.
 
 >>> from sa_jobqueue.statements import job_logs
 >>> print(job_logs(7).selected_columns.keys())
@@ -19,7 +19,7 @@ from .ends import fence
 from .parts import FIRST_ID, ONE, array, columns_of, members, rows, table_of
 from .tables import StorePart
 
-#: Claims of a job of which lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
+#: Claims of a job whose lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
 MAX_RUNS = 20
 
 
@@ -32,8 +32,8 @@ def write_progress(
     ended: Sequence[bool],
     job: type[JobMixin] = Job,
 ) -> sa.Executable:
-    """How far these jobs are, each only if the claim is still valid; no job's row is locked. Returns the claims, as id and token,
-    of which something was written.
+    """Write the progress of these jobs, each only if the claim is still valid; no job's row is locked. Returns id and token of the
+    claims whose progress was written.
 
     `ended`: the claim is over, and its outcome was written; then it is enough that no other claim came after it.
     """
@@ -79,7 +79,7 @@ def write_logs(
     ended: Sequence[bool],
     job: type[JobMixin] = Job,
 ) -> sa.Executable:
-    """Log lines of these claims, each only if the claim is still valid. Returns the claims, as id and token, of which lines were
+    """Write log lines of these claims, each only if the claim is still valid. Returns id and token of the claims whose lines were
     written.
 
     `parts`: the number of this part among those of its claim; `first`: the first that is kept. `lines`: JSON text. `ended`: the
@@ -110,7 +110,7 @@ def write_logs(
     )
     names = ["job_id", "claim_token", "part", "attempt", "lines", "written_at"]
     written = insert(logs).from_select(names, news)
-    # It is there already where the answer to an earlier try was lost.
+    # The row is there already if the answer to an earlier try was lost.
     again = written.on_conflict_do_update(
         index_elements=names[:3], set_={name: written.excluded[name] for name in names[4:]}
     ).returning(logs.c.job_id, logs.c.claim_token)
@@ -127,7 +127,7 @@ def _first_line_at(logs: sa.Table) -> sa.ColumnElement[Any]:
 
 
 def drop_old_logs(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of each of these jobs delete the lines of all claims but the newest `MAX_RUNS`."""
+    """Delete the lines of all claims of these jobs except the newest `MAX_RUNS` of each job."""
     logs = table_of(companions_of(job).log)
     newest = (sa.func.max(logs.c.written_at).desc(), sa.func.max(_first_line_at(logs)).desc())
     place = sa.func.row_number().over(partition_by=logs.c.job_id, order_by=newest)
@@ -145,7 +145,7 @@ def drop_old_logs(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Execut
 
 
 def delete_notes(ids: Any, *, job: type[JobMixin] = Job) -> tuple[sa.CTE, sa.CTE]:
-    """What deletes the notes of the jobs that the query `ids` names, to be added to the statement that deletes those."""
+    """CTEs that delete the progress and log lines of the jobs that the query `ids` names, for the statement that deletes the jobs."""
     tables = companions_of(job)
     notes, logs = table_of(tables.progress), table_of(tables.log)
     return (
@@ -155,7 +155,7 @@ def delete_notes(ids: Any, *, job: type[JobMixin] = Job) -> tuple[sa.CTE, sa.CTE
 
 
 def drop_stray_progress(*, after: int, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """See `drop_stray_logs`."""
+    """Like `drop_stray_logs`, for progress."""
     notes = table_of(companions_of(job).progress)
     page = sa.select(notes.c.job_id).where(notes.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
     return _drop_strays(notes, page, limit, job)
@@ -164,7 +164,7 @@ def drop_stray_progress(*, after: int, limit: int, job: type[JobMixin] = Job) ->
 def drop_stray_logs(*, after: int, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Of a page of at most `limit` rows, by id of the job from `after` (exclusive) on, delete those whose jobs are gone.
 
-    Returns one row: the last id that was looked at, NULL if there was none; how many rows were looked at; and how many are deleted.
+    Returns one row: the last id that was read, NULL if there was none; how many rows were read; and how many are deleted.
     """
     logs = table_of(companions_of(job).log)
     page = sa.select(logs.c.job_id).where(logs.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
@@ -179,7 +179,7 @@ def _drop_strays(notes: sa.Table, page: sa.Select[Any], limit: int, job: type[Jo
         .cte("page")
         .prefix_with("MATERIALIZED")
     )
-    # An id that is used again, after a restore perhaps, belongs to a job that came after what was written.
+    # An id that is used again, after a restore perhaps, belongs to a job that is newer than the note.
     theirs: sa.Select[Any] = (
         sa.select(ONE).where(table.c.id == notes.c.job_id, table.c.created_at <= notes.c.written_at).correlate(notes)
     )
@@ -197,7 +197,7 @@ def _drop_strays(notes: sa.Table, page: sa.Select[Any], limit: int, job: type[Jo
 
 
 def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPart) -> sa.Select[Any]:
-    """The log lines that were kept of a job, the oldest first; of one attempt, or of all.
+    """The kept log lines of a job, the oldest first; of a single attempt, or of all.
 
     Columns: `attempt`; `at`, a datetime, by the worker's clock; `level`, such as "INFO"; `message`. An attempt that was interrupted
     and begun again may be there twice, one after the other.
@@ -209,7 +209,7 @@ def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPar
         .table_valued(line, with_ordinality="place", name="lines", joins_implicitly=True)
         .render_derived(name="lines")
     )
-    # Of several claims that were written together, all of one worker, its own clock says which was first.
+    # Several claims that were written together are of a single worker, whose own clock has their order.
     began = [
         sa.func.min(time).over(partition_by=logs.c.claim_token) for time in (logs.c.written_at, _first_line_at(logs))
     ]
@@ -227,14 +227,14 @@ def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPar
     return found if attempt is None else found.where(logs.c.attempt == sa.bindparam("attempt", attempt, sa.Integer))
 
 
-# ---- What running jobs say: how far they are, and their log lines.
+# ---- Progress and log lines of running jobs.
 
 #: Claims as (id, token).
 Claims: TypeAlias = frozenset[tuple[int, int]]
 
 
 class Report(NamedTuple):
-    """How far the job of one claim is."""
+    """The progress of the job of a claim."""
 
     id: int
     token: int
@@ -245,7 +245,7 @@ class Report(NamedTuple):
 
 
 class LogLines(NamedTuple):
-    """Some log lines of one claim."""
+    """Some log lines of a claim."""
 
     id: int
     token: int
@@ -261,10 +261,10 @@ class LogLines(NamedTuple):
 
 
 class JobNotes(StorePart):
-    """Writing what running jobs say, and deleting what was kept of jobs that are gone."""
+    """Writing progress and log lines of running jobs, and deleting those of jobs that are gone."""
 
     def write_progress(self, connection: sa.Connection, reports: Sequence[Report]) -> Claims:
-        """Write how far jobs are. Returns the claims that are still valid."""
+        """Write the progress of jobs. Returns the claims that are still valid."""
         names = ("note_ids", "note_tokens", "note_fractions", "note_messages", "note_ended")
         return self._write(connection, self._write_progress, names, reports)
 
@@ -279,7 +279,7 @@ class JobNotes(StorePart):
     def drop_stray_notes(
         self, connection: sa.Connection, *, after: tuple[int, int] = (FIRST_ID, FIRST_ID), limit: int = 1_000
     ) -> tuple[tuple[int, int], int]:
-        """Look at a page of each table, and delete what jobs that are gone have left behind.
+        """Read a page of each table, and delete the rows of jobs that are gone.
 
         Returns where the next pages begin, and how many rows were deleted.
         """

@@ -1,4 +1,4 @@
-"""Deleting finished jobs: those that an operator names, and those whose time to be kept is over."""
+"""Deleting finished jobs: jobs that an operator names, and jobs whose retention is over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tables import StorePart
 
 
 def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[JobMixin] = Job) -> sa.Executable:
-    """Delete at most `limit` finished jobs: those that match, or without criteria those whose time to be kept is over.
+    """Delete at most `limit` finished jobs: those that match, or without criteria those whose retention is over.
 
     Without criteria, jobs of archived tasks are left to the workers, which move them to the archive.
 
@@ -43,11 +43,11 @@ def prune_jobs(*where: Criterion, limit: int = 1_000, job: type[JobMixin] = Job)
 
 
 def prune_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Delete a page of the jobs whose time is over, from `after` on, in seconds since 1970. Not those of archived tasks: a worker may
-    not have heard of these yet.
+    """Delete a page of the jobs whose retention ended at `after` or later, in seconds since 1970. Jobs of archived tasks are left: a
+    worker may not know these tasks yet.
 
-    Returns their ids, and the time of each; the next page begins at the last time. Beginning each page at the front would
-    walk over all that was deleted before, while a snapshot is held.
+    Returns their ids and times; the next page begins at the last time. Beginning each page at the front would read all rows that
+    were deleted before, while a snapshot is held.
     """
     columns = table_of(job).c
     over = _over(job, after=after).where(is_not_archived(job))
@@ -56,7 +56,7 @@ def prune_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = J
 
 
 def move_page(*, after: float = FIRST_TIME, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """The same where there are archived tasks: their jobs are moved to the archive, the others are deleted.
+    """Like `prune_page`, where there are archived tasks: their jobs are moved to the archive, the others are deleted.
 
     Returns what `move_jobs` does.
     """
@@ -70,12 +70,12 @@ def make_months_of_page(*, after: float = FIRST_TIME, limit: int, job: type[JobM
 
 
 def move_this(*where: Criterion, job: type[JobMixin] = Job) -> sa.Executable:
-    """Move or delete the one finished job that matches."""
+    """Move or delete the finished job that matches."""
     return move_jobs(_ids(job, sa.select(table_of(job).c.id).where(*where), 1), job=job)
 
 
 def first_over(*, after: float = FIRST_TIME, archive: bool = False, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """The job whose time has been over for longest, from `after` on, locked. `archive`: also one of an archived task."""
+    """The job whose retention ended first, at `after` or later, locked. `archive`: also a job of an archived task."""
     over = _over(job, after=after)
     if not archive:
         over = over.where(is_not_archived(job))
@@ -102,52 +102,52 @@ def _locked_to_delete(job: type[JobMixin], chosen: sa.Select[Any]) -> sa.Select[
 
 
 def _ids(job: type[JobMixin], chosen: sa.Select[Any], limit: int) -> sa.Select[Any]:
-    """The ids of at most `limit` of those jobs, locked."""
+    """The ids of at most `limit` of the chosen jobs, locked."""
     page = _locked_to_delete(job, chosen).limit(sa.bindparam("page", limit, sa.Integer))
     return sa.select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
 
 
 def _delete_finished(job: type[JobMixin], chosen: sa.Select[Any], limit: int) -> sa.Delete:
-    """Delete those jobs, and with them what is kept of what they said."""
+    """Delete the chosen jobs, with their progress and log lines."""
     ids = _ids(job, chosen, limit)
     gone = sa.delete(job).where(members(table_of(job).c.id, ids)).execution_options(**UNSYNCHRONIZED)
     return gone.add_cte(*delete_notes(ids, job=job))
 
 
 def postpone_purge(*where: Criterion, by: timedelta, job: type[JobMixin] = Job) -> sa.Executable:
-    """Finished jobs that could not be deleted are due again after `by`."""
+    """Put off the deletion of finished jobs by this time."""
     later = in_seconds(by.total_seconds(), name="delay_seconds")
     columns = table_of(job).c
     return sa.update(job).where(*where).values(purge_at=later).returning(columns.id).execution_options(**UNSYNCHRONIZED)
 
 
 def refuse_at_once() -> sa.Executable:
-    """A deferred foreign key refuses a DELETE at once. Else it would do so only at the commit, and with it everything."""
+    """Let a deferred foreign key refuse a DELETE at once, and not at the commit, where it would undo the whole transaction."""
     return sa.text("SET CONSTRAINTS ALL IMMEDIATE")
 
 
 def limit_statements(seconds: float) -> sa.Executable:
-    """The statements of this transaction are given up after `seconds`."""
+    """Give up the statements of this transaction after `seconds`."""
     return sa.select(sa.func.set_config("statement_timeout", f"{int(seconds * 1000)}ms", True))
 
 
-# ---- Deleting the jobs whose time to be kept is over.
+# ---- Deleting the jobs whose retention is over.
 
 logger = get_logger(__name__)
 
 
 class Pruned(NamedTuple):
-    """How many jobs a page of pruning has deleted or moved, and up to which time it has come, in seconds since 1970."""
+    """How many jobs a page of pruning has deleted or moved, and the latest time among them, in seconds since 1970."""
 
     jobs: int
     reached: float
 
 
 class Pruning(StorePart):
-    """Deleting pages of jobs, and getting past a job that cannot be deleted.
+    """Deleting pages of jobs, and stepping over a job that cannot be deleted.
 
-    `archive`: whether there are archived tasks; their jobs are moved to the archive then. Without it they are left. It fails if the
-    archive has no month for one of them (`is_month_missing`): then `make_months_of_page`.
+    `archive`: whether there are archived tasks, whose jobs are moved to the archive then; without it they are left. A page fails if the
+    archive has no month for a job (`is_month_missing`): then call `make_months_of_page`.
     """
 
     def prune(
@@ -159,10 +159,10 @@ class Pruning(StorePart):
         after: float = FIRST_TIME,
         archive: bool = False,
     ) -> Pruned:
-        """Delete at most `limit` jobs whose time to be kept is over, from those on whose time was over at `after`.
+        """Delete at most `limit` jobs whose retention is over, from those on whose retention ended at `after`.
 
-        `seconds`: after which the DELETE is given up. One row that cannot be deleted keeps the others, too: the error is
-        raised, and a smaller `limit` may do; `prune_first` gets past such a row.
+        The DELETE is given up after `seconds`. A single row that cannot be deleted keeps the others, too: the error is raised, and a
+        smaller `limit` may work; `prune_first` steps over such a row.
         """
         _refuse_soon(connection, seconds)
         if archive:
@@ -184,15 +184,15 @@ class Pruning(StorePart):
         archive: bool = False,
         months: bool = False,
     ) -> bool | None:
-        """Delete the job whose time has been over for longest: whether it could be; None if there is none.
+        """Delete the job whose retention ended first. Returns whether it could be deleted; None if there is no such job.
 
-        A job that a foreign key of the application's needs stays, and so does one that cannot be deleted in time: it is
-        looked at again after a day, and is said once. Not where the archive is locked as a whole, which is no job's fault.
+        A job stays that a foreign key of the application needs, or that cannot be deleted in time: its deletion is put off by a day,
+        with a warning. Not where the archive is locked as a whole, which is no job's fault: then the error is raised.
 
-        `months`: make the month of the archive that it needs, too. One whose month cannot be there stays then as well.
+        `months`: make the month of the archive that the job needs, too. A job whose month cannot be made stays as well.
         """
         job = self.job
-        # Locked to the end: another worker may not put off the next in its place.
+        # Locked to the end: another worker must not put off the next job in its place.
         first: int | None = connection.scalars(first_over(after=after, archive=archive, job=job)).first()
         if first is None:
             return None
@@ -220,7 +220,7 @@ class Pruning(StorePart):
 
 
 def _refuse_soon(connection: sa.Connection, seconds: float | None) -> None:
-    """Let a DELETE say that it cannot be done by itself, and in time."""
+    """Let a DELETE that cannot be done fail at once, and within `seconds`."""
     connection.execute(refuse_at_once())
     if seconds is not None:
         connection.execute(limit_statements(seconds))

@@ -1,4 +1,4 @@
-"""All that a store can do, in one object; and the store of the package's own tables."""
+"""`Store` has all statements that a worker executes on a job table and the tables of its schema."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Store(
 ):
     """What a worker does to one job table, and to the other tables of its schema.
 
-    It holds its statements, and nothing of any connection: threads and workers may share it.
+    It holds its statements, and no connection: threads and workers may share it.
     """
 
 

@@ -27,18 +27,18 @@ from .archived import is_archive_locked
 _sql_logger = logging.getLogger("sqlalchemy.engine.Engine")
 _OF_STATEMENTS = ("before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute")
 
-#: What psycopg looks for in a statement.
+#: Parameters as psycopg finds them in a statement.
 _PLACES = re.compile(r"%(?:%|\(([^)]+)\)s)")
 
-#: The worker's own listeners to what handlers execute. They need not hear of the queue's statements.
+#: The worker's own listeners to statements of handlers. They need not hear of the queue's statements.
 OWN_LISTENERS: list[Any] = []
 
 
 class Compiled:
     """A statement that returns rows. Its parameters must be as the driver takes them, because Core does not convert them.
 
-    Core does execute it over another driver than psycopg (a session of the application's may use one), and where a
-    listener or the log wants to hear of statements.
+    Core executes it with another driver than psycopg (which a session of the application may use), and where a listener or the
+    log wants to hear of statements.
 
     `binary`: the rows come in the server's binary format, which is faster on both sides. Only on a sync connection.
     """
@@ -50,9 +50,9 @@ class Compiled:
         self._texts: dict[tuple[Any, ...], _Text] = {}
 
     def rows(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Execute it in the connection's transaction; the rows as the driver gives them.
+        """Execute the statement in the connection's transaction. Returns the rows as the driver gives them.
 
-        Raises what SQLAlchemy would.
+        Raises the errors that SQLAlchemy would.
         """
         dialect = connection.dialect
         if dialect.driver != "psycopg" or is_heard(connection):
@@ -153,13 +153,13 @@ def as_sqlalchemy(
     )  # fmt: skip
 
 
-# ---- What all parts of a store have.
+# ---- The base class of all parts of a store.
 
 
 class StorePart:
     """A part of `Store`: statements about one job table and the other tables of its schema.
 
-    What one store writes refers to the jobs of no other: their ids may be equal.
+    The rows that a store writes refer to its own jobs only: jobs of other stores may have the same ids.
     """
 
     def __init__(self, job: type[JobMixin]) -> None:

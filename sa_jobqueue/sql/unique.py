@@ -1,4 +1,4 @@
-"""Unique keys given back: when a job has ended, or has started; and taken again for one that an operator brings back."""
+"""Unique keys: given back when a job has ended or has started, and taken again for a job that an operator brings back."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def started_key(table: sa.FromClause) -> sa.ColumnElement[Any]:
 
 
 def given_back(jobs: Sequence[sa.FromClause], job: type[JobMixin]) -> list[sa.CTE]:
-    """What gives the keys of these jobs back, to be added to the statement that ends them.
+    """CTEs that give the keys of these jobs back, for the statement that ends the jobs.
 
     `jobs` have the columns `id` and `key`, which is NULL where there is nothing to give back. A key that is kept for some time
-    after its job's end is given that time; one that another transaction has locked is left, and maintenance will find it.
+    after its job's end gets its expiry; a key that another transaction has locked is left, and maintenance will find it.
     """
     key = table_of(companions_of(job).unique_key)
     ids = [sa.select(source.c.id).where(source.c.key.is_not(None)) for source in jobs]
@@ -73,7 +73,7 @@ def free_started_keys(started: Mapping[int, str], *, job: type[JobMixin] = Job) 
     """
     key = table_of(companions_of(job).unique_key)
     given = started_parameters(started)
-    # In the statement, which is nearly always its own transaction. To wait would take a worker of such jobs half of its time.
+    # In the statement, which is nearly always its own transaction. Waiting for the disk would take a worker of such jobs half of its time.
     at_leisure = sa.select(
         sa.func.set_config(
             sa.literal_column("'synchronous_commit'"),
@@ -103,7 +103,7 @@ def free_started_keys(started: Mapping[int, str], *, job: type[JobMixin] = Job) 
 
 
 def key_holders(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of these jobs, those whose unique keys another job has: the id, and the other's."""
+    """The jobs among these whose unique keys another job has: the id, and the id of the other job."""
     table, key = table_of(job), table_of(companions_of(job).unique_key)
     mine = table.c.id == sa.func.any(array("of_ids", ids, sa.BigInteger()))
     return (
@@ -114,7 +114,7 @@ def key_holders(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executab
 
 
 def drop_expired_keys(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Delete at most `limit` keys whose time is over. Returns them."""
+    """Delete at most `limit` expired keys. Returns them."""
     key = table_of(companions_of(job).unique_key)
     over = (
         sa.select(key.c.key)
@@ -133,10 +133,10 @@ def drop_expired_keys(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable
 
 
 def free_stray_keys(*, after: str, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Free, of `limit` keys from `after` (exclusive) on, those whose jobs have ended, have another key, or are gone: by plain
-    SQL by hand.
+    """Free, of `limit` keys from `after` (exclusive) on, the keys whose jobs have ended, have another key, or are gone, because of
+    plain SQL by hand.
 
-    Returns one row: the last key that was looked at, NULL if there was none, and how many of these were free to go.
+    Returns one row: the last key that was read, NULL if there was none, and how many keys were freed.
     """
     key, table = table_of(companions_of(job).unique_key), table_of(job)
     page = (
@@ -147,7 +147,7 @@ def free_stray_keys(*, after: str, limit: int, job: type[JobMixin] = Job) -> sa.
         .cte("page")
         .prefix_with("MATERIALIZED")
     )
-    # Locked, and looked at under the lock: an operator may bring one back just now.
+    # Tested under the lock: an operator may bring a job back just now.
     ended = lock_in_order(
         table,
         members(table.c.id, sa.select(page.c.job_id)),
@@ -195,7 +195,7 @@ def ended_key(table: sa.FromClause, status: sa.ColumnElement[Any]) -> sa.ColumnE
 def takes_key(
     table: sa.FromClause, id: sa.ColumnElement[Any], uniqueness: sa.ColumnElement[Any], keyless: sa.ColumnElement[bool]
 ) -> sa.ColumnElement[bool]:
-    """Whether a job may be queued again. One that is `keyless` takes its key once more, if it is not held by another."""
+    """Whether a job may be queued again. A job that is `keyless` takes its key again, unless another job holds it."""
     needs = sa.and_(
         keyless, uniqueness.is_not(None), _text(uniqueness, "scope").is_distinct_from(sa.literal_column("'window'"))
     )
@@ -209,38 +209,37 @@ def takes_key(
 
 
 def started_keys(jobs: Iterable[ClaimedJob]) -> dict[int, str]:
-    """By id the keys of those claimed jobs that have them until they are started."""
+    """The keys of the claimed jobs that give their keys back when they are started, by job id."""
     found = [(job.id, extra(job).get("unique")) for job in jobs if job.extra is not None]
     return {job_id: key for job_id, key in found if isinstance(key, str)}
 
 
 def without_key(job: ClaimedJob) -> ClaimedJob:
-    """The same, for a job whose key is free already: at its end there is nothing to give back."""
+    """The claimed job without its unique key, which is free already: at its end there is nothing to give back."""
     left = {name: value for name, value in extra(job).items() if name != "unique"}
     return job._replace(extra=json.dumps(left) if left else None)
 
 
 class FreedKeys(NamedTuple):
-    """A page of keys that was looked at: the last of them, None if there was none; how many of them were freed."""
+    """A page of keys: the last key that was read, None if there was none; and how many keys were freed."""
 
     last: str | None
     freed: int
 
 
 class UniqueKeys(StorePart):
-    """Freeing keys: of jobs that have been started, those whose time is over, and those that changes by hand left behind."""
+    """Freeing keys of started jobs, expired keys, and keys that changes by hand left behind."""
 
     def free_started_keys(self, connection: sa.Connection, started: Mapping[int, str]) -> set[int]:
-        """Free the keys, given by their jobs' ids, of jobs that have been started. Returns those whose keys were freed."""
+        """Free the keys of started jobs, given by job id. Returns the ids of the jobs whose keys were freed."""
         return {job_id for (job_id,) in self._free_started.rows(connection, started_parameters(started))}
 
     _free_started = cached_property(lambda self: Compiled(free_started_keys({}, job=self.job)))
 
     def drop_expired_keys(self, connection: sa.Connection, *, limit: int = 1_000) -> int:
-        """Delete a page of the keys whose time is over. Returns how many there were."""
+        """Delete a page of the expired keys. Returns how many there were."""
         return len(connection.execute(drop_expired_keys(limit=limit, job=self.job)).all())
 
     def free_stray_keys(self, connection: sa.Connection, *, after: str = "", limit: int = 1_000) -> FreedKeys:
-        """Look at a page of keys, and free those whose jobs have ended or are gone."""
-        statement = free_stray_keys(after=after, limit=limit, job=self.job)
-        return FreedKeys._make(connection.execute(statement).one())
+        """Read a page of keys, and free those whose jobs have ended or are gone."""
+        return FreedKeys._make(connection.execute(free_stray_keys(after=after, limit=limit, job=self.job)).one())

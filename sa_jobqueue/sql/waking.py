@@ -1,4 +1,4 @@
-"""Wake-up gates: asking to be told of new jobs.
+"""Wake-up gates: asking for notifications about new jobs.
 
 A gate is a sequence, used as a cell that belongs to no transaction. It holds the second of the epoch until which some
 worker wants to be woken. The INSERT trigger reads it, and is silent when that time is over. A queue's name is hashed to
@@ -24,11 +24,11 @@ from .readings.depths import due_queues
 from .tables import StorePart
 from .workers import EVERY_QUEUE
 
-#: What is told on a table's channel where a schedule was made or changed, instead of a queue's name.
+#: The notification on a table's channel for a new or changed schedule, in place of a queue's name.
 SCHEDULES_CHANGED = "(schedules)"
-#: The same where limits have changed, or a permit is free.
+#: The notification for changed limits, or a free permit.
 PERMITS_CHANGED = "(limits)"
-#: The same where workflows have events that no worker may know of.
+#: The notification for events of workflows that no worker may know.
 WORKFLOWS_CHANGED = "(workflows)"
 
 
@@ -54,7 +54,7 @@ def open_gates(*, queues: Sequence[str] | None, seconds: float, schema: str = SC
 
 
 def channel_of(*, table: str, schema: str = SCHEMA) -> sa.Executable:
-    """The channel on which a table's wake-ups come."""
+    """The channel of a table's notifications."""
     in_schema, of_table = sa.bindparam("in_schema", schema, sa.Text), sa.bindparam("of_table", table, sa.Text)
     name = sa.func.concat(sa.func.quote_ident(in_schema), sa.literal_column("'.'"), sa.func.quote_ident(of_table))
     oid = sa.cast(sa.cast(name, REGCLASS), sa.BigInteger)
@@ -65,10 +65,10 @@ def channel_of(*, table: str, schema: str = SCHEMA) -> sa.Executable:
 
 
 class Waking(StorePart):
-    """The gates that a worker opens, and the channel on which it is told."""
+    """The gates that a worker opens, and the channel of its notifications."""
 
     def listen_for(self, connection: sa.Connection, queues: Sequence[str], *, seconds: float) -> None:
-        """Ask to be woken for `queues` during the next `seconds`; "*" among them stands for all."""
+        """Ask to be woken for `queues` during the next `seconds`; "*" stands for all queues."""
         wanted = None if EVERY_QUEUE in queues else queues
         connection.execute(open_gates(queues=wanted, seconds=seconds, schema=self.schema_on(connection)))
 
@@ -77,16 +77,15 @@ class Waking(StorePart):
         return set(connection.scalars(due_queues(job=self.job)))
 
     def channel(self, connection: sa.Connection) -> str:
-        """The channel on which wake-ups come."""
-        name = channel_of(table=self.job.__tablename__, schema=self.schema_on(connection))
-        return str(connection.scalar(name))
+        """The channel of the notifications about new jobs."""
+        return str(connection.scalar(channel_of(table=self.job.__tablename__, schema=self.schema_on(connection))))
 
 
-# ---- Waiting for the end of jobs: saying which are awaited, and looking at what became of them.
+# ---- Waiting for the end of jobs: entering the awaited jobs, and reading their ends.
 
 
 def ends_of(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of these jobs, those that are there: id, task, status, and of one that has ended its result and its last error."""
+    """id, task and status of those of these jobs that exist, and of ended jobs the result and the last error."""
     columns = table_of(job).c
     ended = status_in(columns.status, FINISHED)
     last = columns.errors.op("->", return_type=JSONB())(sa.literal_column("-1"))
@@ -99,7 +98,7 @@ def ends_of(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def wait_for_jobs(ids: Sequence[int], *, waiter: uuid.UUID, seconds: float, job: type[JobMixin] = Job) -> sa.Executable:
-    """Say that `waiter` waits for these jobs during the next `seconds`. Said again, it is for longer."""
+    """Enter that `waiter` waits for these jobs during the next `seconds`, or prolong that."""
     wanted = rows("wanted", id=array("awaited_ids", ids, sa.BigInteger()))
     source = sa.select(
         wanted.c.id, sa.bindparam("of_waiter", waiter, UUID(as_uuid=True)), in_seconds(seconds, name="wait_seconds")
@@ -111,7 +110,7 @@ def wait_for_jobs(ids: Sequence[int], *, waiter: uuid.UUID, seconds: float, job:
 
 
 def end_waits(ids: Sequence[int], *, waiter: uuid.UUID, job: type[JobMixin] = Job) -> sa.Executable:
-    """Say that `waiter` does not wait for these jobs any more."""
+    """Remove the entries of `waiter` for these jobs."""
     awaited = companions_of(job).awaited
     ended = rows("ended", id=array("awaited_ids", ids, sa.BigInteger()))
     return sa.delete(awaited).where(
@@ -126,7 +125,7 @@ def drop_expired_waits(*, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def open_end_gate(*, seconds: float, schema: str = SCHEMA) -> sa.Executable:
-    """Have what ends jobs look at `awaited` during the next `seconds`. Never shortens what another process asked for."""
+    """Let statements that end jobs read `awaited` during the next `seconds`. Never shortens the time that another process asked for."""
     name: Any = sa.func.concat(
         sa.func.quote_ident(sa.bindparam("in_schema", schema, sa.Text)), sa.literal_column("'.gate_end'")
     )
@@ -140,18 +139,18 @@ def open_end_gate(*, seconds: float, schema: str = SCHEMA) -> sa.Executable:
 
 
 class EndWaits(StorePart):
-    """Which jobs are awaited, what became of them, and the channel on which their ends are told."""
+    """The awaited jobs, their ends, and the channel of the notifications about them."""
 
     def ends(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
-        """Of these jobs what became of each: None while it has not ended, and a `JobEnd` that `is_gone` where there is none."""
+        """The end of each of these jobs: None while it has not ended, and a `JobEnd` that `is_gone` if there is no such job."""
         found: dict[int, JobEnd | None] = {job_id: JobEnd(job_id, None, None, None, None) for job_id in ids}
         for job_id, task, status, result, error in connection.execute(ends_of(ids, job=self.job)):
-            last = error if isinstance(error, dict) else None  # whatever plain SQL has written
+            last = error if isinstance(error, dict) else None  # plain SQL may have written any JSON
             found[job_id] = JobEnd(job_id, task, status, result, last) if status in FINISHED else None
         return found
 
     def archived_ends(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, JobEnd | None]:
-        """What became of those of these jobs that are in the archive."""
+        """The ends of those of these jobs that are in the archive."""
         found: dict[int, JobEnd | None] = {}
         for job_id, task, status, result, error in connection.execute(archived_ends(ids, job=self.job)):
             found[job_id] = JobEnd(job_id, task, status, result, error if isinstance(error, dict) else None)
@@ -160,20 +159,20 @@ class EndWaits(StorePart):
     def wait_for(
         self, connection: sa.Connection, ids: Sequence[int], *, waiter: uuid.UUID, seconds: float, schema: str
     ) -> None:
-        """Have the ends of these jobs told during the next `seconds`."""
+        """Ask for notifications about the ends of these jobs during the next `seconds`."""
         connection.execute(
             open_end_gate(seconds=seconds, schema=schema)
         )  # first, because a row says nothing while the gate is closed
         connection.execute(wait_for_jobs(ids, waiter=waiter, seconds=seconds, job=self.job))
 
     def end_waits(self, connection: sa.Connection, ids: Sequence[int], *, waiter: uuid.UUID) -> None:
-        """Say that `waiter` does not wait for these any more."""
+        """Remove the entries of `waiter` for these jobs."""
         connection.execute(end_waits(ids, waiter=waiter, job=self.job))
 
     def drop_expired_waits(self, connection: sa.Connection) -> None:
-        """Delete what processes left behind that were killed while they waited."""
+        """Delete the entries of processes that were killed while they waited."""
         connection.execute(drop_expired_waits(job=self.job))
 
     def channel_of_ends(self, connection: sa.Connection, *, schema: str) -> str:
-        """The channel on which the ends of awaited jobs are told, by id."""
+        """The channel of the notifications about the ends of awaited jobs, by id."""
         return str(connection.scalar(channel_of(table=self.tables.awaited.__tablename__, schema=schema)))

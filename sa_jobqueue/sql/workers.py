@@ -89,8 +89,8 @@ def drain_workers(*where: sa.ColumnExpressionArgument[bool], job: type[JobMixin]
     >>> from sa_jobqueue.models import WorkerRow
     >>> statement = drain_workers(WorkerRow.host == "web-1")
 
-    A worker hears of it when it next renews its row: within a third of its lease, and 20 s at most. Whether another process takes its
-    place is for what has started it. One that was asked before is not returned.
+    A worker reads the request when it next renews its row: within a third of its lease, and 20 s at most. The program that has started
+    the worker decides whether another process takes its place. A worker that was asked before is not returned.
     """
     worker = companions_of(job).worker
     if not where:
@@ -118,7 +118,7 @@ def forget_workers(*, unseen_for: timedelta, job: type[JobMixin] = Job) -> sa.Ex
 
 
 def places_of(ids: Collection[uuid.UUID], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """The id, host and pid of those of these workers whose rows are still there."""
+    """id, host and pid of those of these workers whose rows are still there."""
     worker = companions_of(job).worker
     wanted = array("worker_ids", [str(worker_id) for worker_id in ids], UUID())
     return sa.select(worker.id, worker.host, worker.pid).where(worker.id == sa.func.any(wanted))
@@ -127,7 +127,7 @@ def places_of(ids: Collection[uuid.UUID], *, job: type[JobMixin] = Job) -> sa.Ex
 def terminate_backend(pid: int, *, application: str, seconds: float) -> sa.Executable:
     """End another server process, if it is still there, and wait at most `seconds` for its end.
 
-    It must bear this `application_name` and belong to a role of ours: its number may be another's by now.
+    The process must have this `application_name` and belong to a role of ours: its number may be used again by now.
     """
     processes = sa.table("pg_stat_activity", sa.column("pid"), sa.column("application_name"), sa.column("usesysid")).c
     ended = sa.func.pg_terminate_backend(processes.pid, sa.cast(int(seconds * 1000), sa.BigInteger))
@@ -143,7 +143,7 @@ def terminate_backend(pid: int, *, application: str, seconds: float) -> sa.Execu
 
 
 class Enrolled(NamedTuple):
-    """What a worker hears when it says that it is alive.
+    """The answer to a worker that renews its row.
 
     `next_look`: seconds until a schedule is due, None: there is none. `clock`: the database's time, in seconds since 1970. `archived`:
     the names of the tasks whose jobs are archived. `undeclared`: whether there are limits that no code declares any more.
@@ -172,7 +172,7 @@ class Workers(StorePart):
         version: str,
         **more: Any,
     ) -> Enrolled:
-        """Write this worker process down; also after its row was pruned while it was away. `more`: as for `enrol_worker`."""
+        """Insert or renew the row of this worker process, also if it was pruned meanwhile. `more`: as for `enrol_worker`."""
         row = connection.execute(
             enrol_worker(
                 id=worker, host=host, pid=pid, queues=queues, concurrency=concurrency, version=version, **more,
@@ -181,11 +181,11 @@ class Workers(StorePart):
         return Enrolled(row.next_look, row.clock, frozenset(row.archived), row.undeclared, row.drains)
 
     def forget_workers(self, connection: sa.Connection, *, unseen_for: timedelta) -> int:
-        """Strike off the workers that have not been seen for `unseen_for`; how many they were."""
+        """Delete the workers that have not been seen for `unseen_for`. Returns how many there were."""
         return connection.execute(forget_workers(unseen_for=unseen_for, job=self.job)).rowcount
 
     def leave(self, connection: sa.Connection, worker: uuid.UUID) -> None:
-        """Strike this worker off."""
+        """Delete the row of this worker."""
         connection.execute(remove_worker(worker, job=self.job))
 
 
@@ -197,7 +197,7 @@ def end_backend(connection: sa.Connection, pid: int, *, application: str, second
     connection.execute(terminate_backend(pid, application=application, seconds=seconds))
 
 
-# ---- What presses on the database just now, in one statement: old snapshots, waits for locks, standbys that lag, busy sessions.
+# ---- The pressure on the database, read by a single statement: old snapshots, waits for locks, standbys that lag, busy sessions.
 
 
 def _view(name: str, *columns: str) -> sa.FromClause:
@@ -218,8 +218,8 @@ _STANDBYS = _view("pg_stat_replication", "state", "replay_lsn", "replay_lag")
 def database_pressure() -> sa.Executable:
     """One row: snapshot_seconds, snapshot_xids, lock_waits, replication_seconds, replication_bytes, active, connections, hidden.
 
-    `store.Pressure` says what each of them is. A role without the rights of `pg_read_all_stats` sees the sessions of its own
-    roles only; of the others it sees no more than how many they are, and how many transactions back their snapshots reach.
+    See `Pressure` for their meaning. A role without the rights of `pg_read_all_stats` sees the sessions of its own roles only; of
+    other sessions it sees their number, and how many transactions back their snapshots reach.
     """
     sessions, prepared, slots, standbys = _sessions(), _prepared(), _slots(), _standbys()
     return sa.select(
@@ -235,10 +235,10 @@ def database_pressure() -> sa.Executable:
 
 
 def _sessions() -> sa.Subquery:
-    """What is known of the sessions, by one look at each."""
+    """The readings of the sessions, each of which is read once."""
     here, of = _here(), _ACTIVITY.c
-    # VACUUM has a snapshot that holds back no other VACUUM. One of a standby (hot_standby_feedback) has no database, and holds back
-    # that of all.
+    # VACUUM has a snapshot that holds back no other VACUUM. The snapshot of a standby (hot_standby_feedback) has no database, and holds
+    # back the VACUUMs of all databases.
     holds = sa.and_(
         sa.or_(of.datid == here.c.database, of.datid.is_(None)),
         sa.or_(of.backend_xid.is_not(None), of.backend_xmin.is_not(None)),
@@ -246,8 +246,8 @@ def _sessions() -> sa.Subquery:
     )
     # A process of the server has no user. What it does is hidden, too.
     is_client = sa.func.coalesce(of.backend_type == "client backend", of.usesysid.is_not(None))
-    # The connections of the workers' own are busy for some milliseconds at a time, whatever the workers do; and when a table is
-    # locked, all of them wait for it. What their handlers do does count.
+    # The workers' own connections are always busy for some milliseconds at a time; and when a table is locked, all of them wait for it.
+    # The connections of handlers do count.
     is_ours = sa.func.coalesce(sa.func.starts_with(of.application_name, LISTENS_FOR), sa.literal_column("false"))
     session = (
         sa.select(
@@ -318,7 +318,7 @@ def _here() -> sa.Subquery:
 
 
 def _seconds_since(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    """0 if there was none. And not less: a clock may have been set back."""
+    """Seconds since `time`, at least 0, also without a time: a clock may have been set back."""
     return sa.func.greatest(epoch(sa.func.clock_timestamp() - time), 0.0)
 
 
@@ -326,34 +326,34 @@ def _number(*criteria: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
     return sa.func.count().filter(sa.and_(*criteria))
 
 
-# ---- How hard pressed a database is just now, as a value.
+# ---- The pressure on a database as a value.
 
 
 @dataclass(frozen=True, slots=True)
 class Pressure:
-    """What presses on a database at one moment. The session that reads it is not counted."""
+    """The pressure on a database at a moment. The session that reads it is not counted."""
 
     snapshot_seconds: float
-    """The age of the oldest transaction in this database that keeps VACUUM from removing rows: one of a session, or a prepared one.
+    """The age of the oldest transaction in this database that keeps VACUUM from removing rows: that of a session, or a prepared transaction.
     0: there is none."""
     snapshot_xids: int
     """How many transactions ago the oldest row version became dead that VACUUM must keep for some session, prepared transaction,
     standby or replication slot."""
     lock_waits: int
-    """Sessions in this database that wait for a lock; not those of the workers' own."""
+    """Sessions in this database that wait for a lock, without the workers' own."""
     replication_seconds: float | None
-    """How far the last standby is behind, by what it says. None: there is no standby, or all of them have caught up, or this role
-    may not know."""
+    """How far the slowest standby is behind, as it reports. None: there is no standby, or all have caught up, or this role may not
+    read it."""
     replication_bytes: int | None
-    """The same, in bytes of WAL that it has not replayed. None: there is no standby, or this role may not know."""
+    """Bytes of WAL that the slowest standby has not replayed. None: there is no standby, or this role may not read it."""
     active: int
-    """Sessions in this database that execute something; not those of the workers' own."""
+    """Sessions in this database that execute something, without the workers' own."""
     connections: int
     """Sessions of clients on the whole server, busy or not."""
     hidden: int
-    """Sessions in this database, and standbys, of which this role may not know what they do. `GRANT pg_read_all_stats` shows them."""
+    """Sessions in this database, and standbys, whose activity this role may not read. `GRANT pg_read_all_stats` shows it."""
 
 
 def read_pressure(connection: sa.Connection) -> Pressure:
-    """Read it; some milliseconds with hundreds of sessions."""
+    """Read the pressure. It takes some milliseconds with hundreds of sessions."""
     return Pressure(**connection.execute(database_pressure()).mappings().one())

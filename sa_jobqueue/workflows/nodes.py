@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
 
 from ..arguments.inputs import Failed
 from ..tasks.registry import TaskName
@@ -17,6 +17,11 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 
+Async: TypeAlias = Coroutine[Any, Any, R]
+"""What a call of an `async def` handler returns."""
+Nodes: TypeAlias = Sequence[Node[A]] | Join[A]
+"""Several parents."""
+
 
 class AddsOnly:
     """Adds nodes that wait for nothing."""
@@ -24,7 +29,7 @@ class AddsOnly:
     _graph: Graph
 
     @overload
-    def add(self, task: Task[F, P, Coroutine[Any, Any, R]], /, *args: P.args, **kwargs: P.kwargs) -> Node[R]: ...
+    def add(self, task: Task[F, P, Async[R]], /, *args: P.args, **kwargs: P.kwargs) -> Node[R]: ...
     @overload
     def add(self, task: Task[F, P, R], /, *args: P.args, **kwargs: P.kwargs) -> Node[R]: ...
     @overload
@@ -46,12 +51,7 @@ class AddsNodes(AddsOnly):
 
     @overload
     def then(
-        self,
-        parent: Node[A],
-        task: Task[F, Concatenate[A, P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, parent: Node[A], task: Task[F, Concatenate[A, P], Async[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Node[R]: ...
     @overload
     def then(
@@ -71,7 +71,7 @@ class AddsNodes(AddsOnly):
         self,
         one: Node[A],
         two: Node[B],
-        task: Task[F, Concatenate[A, B, P], Coroutine[Any, Any, R]],
+        task: Task[F, Concatenate[A, B, P], Async[R]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
@@ -86,7 +86,7 @@ class AddsNodes(AddsOnly):
         one: Node[A],
         two: Node[B],
         three: Node[C],
-        task: Task[F, Concatenate[A, B, C, P], Coroutine[Any, Any, R]],
+        task: Task[F, Concatenate[A, B, C, P], Async[R]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
@@ -112,8 +112,42 @@ class AddsNodes(AddsOnly):
     @overload
     def gather(
         self,
-        parents: Sequence[Node[A]] | Join[A],
-        task: Task[F, Concatenate[Sequence[A], P], Coroutine[Any, Any, R]],
+        parents: Nodes[A],
+        task: Task[F, Concatenate[Sequence[A], P], Async[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Node[R]: ...
+    @overload
+    def gather(
+        self, parents: Nodes[A], task: Task[F, Concatenate[Sequence[A], P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Node[R]: ...
+    @overload
+    def gather(
+        self, parents: Nodes[A], task: Task[F, Concatenate[list[A], P], Async[R]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Node[R]: ...
+    @overload
+    def gather(
+        self, parents: Nodes[A], task: Task[F, Concatenate[list[A], P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Node[R]: ...
+    @overload
+    def gather(
+        self,
+        parents: Nodes[A],
+        task: Task[F, Concatenate[Iterator[A], P], Async[R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Node[R]: ...
+    @overload
+    def gather(
+        self, parents: Nodes[A], task: Task[F, Concatenate[Iterator[A], P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Node[R]: ...
+    @overload
+    def gather(
+        self,
+        parents: Nodes[A],
+        task: Task[F, Concatenate[AsyncIterator[A], P], Async[R]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
@@ -121,68 +155,14 @@ class AddsNodes(AddsOnly):
     @overload
     def gather(
         self,
-        parents: Sequence[Node[A]] | Join[A],
-        task: Task[F, Concatenate[Sequence[A], P], R],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Node[R]: ...
-    @overload
-    def gather(
-        self,
-        parents: Sequence[Node[A]] | Join[A],
-        task: Task[F, Concatenate[list[A], P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Node[R]: ...
-    @overload
-    def gather(
-        self,
-        parents: Sequence[Node[A]] | Join[A],
-        task: Task[F, Concatenate[list[A], P], R],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Node[R]: ...
-    @overload
-    def gather(
-        self,
-        parents: Sequence[Node[A]] | Join[A],
-        task: Task[F, Concatenate[Iterator[A], P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Node[R]: ...
-    @overload
-    def gather(
-        self,
-        parents: Sequence[Node[A]] | Join[A],
-        task: Task[F, Concatenate[Iterator[A], P], R],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Node[R]: ...
-    @overload
-    def gather(
-        self,
-        parents: Sequence[Node[A]] | Join[A],
-        task: Task[F, Concatenate[AsyncIterator[A], P], Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> Node[R]: ...
-    @overload
-    def gather(
-        self,
-        parents: Sequence[Node[A]] | Join[A],
+        parents: Nodes[A],
         task: Task[F, Concatenate[AsyncIterator[A], P], R],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Node[R]: ...
     @overload
-    def gather(self, parents: Sequence[Node[Any]] | Join[Any], task: str | TaskName, /, **kwargs: Any) -> Node[Any]: ...
+    def gather(self, parents: Nodes[Any], task: str | TaskName, /, **kwargs: Any) -> Node[Any]: ...
     def gather(self, parents: Any, task: Any, /, *args: Any, **kwargs: Any) -> Node[Any]:
         """A job that takes the results of all these parents as its first argument, in their order: a list; or an iterator, which reads
         page by page, where its parameter is annotated `Iterator[...]`, in an `async def` `AsyncIterator[...]`.
@@ -195,7 +175,7 @@ class AddsNodes(AddsOnly):
     def gather_partial(
         self,
         parents: Sequence[Node[A]],
-        task: Task[F, Concatenate[Sequence[A | Failed], P], Coroutine[Any, Any, R]],
+        task: Task[F, Concatenate[Sequence[A | Failed], P], Async[R]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
@@ -213,7 +193,7 @@ class AddsNodes(AddsOnly):
     def gather_partial(
         self,
         parents: Sequence[Node[A]],
-        task: Task[F, Concatenate[list[A | Failed], P], Coroutine[Any, Any, R]],
+        task: Task[F, Concatenate[list[A | Failed], P], Async[R]],
         /,
         *args: P.args,
         **kwargs: P.kwargs,
@@ -235,26 +215,14 @@ class AddsNodes(AddsOnly):
 
     @overload
     def after(
-        self,
-        parents: Node[Any] | Sequence[Node[Any]] | Join[Any],
-        task: Task[F, P, Coroutine[Any, Any, R]],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, parents: Node[Any] | Nodes[Any], task: Task[F, P, Async[R]], /, *args: P.args, **kwargs: P.kwargs
     ) -> Node[R]: ...
     @overload
     def after(
-        self,
-        parents: Node[Any] | Sequence[Node[Any]] | Join[Any],
-        task: Task[F, P, R],
-        /,
-        *args: P.args,
-        **kwargs: P.kwargs,
+        self, parents: Node[Any] | Nodes[Any], task: Task[F, P, R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Node[R]: ...
     @overload
-    def after(
-        self, parents: Node[Any] | Sequence[Node[Any]] | Join[Any], task: str | TaskName, /, **kwargs: Any
-    ) -> Node[Any]: ...
+    def after(self, parents: Node[Any] | Nodes[Any], task: str | TaskName, /, **kwargs: Any) -> Node[Any]: ...
     def after(self, parents: Any, task: Any, /, *args: Any, **kwargs: Any) -> Node[Any]:
         """A job that waits for these parents, and takes nothing of them."""
         return self._graph.add(task, args, kwargs, parents=[_all(parents)])

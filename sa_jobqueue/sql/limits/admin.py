@@ -80,7 +80,7 @@ def set_limit(
     `remove_limit`. `per_key` changes both of a key's limits.
 
     With `key`: `running` and `rate` hold for that key in place of `per_key`, and None means that `per_key` holds. `weight`, 1 to
-    1,000: how many jobs the key gets in its turn, 1 unless it is said.
+    1,000: how many jobs the key gets in its turn, 1 by default.
 
     Raises OptionError for a value that cannot be used.
     """
@@ -164,16 +164,16 @@ def pause(
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
 ) -> sa.Executable:
-    """Start nothing more of a queue, a task, or one key of it, until `resume`, whatever is deployed meanwhile. Returns the name.
+    """Start nothing more of a queue, a task, or one key of it, until `resume`, also through deployments. Returns the name.
 
     What runs goes on, and jobs can be enqueued. A pause that is there already keeps its beginning, and takes this reason.
     """
     if reason is not None and not isinstance(reason, str):
         raise OptionError(f"pause: the reason must be a text, not {reason!r}")
     mapped: type[LimitRow | KeyRow] = limit if key is None else limit_key
-    said = {"pause_reason": None if reason is None else clean(reason)}
+    why = {"pause_reason": None if reason is None else clean(reason)}
     since = sa.func.coalesce(table_of(mapped).c.paused_at, sa.func.now())
-    return _upsert(mapped, _row(name, key, owner), {"paused_at": sa.func.now(), **said}, {"paused_at": since, **said})
+    return _upsert(mapped, _row(name, key, owner), {"paused_at": sa.func.now(), **why}, {"paused_at": since, **why})
 
 
 def resume(
@@ -231,7 +231,7 @@ def _delete_or_update(
     gone: sa.ColumnElement[bool],
     values: Mapping[str, Any],
 ) -> sa.Executable:
-    """Delete the row if nothing is left to say, else change it. What is left is looked at under the lock. And no wait goes on."""
+    """Delete the row if it has no content left, which is tested under its lock; else change it. End a wait of the key or queue, too."""
     table = table_of(mapped)
     this = [table.c[name] == sa.bindparam(f"of_{name}", value, sa.Text) for name, value in row.items()]
     mine: sa.CTE = (
@@ -268,14 +268,14 @@ def _delete_or_update(
 
 
 def _declared(columns: Any, name: str, none: object) -> sa.ColumnElement[Any]:
-    """What code has declared for a column, or else that there is no such limit."""
+    """The value that code has declared for a column, or else `none`, for no limit."""
     text = columns.declared.op("->>", return_type=sa.Text())(sa.literal_column(f"'{name}'"))
     value: sa.ColumnElement[Any] = sa.cast(text, columns[name].type)
     return value if none is None else sa.func.coalesce(value, _literal(none))
 
 
 def _is_plain(columns: Any, plain: Mapping[str, object]) -> sa.ColumnElement[bool]:
-    """Whether a row limits nothing."""
+    """Whether a row has only these values, which limit nothing."""
     return sa.and_(
         *(
             columns[name].is_(None) if value is None else columns[name] == _literal(value)
@@ -290,9 +290,9 @@ def _literal(value: object) -> Any:
     return sa.literal_column(str(value) if isinstance(value, int) else f"'{value}'")
 
 
-# ---- The limits that there are, with what runs and waits now.
+# ---- The limits, with the numbers of jobs that run and wait now.
 
-#: What limits, and what else is shown of them.
+#: The columns of limits, and other columns that are shown with them.
 _LIMITS = ("running", "rate_count", "rate_seconds", "rate_burst")
 _OF_OWNERS = (
     "key_running", "key_rate_count", "key_rate_seconds", "key_rate_burst", "strict", "when_full", "max_waiting", "held", "declared",
@@ -303,7 +303,7 @@ _PAUSE = ("paused_at", "pause_reason")
 def list_limits(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """A row per queue and task that has limits or is paused, and behind each a row per key that has its own.
 
-    The columns are those of `LimitRow` and `KeyRow`; `key` is NULL in the rows of queues and tasks. Beside them: `runs` and `waits`,
+    The columns are those of `LimitRow` and `KeyRow`; `key` is NULL in the rows of queues and tasks. In addition: `runs` and `waits`,
     how many of its jobs run and are queued now, each counted up to 10,001; `blocked_until`, until when they wait because a handler
     has said so; and `now`.
     """

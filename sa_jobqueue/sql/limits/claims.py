@@ -1,7 +1,7 @@
 """Claiming where limits hold, or keys take turns.
 
-A function of the schema picks the jobs, under the locks that make counting exact, and the statement claims them. It returns what `claim_jobs`
-does, and a row without an id for each queue, which says when to claim from it again.
+A function of the schema picks the jobs, under the locks that make counting exact, and the statement claims them. It returns the columns of
+`claim_jobs`, and for each queue a row without an id, with the time of the next claim from that queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..parts import array, packed, packed_texts, table_of
 from ..tables import Compiled, StorePart
 from .state import FIRST_STATE, StateKey, forget_states, limit_queues, read_limits
 
-#: The `opener` of permits that were freed by none of the workers that wait. Not 0: the gate says 0 where several wait.
+#: The `opener` of permits that no waiting worker has freed. Not 0: the gate says 0 where several wait.
 NOBODY = -1
 
 
@@ -129,7 +129,7 @@ def picked_jobs(request: LimitedRequest, *, job: type[JobMixin] = Job) -> sa.Sel
 
 
 def permits_freed(*, opener: int = NOBODY, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """Tell the workers that wait for a permit, except the `opener`, that some are free. It does nothing if none waits."""
+    """Notify the workers that wait for a permit, except the `opener`, that permits are free. It does nothing if none waits."""
     schema = table_of(job).schema
     return sa.select(
         schema_function("permits_freed", schema, sa.bindparam("limit_opener", opener, sa.Integer), of=sa.Text())

@@ -15,12 +15,12 @@ from ..parts import ONE, array, epoch, rows, table_of
 from ..schedules.declared import SAY_AGAIN, Declaring, Definition, definition, digests_with, to_change
 from ..tables import StorePart
 
-#: What a definition says.
+#: The columns of a definition.
 LIMITS = tuple(Limits().columns())
 
 
 def declared_limits(owners: Sequence[str], names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Those of these limits that are there. Columns: owner; name; current, the digest of the definition that code declared last, and
+    """The existing rows of these limits. Columns: owner; name; current, the digest of the definition that code declared last, and
     age, the seconds since then, both NULL if code has not declared it yet.
     """
     table = table_of(companions_of(job).limit)
@@ -38,7 +38,7 @@ def declared_limits(owners: Sequence[str], names: Sequence[str], *, job: type[Jo
 def declare_new_limit(
     owner: str, name: str, *, values: Mapping[str, Any], digest: str, job: type[JobMixin] = Job
 ) -> sa.Executable:
-    """Insert limits that code declares. Nothing happens if the row is there."""
+    """Insert limits that code declares. Does nothing if the row is there."""
     made = insert(table_of(companions_of(job).limit)).values(
         owner=owner, name=name, **values, declared=dict(values), definitions=[digest], declared_at=sa.func.now()
     )
@@ -68,16 +68,16 @@ def change_declared_limit(
     job: type[JobMixin] = Job,
 ) -> sa.Executable:
     """Write a new definition: the columns that change, and the declared values of all columns."""
-    said = sa.bindparam("declared_values", dict(declared), JSONB)
+    values = sa.bindparam("declared_values", dict(declared), JSONB)
     return (
         sa.update(table_of(companions_of(job).limit))
         .where(*_is(job, owner, name))
-        .values(**changes, declared=said, definitions=list(definitions), declared_at=sa.func.now())
+        .values(**changes, declared=values, definitions=list(definitions), declared_at=sa.func.now())
     )
 
 
 def say_declared_limits(owners: Sequence[str], names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """These limits are declared by a living worker. A row that another transaction has locked is left."""
+    """Renew the declaration of these limits by a live worker. A row that another transaction has locked is left out."""
     table = table_of(companions_of(job).limit)
     given = _given(owners, names)
     mine = _locked(job, sa.tuple_(table.c.owner, table.c.name).in_(sa.select(given.c.owner, given.c.name)))
@@ -85,12 +85,12 @@ def say_declared_limits(owners: Sequence[str], names: Sequence[str], *, job: typ
 
 
 def are_undeclared(*, after: timedelta, job: type[JobMixin] = Job) -> sa.ColumnElement[bool]:
-    """Whether there are limits that no code has declared for this long, and that nothing else needs."""
+    """Whether there are limits that no code has declared for this time, and that nothing else needs."""
     return sa.select(ONE).where(*_undeclared(job, after)).exists()
 
 
 def drop_undeclared_limits(*, after: timedelta, job: type[JobMixin] = Job) -> sa.Executable:
-    """Delete the limits that code had declared, and that none has for this long; but not what an operator has changed or paused.
+    """Delete the limits that code had declared, and that no code has declared for this time, unless an operator has changed or paused them.
     Returns owner and name; not of a row that another transaction has locked.
     """
     table = table_of(companions_of(job).limit)
@@ -133,25 +133,25 @@ def _among(job: type[JobMixin], mine: Any) -> sa.ColumnElement[bool]:
     return sa.tuple_(columns.owner, columns.name).in_(sa.select(mine.c.owner, mine.c.name))
 
 
-# ---- Writing down what code declares of limits.
+# ---- Writing the declared limits.
 
 
 def limits_definition(limits: Limits) -> Definition:
-    """What code says by these limits."""
+    """The definition for these limits."""
     return definition(limits.columns())
 
 
 class DeclaredLimits(StorePart):
-    """What workers' code declares, in the table of limits."""
+    """The declared limits in the table of limits."""
 
     def declare_limits(
         self, connection: sa.Connection, definitions: Mapping[tuple[Owner, str], Definition], *, gone: timedelta
     ) -> Declaring:
-        """Write down what this worker's code declares, by owner and name.
+        """Write the limits that this worker's code declares, by owner and name.
 
-        A definition that was replaced does not come back while a living worker declares its replacement. `gone`: what no
-        worker has declared for this long, none declares any more. What an operator holds keeps the operator's values. The rows are
-        written in the order of their names, so that two workers cannot deadlock.
+        A definition that was replaced does not come back while a living worker declares its replacement. `gone`: the
+        time after which a definition that no worker has declared again is gone. A row that an operator holds keeps the operator's values.
+        The rows are written in the order of their names, so that two workers cannot deadlock.
         """
         result = Declaring()
         if not definitions:
@@ -159,47 +159,47 @@ class DeclaredLimits(StorePart):
         owners, names = zip(*definitions, strict=True)
         found = connection.execute(declared_limits(owners, names, job=self.job))
         there = {(row.owner, row.name): row for row in found}
-        said: list[tuple[str, str]] = []
+        to_renew: list[tuple[str, str]] = []
         for (owner, name), new in sorted(definitions.items()):
             row = there.get((owner, name))
             if row is None:
                 made = declare_new_limit(owner, name, values=new.values, digest=new.digest, job=self.job)
                 is_made = connection.execute(made).first() is not None
-                (result.made if is_made else result.locked).append(_said(owner, name))
+                (result.made if is_made else result.locked).append(_label(owner, name))
             elif row.current != new.digest:
                 is_gone = row.age is None or row.age > gone.total_seconds()
                 self._replace_limit(connection, owner, name, new, result, gone=is_gone)
             elif row.age is None or row.age > SAY_AGAIN:
-                said.append((owner, name))
-        if said:
-            owners, names = zip(*said, strict=True)
+                to_renew.append((owner, name))
+        if to_renew:
+            owners, names = zip(*to_renew, strict=True)
             connection.execute(say_declared_limits(owners, names, job=self.job))
         return result
 
     def _replace_limit(
         self, connection: sa.Connection, owner: str, name: str, new: Definition, result: Declaring, *, gone: bool
     ) -> None:
-        said = _said(owner, name)
+        label = _label(owner, name)
         row = connection.execute(lock_declared_limit(owner, name, job=self.job)).first()
         if row is None:
-            result.locked.append(said)
+            result.locked.append(label)
             return
         digests = digests_with(new.digest, row.definitions, gone=gone)
         if digests is None:
-            result.superseded.append(said)
+            result.superseded.append(label)
             return
         before = Limits().columns() if row.declared is None else row.declared
         changes = {} if row.held else to_change(row, before, new.values, LIMITS)
         connection.execute(
             change_declared_limit(owner, name, changes=changes, declared=new.values, definitions=digests, job=self.job)
         )
-        (result.held if row.held else result.changed).append(said)
+        (result.held if row.held else result.changed).append(label)
 
     def drop_undeclared_limits(self, connection: sa.Connection, *, after: timedelta) -> list[str]:
-        """Delete the limits that no code has declared for this long. Returns what they were of."""
+        """Delete the limits that no code has declared for this time. Returns their owners and names as text."""
         found = connection.execute(drop_undeclared_limits(after=after, job=self.job))
-        return [_said(row.owner, row.name) for row in found]
+        return [_label(row.owner, row.name) for row in found]
 
 
-def _said(owner: str, name: str) -> str:
+def _label(owner: str, name: str) -> str:
     return f"{owner} {name!r}"

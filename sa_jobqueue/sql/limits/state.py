@@ -1,7 +1,8 @@
-"""What a worker knows of the limits, and whether that is still so.
+"""The limits that a worker knows, and whether they are still current.
 
-A plain claim keeps no limits. So each says which versions of the limits its worker has read, and fails where there are others; and where one
-of its queues has jobs with keys. For a queue with neither that is one look at an empty table and two probes of an empty index per claim.
+A plain claim takes no account of limits. So each claim names the versions of the limits that its worker has read, and fails where there are
+others, or where a queue has jobs with keys. For a queue without limits and keys this costs a read of an empty table and two probes of an
+empty index per claim.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ def _with_key(table: sa.Table) -> sa.ColumnElement[bool]:
 
 
 def is_keyless(table: sa.Table) -> sa.ColumnElement[bool]:
-    """Whether a job waits that has no key: as the index `job_claim_idx` says it."""
+    """The predicate of `job_claim_idx`: queued and without a key."""
     return sa.and_(_waits(table), table.c.concurrency_key.is_(None))
 
 
 def is_ready(table: sa.Table) -> sa.ColumnElement[bool]:
-    """Whether a job with a key may take its turn: as the index `job_key_ready_idx` says it."""
+    """The predicate of `job_key_ready_idx`: queued, with a key, and may take its turn."""
     return sa.and_(_with_key(table), table.c.run_at <= sa.func.greatest(table.c.created_at, table.c.ready_at))
 
 
 def is_later(table: sa.Table) -> sa.ColumnElement[bool]:
-    """Whether it is not yet: as the index `job_key_later_idx` says it."""
+    """The predicate of `job_key_later_idx`: queued, with a key, and may not take its turn yet."""
     return sa.and_(_with_key(table), table.c.run_at > sa.func.greatest(table.c.created_at, table.c.ready_at))
 
 
@@ -77,14 +78,14 @@ def knows_limits(table: sa.Table, limit: sa.Table, given: Mapping[str, Any]) -> 
 
 def limits_nothing(limit: sa.Table) -> sa.ColumnElement[bool]:
     """Whether a row of `LimitRow` limits nothing, and is no pause."""
-    unsaid = (limit.c[name].is_not_distinct_from(value) for name, value in Limits().columns().items())
-    return sa.and_(limit.c.paused_at.is_(None), *unsaid)
+    defaults = (limit.c[name].is_not_distinct_from(value) for name, value in Limits().columns().items())
+    return sa.and_(limit.c.paused_at.is_(None), *defaults)
 
 
 def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Executable:
     """Read where there are limits, which `claim_jobs` takes no account of.
 
-    Returns one row: `version`, of all limits together, NULL if there are none; `queues`, those of the given ones that have limits, or are
+    Returns one row: `version`, of all limits together, NULL if there are none; `queues`, the given queues that have limits, or are
     paused, or have jobs with keys that wait; `tasks`, all that have limits, or keys that have. Both are NULL if there are none.
     """
     tables = companions_of(job)
@@ -92,8 +93,8 @@ def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Exe
     asked = rows("asked", name=array("queue_names", list(queues), sa.Text()))
     some = sa.select(sa.literal_column("true", sa.Boolean))
     waiting = some.select_from(table).where(table.c.queue == asked.c.name).correlate(asked)
-    said = some.where(limits.c.owner == sa.literal_column("'queue'"), limits.c.name == asked.c.name).correlate(asked)
-    ways = (said, waiting.where(is_ready(table)), waiting.where(is_later(table)))
+    own_row = some.where(limits.c.owner == sa.literal_column("'queue'"), limits.c.name == asked.c.name).correlate(asked)
+    ways = (own_row, waiting.where(is_ready(table)), waiting.where(is_later(table)))
     limited = (
         sa.select(sa.func.array_agg(asked.c.name)).where(sa.or_(*(way.exists() for way in ways))).scalar_subquery()
     )
@@ -115,7 +116,7 @@ _QUEUE = sa.literal_column("'queue'", sa.Text)
 
 
 class StateKey(NamedTuple):
-    """Which row of `LimitState`."""
+    """The key of a row of `LimitState`."""
 
     owner: str
     name: str
@@ -127,17 +128,17 @@ FIRST_STATE = StateKey("", "", "")
 
 
 def block(ids: Sequence[int], seconds: Sequence[float], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """For these `seconds` start no job with the key of one of these jobs, or of its queue if it has none. A longer wait stays.
+    """For these `seconds` start no job with the key of any of these jobs, or in its queue if it has no key. A longer wait stays.
 
     Returns name and key of each; the key is empty where it is the whole queue.
     """
     table, states = table_of(job), table_of(companions_of(job).limit_state)
     given = array("blocking_ids", ids, sa.BigInteger())
-    said = rows("said", id=given, seconds=array("blocking_seconds", seconds, sa.Float(53)))
+    blocking = rows("said", id=given, seconds=array("blocking_seconds", seconds, sa.Float(53)))
     key = sa.case((table.c.concurrency_key >= FIRST_KEY, table.c.concurrency_key), else_=sa.literal_column("''"))
     of = (
-        sa.select(table.c.queue.label("name"), key.label("key"), sa.func.max(said.c.seconds).label("seconds"))
-        .select_from(table.join(said, said.c.id == table.c.id))
+        sa.select(table.c.queue.label("name"), key.label("key"), sa.func.max(blocking.c.seconds).label("seconds"))
+        .select_from(table.join(blocking, blocking.c.id == table.c.id))
         .where(table.c.id == sa.func.any(given))
         .group_by(table.c.queue, key)
         .subquery("of")
@@ -154,7 +155,7 @@ def block(ids: Sequence[int], seconds: Sequence[float], *, job: type[JobMixin] =
 
 
 def limit_queues(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Have these queues claimed from under limits: those that have none get a row that limits nothing.
+    """Let claims from these queues obey limits: a queue that has no row gets a row that limits nothing.
 
     A statement after `block`, whose lock keeps `forget_states` from deleting such a row meanwhile. It waits for no operator who is
     making a row of the queue; `forget_states` names those that still need theirs.
@@ -164,16 +165,16 @@ def limit_queues(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Execu
 
 
 def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of `limit` rows from `after` (exclusive) on, delete those that say nothing any more, except rows that are locked just now.
+    """Of `limit` rows from `after` (exclusive) on, delete those that no longer affect any claim, except rows that are locked just now.
 
-    Where one has kept a queue waiting, the queue's row that limits nothing goes with it. And lowest ids are forgotten, so that the next
+    If a deleted row has kept a queue waiting, the queue's row that limits nothing is deleted, too. Lowest ids are cleared, so that the next
     claim counts from the start: an operator may have set an older job to running by plain SQL.
 
-    Returns one row: owner, name and key of the last one, NULL if there was none; how many were looked at, and how many are deleted; and
-    `unlimited`, the queues that are to wait and have no row by which claims would see that: for `limit_queues`. NULL: none.
+    Returns one row: owner, name and key of the last row, NULL if there was none; how many rows were read, and how many are deleted; and
+    `unlimited`, the queues that must wait and have no row by which claims would see that: for `limit_queues`. NULL: none.
     """
     tables = companions_of(job)
-    states, said = table_of(tables.limit_state), table_of(tables.limit)
+    states, owners = table_of(tables.limit_state), table_of(tables.limit)
     columns = states.c
     page = (
         sa.select(columns.owner, columns.name, columns.key)
@@ -209,20 +210,22 @@ def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> 
         gone.c.owner == _QUEUE, gone.c.key == sa.literal_column("''"), gone.c.blocked_until.is_not(None)
     )
     empty = (
-        sa.select(said.c.name)
+        sa.select(owners.c.name)
         .where(
-            said.c.owner == _QUEUE,
-            said.c.name.in_(waited),
-            limits_nothing(said),
-            sa.not_(said.c.held),
-            said.c.declared.is_(None),
+            owners.c.owner == _QUEUE,
+            owners.c.name.in_(waited),
+            limits_nothing(owners),
+            sa.not_(owners.c.held),
+            owners.c.declared.is_(None),
         )
         .with_for_update(skip_locked=True)
         .cte("empty")
         .prefix_with("MATERIALIZED")
     )
-    unlimited = sa.delete(said).where(said.c.owner == _QUEUE, said.c.name.in_(sa.select(empty.c.name))).cte("unlimited")
-    row = sa.select(said.c.name).where(said.c.owner == _QUEUE, said.c.name == columns.name).correlate(states)
+    unlimited = (
+        sa.delete(owners).where(owners.c.owner == _QUEUE, owners.c.name.in_(sa.select(empty.c.name))).cte("unlimited")
+    )
+    row = sa.select(owners.c.name).where(owners.c.owner == _QUEUE, owners.c.name == columns.name).correlate(states)
     waits = (
         sa.select(sa.func.array_agg(columns.name))
         .where(

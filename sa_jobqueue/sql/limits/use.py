@@ -1,4 +1,4 @@
-"""What operators see of limits: permits that are used, jobs that a pause keeps waiting, keys that take turns, permits that are stuck.
+"""Limits as operators see them: used permits, jobs that a pause keeps waiting, keys that take turns, and stuck permits.
 
 Each statement reads indexes, and stops counting at `CAP`: so it takes milliseconds, however many jobs, keys and limits there are.
 """
@@ -32,9 +32,9 @@ def limits_said(*, limits: int = 1_000, job: type[JobMixin] = Job) -> sa.Executa
     how many may run, `running`; for how many seconds it is paused, `paused`, NULL if it is not; and `pause_reason`.
     """
     columns = table_of(companions_of(job).limit).c
-    # As `Limits().columns()` says that there is no limit.
-    said = [columns[name].is_not(None) for name, value in Limits().columns().items() if value is None]
-    limited = sa.or_(*said, columns.strict, columns.when_full != sa.literal_column("'wait'"))
+    # The defaults of `Limits().columns()` mean that there is no limit.
+    is_set = [columns[name].is_not(None) for name, value in Limits().columns().items() if value is None]
+    limited = sa.or_(*is_set, columns.strict, columns.when_full != sa.literal_column("'wait'"))
     return (
         sa.select(
             columns.owner,
@@ -51,7 +51,7 @@ def limits_said(*, limits: int = 1_000, job: type[JobMixin] = Job) -> sa.Executa
 
 
 def paused_keys(*, cap: int = CAP, most: int = _MOST, job: type[JobMixin] = Job) -> sa.Executable:
-    """A row per paused key, `most` at most, among the first `cap` that operators have said something of: `owner`, `name`, `key`,
+    """A row per paused key, `most` at most, among the first `cap` keys with a row: `owner`, `name`, `key`,
     `paused` seconds, `pause_reason`.
     """
     columns = table_of(companions_of(job).key).c
@@ -166,7 +166,7 @@ def ready_of_keys(
 
 def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per queue with ready jobs that have keys: the `number` of keys that take turns, counted up to `keys` of a queue, and up to `cap` of
-    all together. One probe of an index for each.
+    all together. Each key costs a probe of an index.
     """
     table = table_of(job)
     columns = table.c
@@ -318,14 +318,14 @@ def _held(table: sa.Table, cap: int) -> sa.CTE:
 
 
 def _scope(held: sa.CTE, owner: sa.ColumnElement[str], name: sa.ColumnElement[str], key: sa.ColumnElement[Any]) -> Any:
-    """The running jobs as those of their queue or task, and perhaps of a key of it."""
+    """The running jobs with the queue or task, and perhaps the key, whose permits they hold."""
     return sa.select(
         owner.label("owner"), name.label("name"), sa.cast(key, sa.Text).label("key"), held.c.id, held.c.expired, held.c.seconds
     )  # fmt: skip
 
 
 def _queues_with_keys(job: type[JobMixin], most: int) -> sa.CTE:
-    """The names of the queues with ready jobs that have keys, and behind them NULL: a probe for each."""
+    """The names of the queues with ready jobs that have keys, followed by NULL. Each name costs a probe of an index."""
     table = table_of(job)
     columns = table.c
 

@@ -1,6 +1,6 @@
-"""How many jobs wait, of which tasks, and how many should be deleted by now.
+"""Numbers of waiting jobs, their tasks, and jobs that should be deleted by now.
 
-A count that may be large stops at `CAP`, and reads an index: so each statement takes milliseconds, however many jobs there are.
+A count that may be large reads an index and stops at `CAP`, so each statement takes milliseconds, however many jobs there are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..parts import ONE, ZERO, array, columns_of, epoch, in_calendar, in_seconds
 #: Where counting stops: a number of this size means "more than 10,000".
 CAP = 10_001
 
-#: Queues that are looked at.
+#: Queues that are read.
 _QUEUES = 10_000
 #: More queues than there can be.
 _ALL = 2**31 - 1
@@ -64,7 +64,7 @@ def purge_overdue(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable
 
 
 def since_first_job(*, job: type[JobMixin] = Job) -> sa.Executable:
-    """The seconds since the oldest job was enqueued, or since a worker first counted one, if that is longer ago; NULL without any."""
+    """Seconds since the oldest job was enqueued, or since a worker first counted a job, if that is longer ago; NULL without jobs."""
     stat = companions_of(job).stat
     columns = table_of(job).c
     oldest = sa.select(columns.created_at).order_by(columns.id).limit(ONE).scalar_subquery()
@@ -175,7 +175,7 @@ def queued_tasks(*, sample: int, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def due_queues(*, job: type[JobMixin] = Job) -> sa.Executable:
-    """The names of the queues that have due jobs, by some probes of the indexes of queued jobs for each queue with queued ones."""
+    """The names of the queues that have due jobs. Each queue with queued jobs costs some probes of their indexes."""
     table = table_of(job)
     columns = table.c
     names = queue_names(job, _ALL)
@@ -184,7 +184,7 @@ def due_queues(*, job: type[JobMixin] = Job) -> sa.Executable:
     def first(*where: sa.ColumnElement[bool]) -> sa.Select[Any]:
         return sa.select(ONE).where(columns.queue == names.c.queue, *where).limit(ONE).correlate(names, slot)
 
-    # A probe for each priority: behind one condition on them all, jobs of the future would be read.
+    # A probe for each priority: a single condition on all priorities would read jobs of the future.
     keyless = first(is_keyless(table), columns.priority == slot.c.priority, columns.run_at <= sa.func.now())
     found = keyless.order_by(columns.run_at).lateral("found")
     first_keyless = sa.select(ONE).select_from(slot.join(found, sa.true())).limit(ONE).correlate(names)
@@ -195,7 +195,7 @@ def due_queues(*, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def queue_names(job: type[JobMixin], most: int) -> sa.CTE:
-    """The names of the queues with queued jobs, and behind them NULL: by one probe of each index of queued jobs for each."""
+    """The names of the queues with queued jobs, followed by NULL. Each name costs a probe of each index of queued jobs."""
     table = table_of(job)
     columns = table.c
 
@@ -219,7 +219,7 @@ def queue_names(job: type[JobMixin], most: int) -> sa.CTE:
 
 
 def _ready(job: type[JobMixin], names: sa.CTE, limit: sa.ColumnElement[int]) -> sa.CTE:
-    """Of each queue: how many jobs with a key are ready, and since when the oldest of those that were counted is due."""
+    """For each queue: how many jobs with a key are ready, and since when the oldest of the counted jobs is due."""
     table = table_of(job)
     columns = table.c
     page = (
@@ -238,7 +238,7 @@ def _ready(job: type[JobMixin], names: sa.CTE, limit: sa.ColumnElement[int]) -> 
 def first_of_turns(
     job: type[JobMixin], queues: sa.CTE, seen: sa.Column[Any], most: int, *where: sa.ColumnElement[bool]
 ) -> sa.CTE:
-    """The first ready job of each key and priority, `most` of each queue, by a probe for each: the queue, and what was `seen` of the job."""
+    """The first ready job of each key and priority, `most` of each queue: the queue, and the column `seen` of the job. Each costs a probe."""
     table = table_of(job)
     columns = table.c
     turn = -columns.priority
@@ -398,7 +398,7 @@ def count_jobs(
     )
 
 
-# ---- What an operator sees of the whole: the workers, and running jobs that no worker holds any more.
+# ---- The workers, and running jobs that no worker holds any more.
 
 #: A connection that listens for a worker has this and the worker's id as its application_name.
 LISTENS_FOR = "sa-jobqueue "
@@ -450,7 +450,7 @@ def count_expired(*, job: type[JobMixin] = Job) -> sa.Executable:
 
 # ---- Groups of failed jobs with the same task, class of error and first line of the message. For the dashboard and `sa-jobqueue errors`.
 
-#: Failed jobs that are looked at.
+#: Failed jobs that are read.
 NEWEST_FAILED = 10_000
 #: Groups that are shown.
 MOST_GROUPS = 50
@@ -480,22 +480,22 @@ def group_errors(
     `task`, `error`, `line`; `group`, the line's short name; `jobs`, how many; `first` and `last`, when they ended; `hours`, how many
     hours ago each of the last 24 hours did; and `groups`, how many groups there are of all.
     """
-    said = _newest(where, newest, job)
-    ago = sa.func.floor(sa.func.extract("epoch", sa.func.now() - said.c.finished_at) / 3_600)
+    failed = _newest(where, newest, job)
+    ago = sa.func.floor(sa.func.extract("epoch", sa.func.now() - failed.c.finished_at) / 3_600)
     hours = sa.func.array_agg(sa.cast(ago, sa.Integer)).filter(ago.between(0, HOURS - 1))
     number = sa.func.count()
     return (
         sa.select(
-            *columns_of(said.c, "task error line"),
-            sign_of(said.c.line).label("group"),
+            *columns_of(failed.c, "task error line"),
+            sign_of(failed.c.line).label("group"),
             number.label("jobs"),
-            sa.func.min(said.c.finished_at).label("first"),
-            sa.func.max(said.c.finished_at).label("last"),
+            sa.func.min(failed.c.finished_at).label("first"),
+            sa.func.max(failed.c.finished_at).label("last"),
             hours.label("hours"),
             sa.func.count().over().label("groups"),
         )
-        .group_by(said.c.task, said.c.error, said.c.line)
-        .order_by(number.desc(), sa.func.max(said.c.id).desc())
+        .group_by(failed.c.task, failed.c.error, failed.c.line)
+        .order_by(number.desc(), sa.func.max(failed.c.id).desc())
         .limit(most)
     )
 
@@ -513,7 +513,7 @@ def _failed(job: type[JobMixin]) -> sa.ColumnElement[bool]:
 
 
 def _newest(where: tuple[sa.ColumnElement[bool], ...], most: int, job: type[JobMixin]) -> sa.CTE:
-    """The newest failed jobs, and what they failed with. Of a traceback nothing is kept: it would not fit into memory for sorting."""
+    """The newest failed jobs with the class and first line of their last errors. A traceback would not fit into memory for sorting."""
     newest = (
         sa.select(job.id, job.task, in_calendar(table_of(job).c.finished_at).label("finished_at"), job.errors)
         .where(_failed(job), *where)
@@ -521,9 +521,9 @@ def _newest(where: tuple[sa.ColumnElement[bool], ...], most: int, job: type[JobM
         .limit(most)
         .subquery("newest")
     )
-    # A fence: what is stored apart is fetched once for each job.
+    # A fence: TOAST values are fetched once for each job.
     last = sa.select(newest.c.errors[-1].label("last")).correlate(newest)
     its = last.offset(ZERO).lateral("its")
     error = sa.func.coalesce(its.c.last["type"].astext, "", type_=sa.Text()).label("error")
-    said = sa.select(newest.c.id, newest.c.task, newest.c.finished_at, error, line_of(its.c.last).label("line"))
-    return said.select_from(newest.join(its, sa.true())).cte("said").prefix_with("MATERIALIZED")
+    failed = sa.select(newest.c.id, newest.c.task, newest.c.finished_at, error, line_of(its.c.last).label("line"))
+    return failed.select_from(newest.join(its, sa.true())).cte("said").prefix_with("MATERIALIZED")

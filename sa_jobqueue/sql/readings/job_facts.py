@@ -1,4 +1,4 @@
-"""What there is to know of jobs, to say why they are not run: their rows, who could run them, and what is ahead of them.
+"""Facts about jobs, to explain why they are not run: their rows, the workers that could run them, and the jobs ahead of them.
 
 >>> from sa_jobqueue.sql.readings.job_facts import job_facts
 >>> print(job_facts([7]).selected_columns.keys()[:4])
@@ -40,7 +40,7 @@ _COLUMNS = (
     "lease_expires_at", "finished_at", "cancel_requested_at", "expires_at", "deadline_at", "concurrency_key", "workflow_id", "worker",
     "duplicate_of",
 )  # fmt: skip
-#: Those of them that are times.
+#: The columns among them that are times.
 _TIMES = tuple(name for name in _COLUMNS if name.endswith("_at"))
 
 

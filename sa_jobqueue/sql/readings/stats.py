@@ -1,4 +1,4 @@
-"""Statistics of ended jobs: workers add to them, readers sum them up."""
+"""Statistics of ended jobs: workers add to them, readers sum them."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def stats_parameters(tallies: Sequence[TaskTally], *, worker: uuid.UUID, number:
 def add_stats(
     tallies: Sequence[TaskTally], *, worker: uuid.UUID, number: int, job: type[JobMixin] = Job
 ) -> sa.Executable:
-    """Add what a worker counted to the rows of the current minute, the `number`th time that it does so.
+    """Add the counts of a worker to the rows of the current minute, for the `number`th time.
 
-    Returns that number, or no row: the worker has added it before, or its own row is gone; then nothing is added. The rows are
+    Returns that number, or no row if the worker has added these counts before, or its own row is gone; then nothing is added. The rows are
     taken in the order of their keys, so that two workers do not deadlock.
     """
     tables = companions_of(job)
@@ -87,7 +87,7 @@ def add_stats(
 
 
 def written_stats(worker: uuid.UUID, *, job: type[JobMixin] = Job) -> sa.Executable:
-    """How often a worker has added what it counted; no row: its own row is gone."""
+    """How often a worker has added its counts; no row if its own row is gone."""
     workers = companions_of(job).worker
     return sa.select(workers.stats_written).where(workers.id == worker)
 
@@ -139,7 +139,7 @@ def sum_stats(
 
     The columns of `by`; completed, retried, failed, cancelled, snoozed, released, rescued, lost; run_seconds, wait_seconds; runs and
     waits, arrays by the buckets of `sa_jobqueue.rules.tally`. `queues`, `tasks`: only these. `step`: a row for each such time as well, with
-    the column `at`, when it began, and in its order. `values`: only these of the sums; all, unless it is said. The last 7 days are counted by the minute, what is older by the hour.
+    the column `at`, when it began, and in its order. `values`: only these of the sums; by default all. The last 7 days are counted by the minute, what is older by the hour.
     """
     table = table_of(stat)
     columns = table.c
@@ -164,7 +164,7 @@ def sum_stats(
 
 
 def _adding(table: sa.Table, query: Any) -> Any:
-    """INSERT what `query` returns, or add it to the rows that are there."""
+    """Insert the rows of `query`, or add them to the rows that are there."""
     insertion = insert(table).from_select(["seconds", "at", *_GIVEN], query)
     new, old = insertion.excluded, table.c
     sums: dict[str, Any] = {name: old[name] + new[name] for name in (*COUNTED, *_SECONDS)}
@@ -200,7 +200,7 @@ def _sums(table: Any) -> list[sa.ColumnElement[Any]]:
 
 
 def _bucket(counts: Any, number: int) -> sa.ColumnElement[int]:
-    """A bucket; they are numbered from 1."""
+    """A bucket of an array; the first has the number 1."""
     found: sa.ColumnElement[int] = counts[sa.literal_column(str(number), sa.Integer)]
     return found
 
@@ -228,12 +228,12 @@ def _same(table: sa.Table, old: sa.CTE) -> list[sa.ColumnElement[bool]]:
 
 
 class Stats(StorePart):
-    """Adding to what was counted, and keeping it short."""
+    """Adding counts to the statistics, and shortening these."""
 
     def add_stats(
         self, connection: sa.Connection, tallies: Sequence[TaskTally], *, worker: uuid.UUID, number: int
     ) -> bool:
-        """Add what `worker` has counted, the `number`th time. False: its row is gone, and nothing was added."""
+        """Add the counts of `worker`, for the `number`th time. Returns False if its row is gone and nothing was added."""
         given = stats_parameters(tallies, worker=worker, number=number)
         if self._add_stats.rows(connection, given):
             return True

@@ -1,4 +1,4 @@
-"""Why a queued job is not started: what limits its queue, its task and its key now, as the claims see it.
+"""Why a queued job is not started: the limits and pauses of its queue, its task and its key, as claims see them.
 
 >>> from sa_jobqueue.statements import why_waiting
 >>> print(why_waiting(7).selected_columns.keys()[:4])
@@ -39,7 +39,7 @@ _DETAILS: dict[str, TypeEngine[Any]] = {
 
 
 def why_waiting(job_id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """A row for each thing that keeps a queued or blocked job from being started now: `WaitReason(*row)` says it in a sentence.
+    """A row for each reason why a queued or blocked job is not started now: `WaitReason(*row)` is a sentence as text.
 
     Columns: `owner`, "queue" or "task", and its `name`; `key`, NULL if it holds for all jobs of the owner; `what`, one of "running",
     "rate", "paused", "blocked", "strict", and, without an owner, "later", where the job is not due, "parents", where it waits for others
@@ -116,7 +116,7 @@ def _asked(table: sa.Table, job_id: int) -> sa.CTE:
 
 
 def _scopes(asked: sa.CTE, limits: sa.Table, keys: sa.Table, states: sa.Table) -> sa.CTE:
-    """What holds for all jobs of its queue, for all of its task, and for those of its key in either."""
+    """The limits of all jobs of its queue, of all jobs of its task, and of the jobs of its key in either."""
     owner = sa.union_all(
         sa.select(_QUEUE.label("owner"), asked.c.queue.label("name"), asked.c.key),
         sa.select(_TASK, asked.c.task, asked.c.key),
@@ -172,13 +172,13 @@ def _row(place: int, what: str, scope: sa.CTE | None = None, /, **details: sa.Co
     ]
     if (until := details.get("until")) is not None:
         details["until"] = in_calendar(until)
-    said = [details.get(name, sa.cast(sa.null(), kind)).label(name) for name, kind in _DETAILS.items()]
+    columns = [details.get(name, sa.cast(sa.null(), kind)).label(name) for name, kind in _DETAILS.items()]
     number: sa.Label[int] = sa.literal_column(str(place), sa.Integer).label("place")
-    return sa.select(number, *of, sa.literal_column(f"'{what}'", sa.Text).label("what"), *said)
+    return sa.select(number, *of, sa.literal_column(f"'{what}'", sa.Text).label("what"), *columns)
 
 
 def _full(table: sa.Table, scope: sa.CTE, *, of_key: bool) -> sa.Select[Any]:
-    """As many run as may. Those of a key are read by its index, all others by that of the running jobs."""
+    """As many jobs run as may. Jobs of a key are read by its index, all others by the index of the running jobs."""
     if of_key:
         runs = _named(table, *_running(table, scope), _of(table, scope))
     else:

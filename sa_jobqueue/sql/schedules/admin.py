@@ -27,7 +27,7 @@ Criterion = sa.ColumnExpressionArgument[bool]
 def pause_schedules(
     *where: Criterion, reason: str = "paused by an operator", schedule: type[Schedule] = Schedule
 ) -> sa.Executable:
-    """Pause schedules: they enqueue nothing until they are resumed, whatever is deployed meanwhile. Returns their names.
+    """Pause schedules: they enqueue nothing until they are resumed, also through deployments. Returns their names.
 
     A pause that is there already keeps its beginning, and takes this reason. Jobs that are enqueued already are not touched.
     """
@@ -60,7 +60,7 @@ def resume_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> 
 
 
 def remove_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> sa.Executable:
-    """Delete schedules. Returns their names. Their jobs stay. One that a worker's code declares is made again by that worker."""
+    """Delete schedules. Returns their names. Their jobs stay. A worker whose code declares a schedule makes it again."""
     columns = table_of(schedule).c
     return (
         sa.delete(schedule)
@@ -71,9 +71,9 @@ def remove_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> 
 
 
 def run_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> sa.Executable:
-    """Enqueue a job of each schedule now, beside its ticks, also if it is paused. Returns the ids of the jobs.
+    """Enqueue a job of each schedule now, in addition to its ticks, also if it is paused. Returns the ids of the jobs.
 
-    Such a job has now() as its `tick_at`. `overlap` is not looked at.
+    Such a job has now() as its `tick_at`. `overlap` does not matter.
     """
     columns = table_of(schedule).c
     call = schema_function(
@@ -94,7 +94,7 @@ def run_schedules(*where: Criterion, schedule: type[Schedule] = Schedule) -> sa.
 
 
 def list_schedules(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """A row per schedule, by name: its columns; `now`; and of its last job, or one that has not finished, `job_id`, `job_status`,
+    """A row per schedule, by name: its columns; `now`; and of its last job, or a job that has not finished, `job_id`, `job_status`,
     `job_created_at` and `job_finished_at`, which are NULL if there is none.
     """
     table, jobs = table_of(companions_of(job).schedule), table_of(job).c
@@ -121,7 +121,7 @@ def list_schedules(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
 
 
 def lock_schedule(name: str, *, lock: bool = True, job: type[JobMixin] = Job) -> sa.Executable:
-    """What says which ticks of a schedule were dealt with, and `now`. `lock`: no worker moves it on until the transaction ends."""
+    """The columns that tell which ticks of a schedule were handled, and `now`. `lock`: no worker moves it on until the transaction ends."""
     columns = table_of(companions_of(job).schedule).c
     found = sa.select(
         columns.id, columns.expression, columns.timezone, columns.counts_from, columns.next_at, columns.paused_at,

@@ -1,4 +1,4 @@
-"""What code declares of schedules: new ones, changed ones, and those that no code declares any more."""
+"""Schedules that code declares: new, changed, and no longer declared."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ...rules.job_fields import JOB_FIELDS
 from ..parts import ONE, array, epoch, lock_in_order, members, table_of
 from ..tables import StorePart
 
-#: What a definition says, beside the name.
+#: The columns of a definition, without the name.
 DEFINED = (
     "expression", "timezone", "missed", "catch_up", "overlap", "jitter", "pause_after",
     *(field.schedule for field in JOB_FIELDS if field.schedule is not None),
@@ -25,7 +25,7 @@ DEFINED = (
 
 
 def declared_schedules(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Those of these schedules that are there. Columns: name; current, the digest of the definition that code declared last, and age,
+    """The existing rows of these schedules. Columns: name; current, the digest of the definition that code declared last, and age,
     the seconds since then, both NULL if it was made at run time; undeclared, true if it is paused because no code declares it.
     """
     columns = table_of(companions_of(job).schedule).c
@@ -39,7 +39,7 @@ def declared_schedules(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa
 
 
 def declare_new(*, values: Mapping[str, Any], digest: str, job: type[JobMixin] = Job) -> sa.Executable:
-    """Insert a schedule that code declares. Nothing happens if its name is there."""
+    """Insert a schedule that code declares. Does nothing if its name is there."""
     made = insert(table_of(companions_of(job).schedule)).values(
         **values, declared=dict(values), definitions=[digest], declared_at=sa.func.now()
     )
@@ -47,7 +47,7 @@ def declare_new(*, values: Mapping[str, Any], digest: str, job: type[JobMixin] =
 
 
 def lock_declared(name: str, *, job: type[JobMixin] = Job) -> sa.Executable:
-    """One schedule that code has declared, locked: its definition in the row, what code had declared, and the digests so far.
+    """A schedule that code has declared, locked: the definition in its row, the declared values, and the digests so far.
 
     Nothing if another transaction has locked it just now.
     """
@@ -68,7 +68,7 @@ def change_declared(
     definitions: Sequence[str],
     job: type[JobMixin] = Job,
 ) -> sa.Executable:
-    """Write a new definition: the columns that are to change, and what code says of all of them."""
+    """Write a new definition: the columns that change, and the declared values of all columns."""
     table = table_of(companions_of(job).schedule)
     return (
         sa.update(table)
@@ -78,15 +78,15 @@ def change_declared(
 
 
 def say_declared(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """These schedules are declared by a living worker. A row that another transaction has locked is left."""
+    """Renew the declaration of these schedules by a live worker. A row that another transaction has locked is left out."""
     table = table_of(companions_of(job).schedule)
     mine = lock_in_order(table, table.c.name == sa.func.any(array("schedule_names", names, sa.Text())))
     return sa.update(table).where(members(table.c.id, sa.select(mine.c.id))).values(declared_at=sa.func.now())
 
 
 def resume_declared(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Schedules that were paused because no code declared them go on. Returns their names; not of a row that another transaction has
-    locked.
+    """Resume schedules that were paused because no code declared them, except rows that another transaction has locked. Returns their
+    names.
     """
     table = table_of(companions_of(job).schedule)
     mine = lock_in_order(
@@ -103,8 +103,8 @@ def resume_declared(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Ex
 
 
 def pause_undeclared(*, after: timedelta, job: type[JobMixin] = Job) -> sa.Executable:
-    """Pause the schedules that code had declared, and that none has for this long. Returns their names; not of a row that another
-    transaction has locked.
+    """Pause the schedules that code had declared, and that no code has declared for this time, except rows that another transaction has
+    locked. Returns their names.
     """
     table = table_of(companions_of(job).schedule)
     columns = table.c
@@ -121,16 +121,16 @@ def pause_undeclared(*, after: timedelta, job: type[JobMixin] = Job) -> sa.Execu
     )
 
 
-# ---- What code declares, and which definition is in use while releases roll.
+# ---- Definitions, and which of them is in use while releases roll.
 
-#: A worker says again what it declares when it has not said so for this number of seconds.
+#: Seconds after which a worker renews its declarations.
 SAY_AGAIN = 30.0
 #: Digests that are kept of a row's former definitions.
 _FORMER = 100
 
 
 class Definition(NamedTuple):
-    """What code declares, by column; and the digest of that."""
+    """The values that code declares, by column; and their digest."""
 
     values: Mapping[str, Any]
     digest: str
@@ -138,13 +138,13 @@ class Definition(NamedTuple):
 
 @dataclass(slots=True)
 class Declaring:
-    """What became of what code declares, by name."""
+    """The names of the declared rows, by what was done with them."""
 
     made: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     resumed: list[str] = field(default_factory=list)
     held: list[str] = field(default_factory=list)
-    """An operator's values are in use; what the code declares now is written beside them."""
+    """An operator's values are in use; the declared values are written next to them."""
     superseded: list[str] = field(default_factory=list)
     """Another definition is in use, of a newer release or of another application."""
     taken: list[str] = field(default_factory=list)
@@ -154,16 +154,16 @@ class Declaring:
 
 
 def definition(values: Mapping[str, Any]) -> Definition:
-    """The definition that says these values."""
-    # Not what it leaves open: so the digests that rows have do not change when a later release adds a column.
-    said = {name: value for name, value in values.items() if value is not None}
-    text = json.dumps(said, sort_keys=True, separators=(",", ":"))
+    """The definition with these values."""
+    # Without the values that it leaves open: so the digests that rows have do not change when a later release adds a column.
+    given = {name: value for name, value in values.items() if value is not None}
+    text = json.dumps(given, sort_keys=True, separators=(",", ":"))
     return Definition(values, hashlib.sha256(text.encode()).hexdigest()[:24])
 
 
 def digests_with(digest: str, known: Sequence[str] | None, *, gone: bool) -> list[str] | None:
-    """The digests of a row with that of its new definition at the end. None: it was replaced, and stays so; unless no living worker
-    declares the one in use, which is `gone`.
+    """The digests of a row with the digest of its new definition at the end. None if the definition was replaced before, and stays so
+    because a live worker declares the definition in use, which is not `gone`.
     """
     before = list(known or ())
     if digest in before and not gone:
@@ -172,43 +172,40 @@ def digests_with(digest: str, known: Sequence[str] | None, *, gone: bool) -> lis
 
 
 def to_change(row: Any, before: object, values: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
-    """The columns of a row that a new definition changes. One that differs from what code said `before` was edited, and stays."""
-    said: Mapping[str, Any] = before if isinstance(before, dict) else {}  # by hand it may be any JSON
-    return {name: values[name] for name in columns if getattr(row, name) == said.get(name) != values[name]}
+    """The columns of a row that a new definition changes. A column that differs from the value declared `before` was edited, and stays."""
+    old: Mapping[str, Any] = before if isinstance(before, dict) else {}  # by hand it may be any JSON
+    return {name: values[name] for name in columns if getattr(row, name) == old.get(name) != values[name]}
 
 
-# ---- Writing down what code declares of schedules.
+# ---- Writing the declared schedules.
 
 
 def definition_of(schedule: Schedule) -> Definition:
-    """What a schedule that was made by code says."""
+    """The definition of a schedule that was made by code."""
     return definition({name: getattr(schedule, name) for name in ("name", *DEFINED)})
 
 
 class DeclaredSchedules(StorePart):
-    """What workers' code declares, in the table of schedules."""
+    """The declared schedules in the table of schedules."""
 
     def declare(
         self, connection: sa.Connection, definitions: Mapping[str, Definition], *, gone: timedelta
     ) -> Declaring:
-        """Write down what this worker's code declares.
+        """Write the schedules that this worker's code declares.
 
-        A definition that was replaced does not come back while a living worker declares the one that replaced it. `gone`: what no
-        worker has declared for this long, none declares any more. Columns that were edited by hand stay. The rows are written in
+        A definition that was replaced does not come back while a live worker declares its replacement. `gone`: the time after which a
+        definition that no worker has declared again is gone. Columns that were edited by hand stay. The rows are written in
         the order of their names, so that two workers cannot deadlock.
         """
         result = Declaring()
         there = {row.name: row for row in connection.execute(declared_schedules(list(definitions), job=self.job))}
-        said: list[str] = []
-        resumed: list[str] = []
+        to_renew, resumed = list[str](), list[str]()
         for name, new in sorted(definitions.items()):
             row = there.get(name)
             if row is None:
                 made = declare_new(values=new.values, digest=new.digest, job=self.job)
-                if connection.execute(made).first() is not None:
-                    result.made.append(name)
-                else:
-                    result.locked.append(name)
+                is_made = connection.execute(made).first() is not None
+                (result.made if is_made else result.locked).append(name)
                 continue
             if row.age is None:
                 result.taken.append(name)
@@ -220,9 +217,9 @@ class DeclaredSchedules(StorePart):
             if row.undeclared:
                 resumed.append(name)
             if row.age > SAY_AGAIN:
-                said.append(name)
-        if said:
-            connection.execute(say_declared(said, job=self.job))
+                to_renew.append(name)
+        if to_renew:
+            connection.execute(say_declared(to_renew, job=self.job))
         if resumed:
             result.resumed = list(connection.scalars(resume_declared(resumed, job=self.job)))
         return result
@@ -245,5 +242,5 @@ class DeclaredSchedules(StorePart):
         return True
 
     def pause_undeclared(self, connection: sa.Connection, *, after: timedelta) -> list[str]:
-        """Pause the schedules that no code has declared for this long. Returns their names."""
+        """Pause the schedules that no code has declared for this time. Returns their names."""
         return list(connection.scalars(pause_undeclared(after=after, job=self.job)))

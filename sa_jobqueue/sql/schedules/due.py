@@ -20,7 +20,7 @@ from ..tables import StorePart
 
 
 def next_look(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """Seconds until a worker has to look at a schedule next; no row if there is none."""
+    """Seconds until the next schedule is due; no row if there is no schedule."""
     columns = table_of(companions_of(job).schedule).c
     return (
         sa.select(sa.type_coerce(epoch(columns.due_at) - epoch(sa.func.clock_timestamp()), sa.Float()))
@@ -31,7 +31,7 @@ def next_look(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
 
 
 def due_schedules(*, limit: int, only: int | None = None, job: type[JobMixin] = Job) -> sa.Executable:
-    """The schedules that are due, locked; those that another transaction has locked are left. `only`: this one, if it is due.
+    """The schedules that are due, locked; schedules that another transaction has locked are left out. `only`: this schedule alone.
 
     Times come in seconds since 1970, because a `datetime` cannot hold them all; and the database's now() with them.
     """
@@ -196,7 +196,7 @@ class Ticked:
     enqueued: int = 0
     """How many jobs were enqueued."""
     bad: list[tuple[str, str]] = field(default_factory=list)
-    """Schedules about which nothing could be done, with the reason; without those that have the same reason since an earlier look."""
+    """(name, reason) of the schedules that failed for a new reason since the last pass."""
     paused: list[tuple[str, int]] = field(default_factory=list)
     """Schedules that were paused, each with the number of its jobs in a row that have failed."""
 
@@ -239,7 +239,7 @@ class Schedules(StorePart):
     """Enqueueing what is due."""
 
     def next_look(self, connection: sa.Connection) -> float | None:
-        """Seconds until a worker has to look at a schedule next; None if there is none."""
+        """Seconds until the next schedule is due; None if there is no schedule."""
         found: float | None = connection.scalar(next_look(job=self.job))
         return found
 

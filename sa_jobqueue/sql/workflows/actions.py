@@ -29,11 +29,11 @@ def advance_parameters(after: Mapping[int, int], *, most: int) -> dict[str, Any]
 
 
 def advance_workflows(after: Mapping[int, int], *, most: int, schema: str = SCHEMA) -> sa.Executable:
-    """Read what has happened to members of these workflows, at most `most` events, and release or cancel those that waited for it.
+    """Read at most `most` events of these workflows, and release or cancel the members that waited for them.
 
-    Returns one row: the workflows that have `again_ids` something to read; the `busy_ids`, which another transaction has locked, or
-    members of which; by workflow (`read_ids`) the `last_ids` that were read; the `queues` in which jobs were released; how many
-    events were `eaten`.
+    Returns one row: `again_ids`, the workflows with more events to read; `busy_ids`, the workflows that another transaction has locked,
+    or whose members it has; for each workflow in `read_ids` the last event that was read, in `last_ids`; the `queues` in which jobs were
+    released; and `eaten`, how many events were read.
     """
     given = advance_parameters(after, most=most)
     call: Any = schema_function(
@@ -51,9 +51,9 @@ def advance_workflows(after: Mapping[int, int], *, most: int, schema: str = SCHE
 
 
 def stray_workflows(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Two arrays: workflows with events that perhaps no worker has heard of, and workflows whose deadline is over.
+    """Two arrays: workflows with events that perhaps no worker knows, and workflows whose deadline is over.
 
-    A paused workflow is left out: what happens in it is read when it goes on. Those that were deleted by hand are among them.
+    A paused workflow is left out: its events are read when it goes on. Workflows that were deleted by hand are among them.
     """
     tables = companions_of(job)
     event, workflow = tables.event, tables.workflow
@@ -63,7 +63,7 @@ def stray_workflows(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     def first(*after: sa.ColumnElement[bool]) -> sa.ScalarSelect[int]:
         return sa.select(happened).where(*after).order_by(happened).limit(ONE).scalar_subquery()
 
-    # By workflow, not by event: many of one hide no other.
+    # By workflow, not by event: many events of a workflow must not hide another workflow.
     start = sa.select(first().label("id")).cte("flow", recursive=True)
     flow = start.union_all(sa.select(first(happened > start.c.id)).where(start.c.id.is_not(None)))
     # OFFSET 0 is a fence: each is looked up by its id.
@@ -114,8 +114,8 @@ def cancel_workflows(
 def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEMA) -> sa.Executable:
     """Retry what failed or was cancelled in a workflow: each such job waits for its parents again, with all its attempts before it.
 
-    `from_node`: the id of a job; then only this one, and those below it that were cancelled because of others. Returns the ids of the jobs
-    that come back. A unique job whose key another one has does not. A job that another transaction has locked is waited for.
+    `from_node`: the id of a job; then only this job, and those below it that were cancelled because of others. Returns the ids of the jobs
+    that come back. A unique job does not come back while another job has its key. A job that another transaction has locked is waited for.
     """
     _check([id])
     if from_node is not None and type(from_node) is not int:
@@ -129,10 +129,10 @@ def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEM
 
 
 def reopen_below(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Retry those of these jobs because of which members of their workflows were cancelled, as by `retry_workflow(..., from_node=id)`.
+    """Retry the jobs among these that caused the cancellation of members of their workflows, as by `retry_workflow(..., from_node=id)`.
 
-    Where a workflow was cancelled because it is to fail fast, all of it is retried. A job that was itself cancelled because of another is
-    left out: it would be cancelled again. Returns the ids of the jobs that come back.
+    A workflow that was cancelled because it is to fail fast is retried as a whole. A job that was itself cancelled because of another job
+    is left out: it would be cancelled again. Returns the ids of the jobs that come back.
     """
     tables = companions_of(job)
     table, edge, flow = table_of(job), table_of(tables.dependency), table_of(tables.workflow)
@@ -197,9 +197,9 @@ def _check(ids: Sequence[object]) -> None:
 
 # ---- A member of a workflow in words: its name, and which of its parents it needs. `node`: a row of `workflow_nodes`.
 
-#: Parents that are named one by one; of more, the number is said.
+#: Parents that are named; of more parents the number is shown.
 _NAMED = 5
-#: Of parents that did not complete: how the join is called by which the child runs all the same.
+#: The name of the join by which a child runs although parents did not complete, by policy.
 _JOINS = {"run": "settled", "skip": "those that complete"}
 
 
@@ -212,23 +212,23 @@ def joins_of(node: Any) -> str:
     """As in "any of 3", "at least 2 of 3", "settled", or "settled: 11, 12" where that holds for some; empty: it needs all."""
     policies = dict(zip(node.parents or (), node.policies or (), strict=True))
     counted = sum(policy == "count" for policy in policies.values())
-    said = []
+    joins = []
     if counted:
-        said.append(f"{'any' if node.needed == 1 else f'at least {node.needed}'} of {counted:,}")
+        joins.append(f"{'any' if node.needed == 1 else f'at least {node.needed}'} of {counted:,}")
     for policy, name in _JOINS.items():
         its = [parent for parent, other in policies.items() if other == policy]
         if its and len(its) == len(policies):
-            said.append(name)
+            joins.append(name)
         elif its:
-            said.append(f"{name}: {', '.join(map(str, its))}" if len(its) <= _NAMED else f"{name}: {len(its):,}")
-    return "; ".join(said)
+            joins.append(f"{name}: {', '.join(map(str, its))}" if len(its) <= _NAMED else f"{name}: {len(its):,}")
+    return "; ".join(joins)
 
 
-# ---- Events of workflows: appended by each statement that ends jobs, for those that are members of one.
+# ---- Events of workflows: appended by each statement that ends jobs, for the members of workflows.
 
 COMPLETED: sa.ColumnElement[Any] = sa.literal_column("true", sa.Boolean)
 NOT_COMPLETED: sa.ColumnElement[Any] = sa.literal_column("false", sa.Boolean)
-#: The members are to be looked at.
+#: The event that lets a worker read the state of a member.
 LOOK: sa.ColumnElement[Any] = sa.cast(sa.null(), sa.Boolean)
 
 
@@ -237,8 +237,8 @@ def members_ended(
 ) -> sa.Insert:
     """Append an event for each of these jobs that is a member of a workflow.
 
-    `jobs` have the columns `id` and `workflow_id`, which is NULL where there is nothing to say. `completed`: NULL for one that is to be
-    looked at.
+    `jobs` have the columns `id` and `workflow_id`, which is NULL for jobs that get no event. `completed`: whether the member completed;
+    NULL: a worker must read its state.
     """
     ends = [
         sa.select(
@@ -259,7 +259,7 @@ def member_events(
     notify: bool = False,
     job: type[JobMixin] = Job,
 ) -> sa.CTE:
-    """The same, to be added to the statement that ends the jobs. `told`: workers that listen are told at the commit."""
+    """Like `members_ended`, as a part of the statement that ends the jobs. `notify`: workers that listen are notified at the commit."""
     appended = members_ended(jobs, completed, job=job)
     if notify:
         telling = schema_function("tell_workflows", table_of(companions_of(job).event).schema, of=sa.Text())

@@ -1,4 +1,4 @@
-"""What plain SQL by hand has ended without an event is found, and an event appended: the queries of maintenance and of the doctor."""
+"""Finding members that plain SQL by hand has ended without an event, and appending the event: for maintenance and the doctor."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..parts import FIRST_ID, ZERO, table_of
 
 
 def heal_members(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Look at a page of the members that wait for another, by what they wait for. Where that has ended, or is gone, without an event, by
-    plain SQL by hand, an event is appended.
+    """Read a page of the members that wait for another member, by the id of that. If it has ended or is gone without an event, because
+    of plain SQL by hand, an event is appended.
 
-    Returns one row: the last that was waited for, NULL if there are no more; how many events were appended; and the ids of workflows
-    whose rows are gone, NULL if there are none.
+    Returns one row: the last id that a member waited for, NULL if there are no more; how many events were appended; and the ids of
+    workflows whose rows are gone, NULL if there are none.
     """
     tables = companions_of(job)
     table = table_of(job)
@@ -58,8 +58,8 @@ def heal_members(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = Job
 
 
 def heal_workflows(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Look at a page of the workflows, by id. Where all members of one that goes on have ended without an event, or all parents of a member
-    that needs some of them, by plain SQL by hand, an event is appended.
+    """Read a page of the workflows, by id. Where all members of a live workflow have ended without an event, or all parents of a member
+    that needs some of them, because of plain SQL by hand, an event is appended.
 
     Returns one row: the last workflow, NULL if there are no more, and how many events were appended.
     """
@@ -123,7 +123,7 @@ def heal_workflows(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = J
 
 
 def stray_members(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """The ids of members that wait for one that has ended or is gone, and of which no event says so, among the first `limit`."""
+    """The ids of members, among the first `limit`, that wait for a member that has ended or is gone without an event."""
     table = table_of(job)
     first = (
         sa.select(table.c.id, table.c.blocked_by, table.c.workflow_id)
@@ -148,7 +148,7 @@ def stray_members(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def blocked_edges(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of blocked members, for which others that are blocked they wait: child_id, parent_id; at most `limit` rows."""
+    """Edges between blocked members: child_id, parent_id; at most `limit` rows."""
     table, edge = table_of(job), table_of(companions_of(job).dependency)
     child, parent = table.alias("child"), table.alias("parent")
     blocked = status_literal(JobStatus.BLOCKED)

@@ -1,4 +1,4 @@
-"""What a member of a workflow takes: the results of its parents, read once, in pages where there are many."""
+"""Reading the results of a member's parents, and inserting members of a workflow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..parts import array, columns_of, packed, packed_alike, packed_texts, rows,
 
 
 def inputs_of(ids: Sequence[int], *, most: int, size: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """What the parents of these jobs have returned: child_id, position, policy, parent_id, status, result, error as JSON text, and total.
+    """The results of the parents of these jobs: child_id, position, policy, parent_id, status, and result and error as JSON text.
 
     A job with more than `most` parents, or more than `size` bytes, has one row, without a position.
     """
@@ -87,7 +87,7 @@ def _inputs(parent: Any, edge: Any, child: Any) -> Any:
     return found
 
 
-# ---- Adding members to a workflow: one call of a function of the schema, which makes one INSERT for each table.
+# ---- Adding members to a workflow: a call of a function of the schema, which makes a single INSERT for each table.
 
 #: For what a member waits first: for nothing; for what is still to be found; for some of its parents; for the job that adds it.
 BEGINS, LATER, COUNTS, BEHIND_ME = 0, -1, -2, -3
@@ -100,7 +100,7 @@ class MemberRows:
     calls: list[Call] = field(default_factory=list)
     inputs: list[int | None] = field(default_factory=list)
     waits: list[int] = field(default_factory=list)
-    """For which member each waits first; or one of the constants above."""
+    """The member for which each waits first; or a constant of those above."""
     children: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     """A job's id; or minus the number of a member."""
@@ -115,9 +115,9 @@ class MemberRows:
 def add_members(
     workflow: int, added: MemberRows, *, outside: bool | None = None, me: int | None = None, schema: str | None = SCHEMA
 ) -> sa.Executable:
-    """Add these to a workflow that is there. Returns one value, an array: the ids of the jobs, in the order of the members.
+    """Add these members to an existing workflow. Returns an array: the ids of the jobs, in the order of the members.
 
-    `outside`: whether another than a member of the workflow adds them; None: the workflow is new. `me`: the member that does. Fails with
+    `outside`: whether a caller that is no member of the workflow adds them; None: the workflow is new. `me`: the member that does. Fails with
     SQLSTATE SJQ04 where the workflow has ended.
     """
     arguments: list[Any] = [
@@ -169,7 +169,7 @@ def _joined(parts: Iterable[str]) -> Any:
 def insert_callbacks(
     workflow: int, callbacks: Sequence[tuple[str, Call]], callback: type[WorkflowCallback] = WorkflowCallback
 ) -> sa.Executable:
-    """What is to be enqueued at "success", "failure" or the "end" of the workflow."""
+    """Insert the calls to enqueue at "success", "failure" or the "end" of the workflow."""
     target = table_of(callback)
     kept = [pair for pair in values_of([call for _, call in callbacks]) if pair[0].column in target.c]
     columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any]]] = {

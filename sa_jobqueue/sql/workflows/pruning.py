@@ -1,4 +1,4 @@
-"""Deleting workflows whose time is over: first their members, page by page, then the rest of them."""
+"""Deleting workflows whose retention is over: first their members, page by page, then their other rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .insert import inputs_of, page_of_inputs
 
 
 def _is_over(job: type[JobMixin]) -> sa.ColumnElement[bool]:
-    """Whether its time is over, and nothing has happened in it since, such as a retry of one of its jobs."""
+    """Whether the retention of a workflow is over, and it has no new event, such as the retry of a job."""
     tables = companions_of(job)
     event, workflow = tables.event, tables.workflow
     unread = sa.select(event.id).where(event.workflow_id == workflow.id).correlate(table_of(workflow))
@@ -33,7 +33,7 @@ def _is_over(job: type[JobMixin]) -> sa.ColumnElement[bool]:
 
 
 def workflows_over(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """The ids of workflows whose time to be kept is over."""
+    """The ids of workflows whose retention is over."""
     workflow = companions_of(job).workflow
     return (
         sa.select(workflow.id)
@@ -44,9 +44,9 @@ def workflows_over(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def prune_members(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Delete a page of the members of a workflow whose time is over, and what each waited for. Returns their ids.
+    """Delete a page of the members of a workflow whose retention is over, and their edges. Returns their ids.
 
-    None is deleted if the workflow has come back meanwhile; and none of archived tasks: a worker may not have heard of these yet.
+    No member is deleted if the workflow has come back meanwhile; and no member of an archived task: a worker may not know these yet.
     """
     columns = table_of(job).c
     plain = _members(id, limit, job).where(is_not_archived(job))
@@ -57,7 +57,7 @@ def prune_members(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Execu
 
 
 def move_members(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """The same where there are archived tasks: their jobs are moved to the archive.
+    """Like `prune_members`, where there are archived tasks: their jobs are moved to the archive.
 
     Returns what `move_jobs` does.
     """
@@ -75,7 +75,7 @@ def make_months_of_members(id: int, *, limit: int, job: type[JobMixin] = Job) ->
 
 
 def _members(id: int, limit: int, job: type[JobMixin]) -> sa.Select[Any]:
-    """A page of the members, if the workflow's time is over; it is locked then."""
+    """A page of the members, if the retention of the workflow is over; the workflow is locked then."""
     workflow = companions_of(job).workflow
     columns = table_of(job).c
     flow = sa.bindparam("of_workflow", id, sa.BigInteger)
@@ -99,13 +99,13 @@ def _locked(page: sa.Select[Any]) -> sa.Select[Any]:
 
 
 def _edges(ids: sa.Select[Any], job: type[JobMixin]) -> sa.CTE:
-    """What deletes what these members waited for."""
+    """Delete the edges from these members to their parents."""
     dependency = companions_of(job).dependency
     return sa.delete(dependency).where(members(table_of(dependency).c.child_id, ids)).cte("edges")
 
 
 def forget_workflows(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Delete workflows whose time is over and that have no members left, and what else there is of them. Returns their ids."""
+    """Delete workflows whose retention is over and that have no members left, with all their rows. Returns their ids."""
     tables = companions_of(job)
     callback, event, join, workflow = tables.callback, tables.event, tables.join, tables.workflow
     columns = table_of(job).c
@@ -127,14 +127,14 @@ def forget_workflows(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Exe
 
 
 def postpone_workflow(id: int, *, job: type[JobMixin] = Job) -> sa.Executable:
-    """A workflow that could not be deleted is due again after a day."""
+    """Put off the deletion of a workflow by a day."""
     workflow = companions_of(job).workflow
     later = sa.func.now() + sa.literal_column("interval '1 day'")
     due = sa.update(workflow).where(sa.and_(workflow.id == sa.bindparam("of_workflow", id, sa.BigInteger)))
     return due.values(purge_at=later).execution_options(**UNSYNCHRONIZED)
 
 
-# ---- Workflows: moving them on, what members take of others, and deleting those whose time is over.
+# ---- Moving workflows on, reading the results that members take, and deleting workflows.
 
 logger = get_logger(__name__)
 
@@ -147,8 +147,8 @@ _NONE: Mapping[int, int] = {}
 
 
 class Advanced(NamedTuple):
-    """What a step has done: workflows that have more to read, those that another transaction has locked or members of which, the last
-    event that was read of each, the queues in which jobs were released, and how many events were read.
+    """The result of a step: workflows with more events; workflows that another transaction has locked, or whose members it has; the
+    last event that was read of each; the queues in which jobs were released; and how many events were read.
     """
 
     again: frozenset[int]
@@ -159,7 +159,7 @@ class Advanced(NamedTuple):
 
 
 class Input(NamedTuple):
-    """What became of a parent of a member. `result` and `error`: as JSON text."""
+    """The end of a parent of a member. `result` and `error`: as JSON text."""
 
     position: int | None
     policy: str
@@ -170,10 +170,10 @@ class Input(NamedTuple):
 
 
 class Workflows(StorePart):
-    """What moves workflows on, and what the members take."""
+    """Moving workflows on, healing and deleting them, and reading the results that members take."""
 
     def advance(self, connection: sa.Connection, after: Mapping[int, int], *, most: int = 1_000) -> Advanced:
-        """Read what has happened in these workflows, behind these events, and release the members that waited for it."""
+        """Read the events of these workflows after the given events, and release the members that waited for them."""
         ((again, busy, read, last, queues, eaten),) = self._advance.rows(
             connection, advance_parameters(after, most=most)
         )
@@ -185,7 +185,7 @@ class Workflows(StorePart):
         return Compiled(advance_workflows(_NONE, most=0, schema=self.schema))
 
     def stray_workflows(self, connection: sa.Connection, *, limit: int = 1_000) -> list[int]:
-        """Workflows with events that perhaps no worker has heard of. Those whose deadline is over are cancelled first."""
+        """Workflows with events that perhaps no worker knows. Workflows whose deadline is over are cancelled first."""
         looked = stray_workflows(limit=limit, job=self.job)
         found, overdue = connection.execute(looked).one()
         strays: list[int] = list(found or ())
@@ -197,7 +197,7 @@ class Workflows(StorePart):
     def heal_members(
         self, connection: sa.Connection, *, after: int = FIRST_ID, limit: int = 1_000
     ) -> tuple[int | None, int]:
-        """Look at a page of the members that wait for another. Returns where it ended, None if it was the last; and how many were healed."""
+        """Heal a page of the members that wait for others. Returns the end of the page, None after the last; and how many were healed."""
         statement = heal_members(after=after, limit=limit, job=self.job)
         last, healed, gone = connection.execute(statement).one()
         if gone:
@@ -207,14 +207,14 @@ class Workflows(StorePart):
     def heal_workflows(
         self, connection: sa.Connection, *, after: int = FIRST_ID, limit: int = 1_000
     ) -> tuple[int | None, int]:
-        """Look at a page of the workflows: whether one goes on of which all has ended. Returns what `heal_members` does."""
+        """Heal a page of the workflows that are live although all their members have ended. Returns as `heal_members` does."""
         last, healed = connection.execute(heal_workflows(after=after, limit=limit, job=self.job)).one()
         return last, healed
 
-    # ---- what members take
+    # ---- the results that members take
 
     def inputs_of(self, connection: sa.Connection, ids: Sequence[int]) -> dict[int, list[Input] | None]:
-        """What each of these members takes, by its id; None where that is too much to be read at once."""
+        """The results that each of these members takes, by its id; None where they are too much to be read at once."""
         statement = inputs_of(ids, most=_MOST_INPUTS, size=_MOST_BYTES, job=self.job)
         found: dict[int, list[Input] | None] = {job_id: [] for job_id in ids}
         for child, *values in connection.execute(statement):
@@ -226,18 +226,18 @@ class Workflows(StorePart):
         return found
 
     def page_of_inputs(self, connection: sa.Connection, id: int, *, after: int, limit: int) -> list[Input]:
-        """A page of what one member takes, by position."""
+        """A page of the results that a member takes, by position."""
         statement = page_of_inputs(id, after=after, limit=limit, job=self.job)
         return [Input(*row) for row in connection.execute(statement)]
 
     # ---- deleting
 
     def workflows_over(self, connection: sa.Connection, *, limit: int = 100) -> list[int]:
-        """Workflows whose time to be kept is over."""
+        """Workflows whose retention is over."""
         return list(connection.scalars(workflows_over(limit=limit, job=self.job)))
 
     def make_months_of_members(self, connection: sa.Connection, id: int, *, limit: int = 1_000) -> int:
-        """Make the months of the archive that a page of its members needs; how many were missing."""
+        """Make the months of the archive that a page of the members needs. Returns how many were missing."""
         return int(connection.scalar(make_months_of_members(id, limit=limit, job=self.job)) or 0)
 
     def prune_workflow(
@@ -250,10 +250,10 @@ class Workflows(StorePart):
         archive: bool = False,
         months: bool = False,
     ) -> int | None:
-        """Delete a page of its members, and it too if that was the last. Returns how many there were; None: one cannot be deleted.
+        """Delete a page of the members, and after the last page the workflow. Returns how many members were deleted.
 
-        Then the workflow stays for another day. `archive`: as for `Pruning`. `months`: those that it needs have been made: one that is
-        missing cannot be there.
+        Returns None if a member cannot be deleted: then the workflow stays for another day. `archive`: as for `Pruning`. `months`: whether
+        the months that the members need have been made, so that a missing month cannot be made.
         """
         try:
             with connection.begin_nested():

@@ -1,4 +1,4 @@
-"""Looking at a workflow: its members, how many have which status, and its callbacks."""
+"""Reading a workflow: its members, their numbers by status, and its callbacks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def workflow_nodes(id: int, *, after: int = FIRST_ID, limit: int = 1_000, job: t
 
 
 def workflow_graph(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """What a picture of a workflow needs of its first `limit` members, by id: id, task, status, created_at, claimed_at, finished_at,
+    """The first `limit` members of a workflow for a picture of it, by id: id, task, status, created_at, claimed_at, finished_at,
     parents and policies, as in `workflow_nodes`.
     """
     columns = table_of(job).c
@@ -63,7 +63,7 @@ def workflow_graph(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Sele
 
 
 def _before(job: type[JobMixin]) -> sa.FromClause:
-    """The parents of each member, and what becomes of it where each of them does not complete."""
+    """The parents of each member, and the policy for a parent that does not complete."""
     edge = table_of(companions_of(job).dependency)
     return (
         sa.select(
@@ -90,7 +90,7 @@ def workflow_counts(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Exec
 def count_some_members(
     ids: Sequence[int], *, cap: int, where: Sequence[sa.ColumnElement[bool]] = (), job: type[JobMixin] = Job
 ) -> sa.Executable:
-    """The same of the first `cap` members of each workflow: so it takes milliseconds, however many they have. `where`: of these alone."""
+    """Like `workflow_counts`, for the first `cap` members of each workflow that match `where`: so it takes milliseconds."""
     columns = table_of(job).c
     flow = rows("flow", id=array("workflow_ids", list(ids), sa.BigInteger()))
     some = (
@@ -109,7 +109,7 @@ def count_some_members(
 
 
 def workflow_callbacks(id: int, *, job: type[JobMixin] = Job) -> sa.Executable:
-    """What is to be enqueued when something happens to a workflow: event, task, queue, fired_at."""
+    """The callbacks of a workflow: event, task, queue, fired_at."""
     callback = companions_of(job).callback
     return (
         sa.select(callback.event, callback.task, callback.queue, callback.fired_at)
@@ -118,13 +118,13 @@ def workflow_callbacks(id: int, *, job: type[JobMixin] = Job) -> sa.Executable:
     )
 
 
-# ---- What operators see of all workflows: how many there are, and which do not move on.
+# ---- All workflows: how many there are, and which do not move on.
 
 #: Workflows that do not move on are counted up to this number.
 BEHIND = 101
-#: Workflows with events that are looked at for that: paused ones may be in the way.
+#: Workflows with events that are read for that, paused workflows among them.
 _LOOKED = 1_001
-#: Of a workflow, the events whose time is looked at: most of the first ones are of jobs that have ended.
+#: Events of a workflow whose time is read: most of the first events are of jobs that have ended.
 _FIRST = 10
 #: Paused workflows that are named.
 _NAMED = 100
@@ -132,7 +132,7 @@ _NAMED = 100
 
 def count_workflows(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
     """One row: whether workflows `exist`; how many are `running`, `paused`, `overdue` (their deadline is over, and they have not
-    ended) and `failed`, and how many `events` were not read yet, each counted up to `cap`; and the `seconds` since the oldest running one was made.
+    ended) and `failed`, and how many `events` were not read yet, each counted up to `cap`; and the `seconds` since the oldest running workflow was made.
     """
     tables = companions_of(job)
     columns, happened = table_of(tables.workflow).c, table_of(tables.event).c
@@ -166,7 +166,7 @@ def workflows_behind(*, limit: int = BEHIND, looked: int = _LOOKED, job: type[Jo
     def first(*after: sa.ColumnElement[bool]) -> sa.Select[Any]:
         return sa.select(happened.workflow_id).where(*after).order_by(happened.workflow_id).limit(ONE)
 
-    # By workflow, not by event: many of one hide no other.
+    # By workflow, not by event: many events of a workflow must not hide another workflow.
     start = sa.select(first().scalar_subquery().label("id"), ONE.label("number"))
     flow = start.cte("flow", recursive=True)
     following = first(happened.workflow_id > flow.c.id).correlate(flow).scalar_subquery()
