@@ -175,22 +175,22 @@ class Arguments:
     def _misfit(self, error: ValidationError, given: Mapping[str, Any] | None, what: str = "") -> PayloadError:
         """The error in the words of the caller. `given`: the call's arguments; None for stored JSON, called `what`."""
         found = error.errors(include_url=False, include_context=False)
-        said = [self._sentence(detail, enqueueing=given is not None) for detail in found[:3]]
+        parts = [self._sentence(detail, enqueueing=given is not None) for detail in found[:3]]
         if len(found) > 3:
-            said.append(f"and {len(found) - 3} more")
+            parts.append(f"and {len(found) - 3} more")
         if any(len(detail["loc"]) == 1 and detail["type"] in _NAMES for detail in found[:3]):
-            said.append(f"it takes ({', '.join(self.resolve().names)})")
+            parts.append(f"it takes ({', '.join(self.resolve().names)})")
         if given is not None:
-            said += self._hints(detail["loc"][0] for detail in found if detail["type"] == "extra_forbidden")
+            parts += self._hints(detail["loc"][0] for detail in found if detail["type"] == "extra_forbidden")
         where = "" if given is not None else f"{what} do not fit the handler: "
-        return PayloadError(f"{self._what}: {where}{'; '.join(said)}")
+        return PayloadError(f"{self._what}: {where}{'; '.join(parts)}")
 
     def _hints(self, unknown: Iterable[Any]) -> list[str]:
         """What to write for arguments that are options, here or in another queue."""
         from ..rules.hints import hint
 
-        said = (hint(word, self.handler.__name__) for word in unknown)
-        return [fromkey for fromkey in dict.fromkeys(said) if fromkey]
+        hints = (hint(word, self.handler.__name__) for word in unknown)
+        return [fromkey for fromkey in dict.fromkeys(hints) if fromkey]
 
     def _sentence(self, detail: Any, *, enqueueing: bool) -> str:
         kind, loc, value = detail["type"], detail["loc"], detail["input"]
@@ -200,10 +200,10 @@ class Arguments:
             return _NAMES[kind].format(path)
         if kind == REFUSED:
             return f"argument {path}: {detail['msg']}"
-        said = detail["msg"][:1].lower() + detail["msg"][1:]
+        message = detail["msg"][:1].lower() + detail["msg"][1:]
         if of_key:
-            return f"argument {path}: the key {shown(value)}: {said}"
-        sentence = f"argument {path}: {said}, got {shown(value)}" if path else f"{said}, got {shown(value)}"
+            return f"argument {path}: the key {shown(value)}: {message}"
+        sentence = f"argument {path}: {message}, got {shown(value)}" if path else f"{message}, got {shown(value)}"
         if not enqueueing:
             return sentence
         if value is None:

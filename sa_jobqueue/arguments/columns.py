@@ -3,7 +3,7 @@
 >>> from sqlalchemy import DateTime, Integer
 >>> kind_of(Integer()).fits(int), kind_of(Integer()).fits(str)
 (True, False)
->>> kind_of(DateTime()).said
+>>> kind_of(DateTime()).phrase
 'a datetime without a time zone'
 
 A column fits where a value of it would: strictly, as what SQLAlchemy makes of it in Python. A type says nothing of single values,
@@ -51,7 +51,7 @@ _FIRST, _LAST = "'0001-01-01'", "'9999-12-31 23:59:59.999999'"
 class Kind:
     """What the values of a SQL type are in Python, and in JSON."""
 
-    said: str
+    phrase: str
     """For a message: "an int"."""
     samples: tuple[Any, ...]
     """Some values in Python."""
@@ -258,8 +258,10 @@ def _enum(of: sa.Enum) -> Kind:
 def _array(of: sa.ARRAY[Any]) -> Kind:
     items = kind_of(of.item_type)
     if of.dimensions not in (None, 1) or items.items is not None or items.as_json not in (_as_it_is, _as_text):
-        raise TypeError(f"an array of {items.said} has no known form in JSON: make JSON of it, as with func.to_jsonb()")
-    return Kind(f"a list of {items.said}", (), _as_json, is_plain=items.is_plain, items=items)
+        raise TypeError(
+            f"an array of {items.phrase} has no known form in JSON: make JSON of it, as with func.to_jsonb()"
+        )
+    return Kind(f"a list of {items.phrase}", (), _as_json, is_plain=items.is_plain, items=items)
 
 
 def _uuid(of: Any) -> Kind:
@@ -324,10 +326,10 @@ def _of_fields(plain: Any, value: Any) -> Any:
     fields = fields_of(value)
     if not isinstance(plain, dict):
         return plain_in_order(plain, fields["root"]) if set(fields) == {"root"} else plain
-    said = getattr(type(value), "__pydantic_fields__", {})
+    declared = getattr(type(value), "__pydantic_fields__", {})
     changed: dict[str, Any] = {}
     for name, part in fields.items():
-        alias = getattr(said.get(name), "serialization_alias", None) or name
+        alias = getattr(declared.get(name), "serialization_alias", None) or name
         if alias in plain:
             changed[alias] = plain_in_order(plain[alias], part)
     return {**plain, **changed}

@@ -226,8 +226,8 @@ class HandlerContext(JobFacts, Generic[S]):
 
         Raises OptionError, a ValueError, for a number outside of 0 to 1, for NaN, and for what is no number or no text.
         """
-        said = _checked_message(message)
-        self._notes.report(self._job, _checked_fraction(fraction), said)
+        checked = _checked_message(message)
+        self._notes.report(self._job, _checked_fraction(fraction), checked)
 
     @property
     def cancelled(self) -> bool:

@@ -124,6 +124,6 @@ def _element(hint: Any) -> Any:
 
 def _failed(part: Part) -> Failed:
     error: Any = None if part.error is None else json.loads(part.error)
-    said = error if isinstance(error, dict) else {}
+    entry = error if isinstance(error, dict) else {}
     status = None if part.status is None else JobStatus(part.status)
-    return Failed(part.job_id, status, str(said.get("type", "")), str(said.get("message", "")))
+    return Failed(part.job_id, status, str(entry.get("type", "")), str(entry.get("message", "")))

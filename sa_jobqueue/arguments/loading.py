@@ -74,12 +74,12 @@ def _query(of: ObjectArgument, keys: list[tuple[Any, ...]]) -> sa.Select[Any]:
 def _checked(found: Any, wanted: Reference) -> Any:
     of = wanted.of
     if found is None:
-        said = f"argument {of.name}: {wanted} is not there: it was deleted, or never committed"
+        reason = f"argument {of.name}: {wanted} is not there: it was deleted, or never committed"
         match of.spec.load.missing:
             case "discard":
-                raise Discard(said)
+                raise Discard(reason)
             case "error":
-                raise ObjectMissing(said)
+                raise ObjectMissing(reason)
             case "none":
                 return None
     if of.spec.fresh and wanted.version is not None:

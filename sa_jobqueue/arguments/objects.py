@@ -85,9 +85,9 @@ class PendingArguments:
             other = other.replace(reference.placeholder, "0")
         return self.rule(text) != self.rule(other)
 
-    def error(self, said: str) -> PayloadError:
+    def error(self, reason: str) -> PayloadError:
         """The error to raise for an argument."""
-        return PayloadError(f"task {self.task!r}: {said}")
+        return PayloadError(f"task {self.task!r}: {reason}")
 
 
 def as_text(args: Any) -> str:
@@ -110,29 +110,29 @@ def checked_about(value: object) -> About:
 
 
 def about(
-    task: str, args: str, said: About | None, rule: Callable[[str], str] | None
+    task: str, args: str, given: About | None, rule: Callable[[str], str] | None
 ) -> tuple[str, Subject | None, PendingArguments | None]:
     """The arguments of a job; what it is about; and what completes both once objects in them have their keys.
 
-    `said`: None: the first argument that is an object. `rule`: see `PendingArguments`. Raises PayloadError for a key that cannot be a subject's.
+    `given`: None: the first argument that is an object. `rule`: see `PendingArguments`. Raises PayloadError for a key that cannot be a subject's.
     """
     unflushed = list(args.unflushed) if isinstance(args, ObjectText) else []
-    if said is None and isinstance(args, ObjectText):
-        said = args.first
-    if isinstance(said, Reference):
-        if said.object is None or sa.inspect(said.object).key is not None:
-            said = _known(task, said)
-        elif all(reference is not said for reference in unflushed):
-            unflushed.append(said)
-    subject = said if isinstance(said, Subject) else None
+    if given is None and isinstance(args, ObjectText):
+        given = args.first
+    if isinstance(given, Reference):
+        if given.object is None or sa.inspect(given.object).key is not None:
+            given = _known(task, given)
+        elif all(reference is not given for reference in unflushed):
+            unflushed.append(given)
+    subject = given if isinstance(given, Subject) else None
     text = str.__str__(args)
     if not unflushed:
         return text, subject, None
-    return text, subject, PendingArguments(task, unflushed, rule, said if isinstance(said, Reference) else None)
+    return text, subject, PendingArguments(task, unflushed, rule, given if isinstance(given, Reference) else None)
 
 
-def _known(task: str, said: Reference) -> Subject:
+def _known(task: str, reference: Reference) -> Subject:
     try:
-        return said.subject()
+        return reference.subject()
     except PayloadError as error:
         raise PayloadError(f"task {task!r}: {error}") from error

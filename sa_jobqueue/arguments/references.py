@@ -25,9 +25,9 @@ REFUSED = "object_argument"
 _UNFLUSHED = "unflushed"
 
 
-def refused(said: str) -> PydanticCustomError:
+def refused(reason: str) -> PydanticCustomError:
     """The error to raise where pydantic asks."""
-    return PydanticCustomError(REFUSED, "{said}", {"said": said})
+    return PydanticCustomError(REFUSED, "{said}", {"said": reason})
 
 
 class ObjectArgument:
@@ -73,8 +73,8 @@ class ObjectArgument:
         try:
             return Reference(self, self.keys.read(plain), version)
         except ValueError as error:
-            said = str(error)[:1].lower() + str(error)[1:]
-            raise refused(f"{plain!r:.80} is no key of {self.cls.__name__} ({self.keys.type}): {said}") from error
+            reason = str(error)[:1].lower() + str(error)[1:]
+            raise refused(f"{plain!r:.80} is no key of {self.cls.__name__} ({self.keys.type}): {reason}") from error
 
     def _refer(self, given: Any) -> Reference:
         if isinstance(given, Reference) and given.of.cls is self.cls:
@@ -82,8 +82,8 @@ class ObjectArgument:
         if not isinstance(given, self.cls):
             raise refused(f"an object of {self.cls.__name__} is expected, not {named_anything(given)}")
         state: InstanceState[Any] = sa.inspect(given)
-        if said := deleted(state):
-            raise refused(said)
+        if reason := deleted(state):
+            raise refused(reason)
         if type(given) is not self.cls and identity_class(state.mapper) is not self.identity:
             raise refused(
                 f"{type(given).__name__} has keys of its own (concrete inheritance), so it is no {self.cls.__name__} by its key: "
@@ -180,8 +180,8 @@ class Reference:
     def now(self, *, versioned: bool = True) -> Reference:
         """The reference with the key, and the version, that the object has by now. Raises PayloadError if it has no key."""
         state: InstanceState[Any] = sa.inspect(self.object)
-        if said := deleted(state):
-            raise self.error(said)
+        if reason := deleted(state):
+            raise self.error(reason)
         key = tuple(state.mapper.primary_key_from_instance(self.object)) if state.key is None else tuple(state.key[1])
         if None in key:
             raise self.error(f"{self} is not in the database yet: flush first (session.flush())")
@@ -195,9 +195,9 @@ class Reference:
             return self.key is not None and bool(self.of.keys.write(self.key) == other)
         return state.key is not None and state.key[0] is self.of.identity and tuple(state.key[1]) == self.key
 
-    def error(self, said: str) -> PayloadError:
+    def error(self, reason: str) -> PayloadError:
         """What to raise because of this argument."""
-        return PayloadError(f"{self.of.title}: {said}")
+        return PayloadError(f"{self.of.title}: {reason}")
 
     def subject(self) -> Subject:
         """What a job is about that is about this object. Raises PayloadError if its key is not known yet."""

@@ -86,8 +86,8 @@ class Results:
 def _misfit(error: ValidationError, what: str) -> PayloadError:
     first = error.errors(include_url=False, include_context=False)[0]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]).removeprefix(".")
-    said = first["msg"][:1].lower() + first["msg"][1:]
-    return PayloadError(f"{what}: {f'{path}: ' if path else ''}{said}, got {shown(first['input'])}")
+    message = first["msg"][:1].lower() + first["msg"][1:]
+    return PayloadError(f"{what}: {f'{path}: ' if path else ''}{message}, got {shown(first['input'])}")
 
 
 def _without_signals(hint: Any) -> Any:

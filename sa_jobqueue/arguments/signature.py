@@ -134,8 +134,8 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
             hint = Any  # it is for the results of others, and checked with them
         if hint in (JobContext, AsyncJobContext):
             raise TaskError(f"{what}: the context must be the first parameter, not {parameter.name!r}")
-        said, hint = hint, _with_objects(hint, parameter.name, what)
-        objects = objects or hint is not said
+        plain, hint = hint, _with_objects(hint, parameter.name, what)
+        objects = objects or hint is not plain
         hints[parameter.name] = hint
         if parameter.kind is _Parameter.VAR_KEYWORD:
             of = hint.__args__[0] if typing.get_origin(hint) is Unpack else GenericAlias(dict, (str, hint))
@@ -250,11 +250,11 @@ def _culprit(fields: dict[str, Any]) -> str | None:
         except Exception as error:  # any error is reported
             if typing.get_args(hint) and not {JobContext, AsyncJobContext}.isdisjoint(typing.get_args(hint)):
                 return f"annotate {name!r} with the context's class alone: the worker always gives it"
-            said = reason_of(error)
-            if "typing_extensions" in said:  # pydantic's word for a TypedDict before Python 3.12
-                return f"the annotation of {name!r} cannot be checked: {said}"
+            reason = reason_of(error)
+            if "typing_extensions" in reason:  # pydantic's word for a TypedDict before Python 3.12
+                return f"the annotation of {name!r} cannot be checked: {reason}"
             return (
-                f"the annotation of {name!r} cannot be checked ({said}): "
+                f"the annotation of {name!r} cannot be checked ({reason}): "
                 "pass a mapped object, plain JSON, a dataclass or a pydantic model"
             )
     return None

@@ -171,19 +171,19 @@ def refusal(
     """
     if found := next(unstorable(value), None):
         return PayloadError(f"{what}: {item}{found}")
-    said = str(error).removeprefix("Error serializing to JSON: ")
+    reason = str(error).removeprefix("Error serializing to JSON: ")
     if isinstance(error, PydanticSerializationError):
-        said = said[:1].lower() + said[1:]
-        if said.startswith(_NOT_TEXT):
-            said += (
+        reason = reason[:1].lower() + reason[1:]
+        if reason.startswith(_NOT_TEXT):
+            reason += (
                 ": the bytes of a dataclass or a model must be UTF-8, unless its pydantic configuration says "
                 'ser_json_bytes="base64" and val_json_bytes="base64"'
             )
     else:
-        said = f"{type(error).__name__}: {said}"
+        reason = f"{type(error).__name__}: {reason}"
     path = _culprit(value, write or _as_json)
     at = f"{item}{path}: " if path else ""
-    return PayloadError(f"{what}: {at}cannot be stored as JSON: {said}")
+    return PayloadError(f"{what}: {at}cannot be stored as JSON: {reason}")
 
 
 def _culprit(value: object, write: Callable[[Mapping[Any, Any]], object]) -> str:

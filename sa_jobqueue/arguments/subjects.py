@@ -141,8 +141,8 @@ class Subject(NamedTuple):
         state = sa.inspect(instance, raiseerr=False)
         if not isinstance(state, InstanceState):
             raise SubjectError(f"a subject is an object of a mapped class, not {named_anything(instance)}")
-        if said := deleted(state):
-            raise SubjectError(said)
+        if reason := deleted(state):
+            raise SubjectError(reason)
         if state.key is None:
             raise SubjectError(f"{named_object(state)} is not in the database yet: flush first (session.flush())")
         return cls(*subject_of_key(state.mapper, tuple(state.key[1])))

@@ -238,7 +238,7 @@ def _argument(plan: Plan | None, name: str, column: Selected, value: sa.ColumnEl
     if plan is None:
         if not kind.is_plain:
             raise PayloadError(
-                f"{what}: argument {name}: the column {column.name} is {kind.said}, which is not plain JSON: give the task itself "
+                f"{what}: argument {name}: the column {column.name} is {kind.phrase}, which is not plain JSON: give the task itself "
                 "instead of its name, or cast() the column to Text"
             )
         return Argument(name, value, kind, takes_none=True, column=column.name)
@@ -246,7 +246,7 @@ def _argument(plan: Plan | None, name: str, column: Selected, value: sa.ColumnEl
     if not kind.fits(hint):
         mend = ": annotate it with that type, which JSON does not have" if hint in (Any, object) else ""
         raise PayloadError(
-            f"{what}: argument {name}: the column {column.name} ({_sql(value.type)}) is {kind.said}, and the parameter is "
+            f"{what}: argument {name}: the column {column.name} ({_sql(value.type)}) is {kind.phrase}, and the parameter is "
             f"annotated {_annotation(hint)}{mend}"
         )
     return Argument(name, value, kind, takes_none(hint), column.name)
@@ -286,7 +286,7 @@ def _rule(named: AnyTask | TaskName, given: Sequence[Argument], options: _Given)
             raise OptionError(f"unique: by names {name!r}, which is no argument of these jobs of {named.name!r}")
         if isinstance(argument := values[name], Argument) and not argument.kind.in_keys:
             raise OptionError(
-                f"unique: the argument {name} is {argument.kind.said}, of which the database cannot make the key that enqueue() would: "
+                f"unique: the argument {name} is {argument.kind.phrase}, of which the database cannot make the key that enqueue() would: "
                 "name others in by=(...)"
             )
     by = {name: values[name] for name in (values if unique.by is None else unique.by)}

@@ -70,9 +70,9 @@ def _added(_session: object, instance: object) -> None:
 
 def _warn(key: int, task: str, filename: str, line: int, registry: dict[Any, Any]) -> None:
     del _unadded[key]
-    said = f"a job of task {task!r} was never added to a session: write session.add(enqueue(...)), and commit"
+    message = f"a job of task {task!r} was never added to a session: write session.add(enqueue(...)), and commit"
     try:
-        warnings.warn_explicit(said, RuntimeWarning, filename, line, registry=registry)
+        warnings.warn_explicit(message, RuntimeWarning, filename, line, registry=registry)
     except RuntimeWarning as error:
         if _errors:
             _errors[-1].append(error)

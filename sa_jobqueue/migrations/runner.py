@@ -309,13 +309,13 @@ def _plain_errors(schema: str, reasons: Mapping[str, str] = _REASONS) -> Generat
     try:
         yield
     except DBAPIError as error:
-        state, message = _said(error.orig)
+        state, message = _state_and_message(error.orig)
         if state not in reasons:
             raise
         raise JobQueueError(f"the job queue's schema {schema!r}: {message}: {reasons[state]}") from error
 
 
-def _said(error: Any) -> tuple[str, str]:
+def _state_and_message(error: Any) -> tuple[str, str]:
     """The SQLSTATE and the first line of the message, wherever this driver keeps them."""
     match getattr(error, "args", ()):
         case [{"C": state, "M": message}]:  # pg8000

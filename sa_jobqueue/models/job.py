@@ -112,8 +112,8 @@ def own_column(job: type[JobMixin], name: str) -> sa.Column[Any]:
         for attribute in job.__mapper__.column_attrs
         if attribute.key not in {*_OURS, "progress", "progress_message"}
     )
-    said = f"; it has {', '.join(others)}" if others else ": see JobMixin"
-    raise OptionError(f"columns: {job.__name__} has no column {name!r} of your own{said}")
+    hint = f"; it has {', '.join(others)}" if others else ": see JobMixin"
+    raise OptionError(f"columns: {job.__name__} has no column {name!r} of your own{hint}")
 
 
 for _statement in AFTER_CREATE:

@@ -148,13 +148,13 @@ def _checked(mapper: Mapper[Any]) -> Sequence[sa.ColumnElement[Any]]:
         if isinstance(column.type, sa.CHAR):
             raise _unfit(mapper, column, "it is a CHAR, which the database fills up with blanks")
         if not kind.in_keys or not kind.samples or type(kind.samples[0]) not in _KINDS:
-            raise _unfit(mapper, column, f"it is {kind.said}, which the database does not write as Python does")
+            raise _unfit(mapper, column, f"it is {kind.phrase}, which the database does not write as Python does")
     return mapper.primary_key
 
 
-def _unfit(mapper: Mapper[Any], column: sa.ColumnElement[Any], said: str) -> SubjectError:
+def _unfit(mapper: Mapper[Any], column: sa.ColumnElement[Any], reason: str) -> SubjectError:
     name = getattr(column, "key", "")
-    return SubjectError(f"the jobs of {mapper.class_.__name__} cannot be found by its key {name!r}: {said}")
+    return SubjectError(f"the jobs of {mapper.class_.__name__} cannot be found by its key {name!r}: {reason}")
 
 
 def _id_text(parts: Sequence[tuple[sa.ColumnElement[Any], Any]]) -> sa.ColumnElement[str]:

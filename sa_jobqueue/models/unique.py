@@ -44,11 +44,11 @@ def insert_in_order(job: type[Any]) -> None:
 
 def say_all(jobs: Sequence[Any]) -> bool:
     """Have all of these jobs say what one of them says. False: none says anything that only few do."""
-    said = {name for job in jobs for name in _FEW if vars(job).get(name) is not None}
+    names = {name for job in jobs for name in _FEW if vars(job).get(name) is not None}
     for job in jobs:
-        for name in said - vars(job).keys():
+        for name in names - vars(job).keys():
             setattr(job, name, None)
-    return bool(said)
+    return bool(names)
 
 
 def put_in_order(session: Session, job: type[Any]) -> None:

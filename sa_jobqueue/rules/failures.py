@@ -69,10 +69,10 @@ def name_of(kind: type[BaseException]) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def moment_said(said: object) -> datetime | None:
+def moment_said(value: object) -> datetime | None:
     """The time in an entry of `Job.errors`. None: there is none, because the application has written there, too."""
     try:
-        at = datetime.fromisoformat(str(said))
+        at = datetime.fromisoformat(str(value))
     except ValueError:
         return None
     return at if at.tzinfo is not None else None

@@ -383,14 +383,14 @@ def rule_in_words(rule: Rule) -> str:
     """As in "At 07:30 on Monday through Friday", "Every 5m"."""
     if isinstance(rule, Cron):
         return rule.in_words
-    left, said = rule.seconds, list[str]()
+    left, parts = rule.seconds, list[str]()
     for size, unit in _UNITS:
         number, left = divmod(left, size)
         if number:
-            said.append(f"{number:,.0f}{unit}")
-    if left or not said:
-        said.append(f"{left:g}s")
-    return f"Every {' '.join(said)}"
+            parts.append(f"{number:,.0f}{unit}")
+    if left or not parts:
+        parts.append(f"{left:g}s")
+    return f"Every {' '.join(parts)}"
 
 
 def state_of(row: Mapping[Any, Any]) -> ScheduleState:

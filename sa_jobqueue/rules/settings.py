@@ -62,8 +62,8 @@ class WorkerSettings:
             if value is None and name in _OPTIONAL:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, kind)) or not low <= value <= high:
-                said = "an integer" if kind is int else "a number"
-                raise ConfigurationError(f"{name} must be {said} from {low} to {high}, not {value!r}")
+                expected = "an integer" if kind is int else "a number"
+                raise ConfigurationError(f"{name} must be {expected} from {low} to {high}, not {value!r}")
         for name in ("pooled", "log_jobs"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigurationError(f"{name} must be True or False, not {getattr(self, name)!r}")

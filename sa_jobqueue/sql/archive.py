@@ -45,11 +45,11 @@ def move_jobs(ids: sa.Select[Any], *, job: type[JobMixin] = Job) -> sa.Select[An
     if is_own(job):
         returned.append(_own_columns(table))
     gone = sa.delete(table).where(members(table.c.id, ids)).returning(*returned).cte("gone")
-    said, logs = table_of(tables.progress), table_of(tables.log)
+    notes, logs = table_of(tables.progress), table_of(tables.log)
     said_gone = (
-        sa.delete(said)
-        .where(members(said.c.job_id, ids))
-        .returning(said.c.job_id, said.c.claim_token, said.c.fraction, said.c.message)
+        sa.delete(notes)
+        .where(members(notes.c.job_id, ids))
+        .returning(notes.c.job_id, notes.c.claim_token, notes.c.fraction, notes.c.message)
         .cte("progress_gone")
     )
     logs_gone = (
@@ -66,18 +66,18 @@ def move_jobs(ids: sa.Select[Any], *, job: type[JobMixin] = Job) -> sa.Select[An
     return sa.select(*counted).select_from(gone).add_cte(moved)
 
 
-def _moved(gone: sa.CTE, said: sa.CTE, logs: sa.CTE, *, table: sa.Table, job: type[JobMixin]) -> sa.CTE:
+def _moved(gone: sa.CTE, notes: sa.CTE, logs: sa.CTE, *, table: sa.Table, job: type[JobMixin]) -> sa.CTE:
     """Insert the jobs of archived tasks into the archive, with the progress and log lines of their last attempt."""
     lines = _last_lines(gone, logs)
     common = _common(table, job)
     values: dict[str, sa.ColumnElement[Any]] = {
         **{name: gone.c[name] for name in common},
         "finished_at": _finished_at(gone.c.finished_at),
-        **dict(zip(_MORE, (said.c.fraction, said.c.message, lines.c.lines), strict=True)),
+        **dict(zip(_MORE, (notes.c.fraction, notes.c.message, lines.c.lines), strict=True)),
     }
     if "own_columns" in gone.c:
         values["columns"] = gone.c.own_columns
-    theirs = gone.outerjoin(said, sa.and_(said.c.job_id == gone.c.id, said.c.claim_token == gone.c.claim_token))
+    theirs = gone.outerjoin(notes, sa.and_(notes.c.job_id == gone.c.id, notes.c.claim_token == gone.c.claim_token))
     rows = (
         sa.select(*values.values())
         .select_from(theirs.outerjoin(lines, lines.c.job_id == gone.c.id))

@@ -230,7 +230,7 @@ def _checked(name: str, value: _Value, task: str, schema: str | None) -> _Value:
     if field.kind != "time":
         hint, wanted = (int, "an integer") if field.kind == "integer" else (str, "text")
         if not kind.fits(hint):
-            raise OptionError(f"task {task!r}: {name} must be {wanted}, not {kind.said}")
+            raise OptionError(f"task {task!r}: {name} must be {wanted}, not {kind.phrase}")
         if name == "key":
             return _checked_key(value, task, schema)
         return sa.cast(value, type_of(field))
@@ -245,7 +245,7 @@ def _checked(name: str, value: _Value, task: str, schema: str | None) -> _Value:
         return in_seconds(value)
     times, durations = ["a time with a time zone"] * takes_time, ["an interval", "a number of seconds"] * takes_duration
     allowed = " or ".join([*times, *durations])
-    raise OptionError(f"task {task!r}: {name} must be {allowed}, not {kind.said}")
+    raise OptionError(f"task {task!r}: {name} must be {allowed}, not {kind.phrase}")
 
 
 def _checked_key(value: _Value, task: str, schema: str | None) -> _Value:

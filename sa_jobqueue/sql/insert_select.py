@@ -119,7 +119,7 @@ def _refused(
         mend = ", and the parameter takes no None: leave such rows out, or annotate it so that it does"
         yield argument.value.is_(None), refusing(message, argument.value, mend, schema=schema)
     if argument.kind.is_spoiled is not None:
-        mend = f", which cannot be {argument.kind.said} in JSON: leave such rows out"
+        mend = f", which cannot be {argument.kind.phrase} in JSON: leave such rows out"
         yield argument.kind.is_spoiled(argument.value), refusing(message, argument.value, mend, schema=schema)
 
 

@@ -145,8 +145,8 @@ def task(
     function, in a notebook or on stdin, because a worker may not find it there.
     """
     _check_given(registry, unknown)
-    said = {"record": record, "rescue": rescue, "archive": False if archive is None else archive}
-    for flag, value in said.items():
+    flags = {"record": record, "rescue": rescue, "archive": False if archive is None else archive}
+    for flag, value in flags.items():
         if not isinstance(value, bool):
             raise TaskError(f"{flag} must be True or False, not {value!r}")
     options = Options(

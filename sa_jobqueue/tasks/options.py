@@ -93,15 +93,15 @@ class Unique:
         `args`: the job's arguments, as JSON text. `defaults`: what the handler's parameters are where `args` does not say;
         None if they are not known. Raises OptionError for a name in `by` that is no argument.
         """
-        return self._said(self._key(task, args, defaults))
+        return self._text(self._key(task, args, defaults))
 
     def shared(self) -> str:
         """What the rules of all its jobs say beside their keys, as JSON text."""
-        rest = load(self._said(""))
+        rest = load(self._text(""))
         del rest["key"]
         return json.dumps(rest, separators=(",", ":"))
 
-    def _said(self, key: str) -> str:
+    def _text(self, key: str) -> str:
         rule: dict[str, Any] = {"key": key}
         if self.scope != "started":
             rule["scope"] = self.scope
@@ -237,13 +237,13 @@ class Enqueueable:
     if not TYPE_CHECKING:  # to type checkers an attribute that is not there is an error
 
         def __getattr__(self, name: str) -> Any:
-            said = f"{type(self).__name__!r} object has no attribute {name!r}"
+            message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_") or name == "_sa_instance_state":  # which session.add(task) asks for
                 from ..rules.hints import hint_of_method
 
                 if found := hint_of_method(name, self._called):
-                    said += f": {found}"
-            raise AttributeError(said, name=name, obj=self)
+                    message += f": {found}"
+            raise AttributeError(message, name=name, obj=self)
 
     @property
     def _called(self) -> str:

@@ -146,9 +146,9 @@ class Task(Enqueueable, Generic[F, P, R]):
             if job.task not in names:
                 raise TaskError(f"job {job_id} is of task {job.task!r}, not of {self.name!r}")
             if job.status not in _WAITING or job.inputs is not None:
-                said = job.status if job.inputs is None else "given the results of other jobs"
+                state = job.status if job.inputs is None else "given the results of other jobs"
                 raise StatusError(
-                    f"job {job_id} is {said}: only a job that waits, with all its arguments, can be edited"
+                    f"job {job_id} is {state}: only a job that waits, with all its arguments, can be edited"
                 )
         text = self._arguments.encode(args, kwargs, limit=self.registry.max_payload)
         if job_id is None:  # before the flush  # pyright: ignore[reportUnnecessaryComparison]

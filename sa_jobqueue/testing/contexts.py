@@ -50,8 +50,8 @@ class _FakeContext(HandlerContext[S]):
     ) -> None:
         enqueued = time.time() if enqueued_at is None else enqueued_at.timestamp()
         extra = None if tick_at is None else json.dumps({"tick": [tick_at.timestamp(), ticks]})
-        said = json.dumps(dict(meta or {}))
-        claimed = ClaimedJob(job_id, 1, queue, task, 4, enqueued, attempt, max_attempts, 0, "{}", said, enqueued, extra)
+        text = json.dumps(dict(meta or {}))
+        claimed = ClaimedJob(job_id, 1, queue, task, 4, enqueued, attempt, max_attempts, 0, "{}", text, enqueued, extra)
         self._heard = _Heard()
         opened: Callable[[], Any] = lambda: session or _none()  # noqa: E731
         super().__init__(claimed, opened, lambda: self._heard.is_stopping, self._heard, keep_logs=1)

@@ -174,9 +174,9 @@ class _Relation(NamedTuple):
         times: Counter[str] = Counter()
         rows: _Rows = {}
         for values in found:
-            said = json.dumps([values[name] for name in key] if key else values, sort_keys=True)
-            times[said] += 1
-            rows[said, times[said]] = {name: values[name] for name in key}, values
+            identity = json.dumps([values[name] for name in key] if key else values, sort_keys=True)
+            times[identity] += 1
+            rows[identity, times[identity]] = {name: values[name] for name in key}, values
         return rows
 
     def compared(self, before: _Rows, after: _Rows, *, jobs: bool) -> list[RowChange]:

@@ -85,7 +85,7 @@ def assert_not_enqueued(session: Side, task: _Named, /, **partial: Any) -> Any:
         if found := [job for job in _live(own, wanted) if not wanted.differences(job)]:
             lines = [
                 f"{len(found)} of {wanted} {'is' if len(found) == 1 else 'are'} enqueued:",
-                *map(_said, found[:_SHOWN]),
+                *map(_line, found[:_SHOWN]),
             ]
             raise AssertionError("\n  ".join(lines))
 
@@ -238,13 +238,13 @@ def _absent(session: Session, wanted: _Wanted, live: Sequence[Job]) -> str:
     else:
         others = _read(session, sa.select(of).where(of.is_live, ~of_task).order_by(of.id).limit(_SHOWN))
         lines.append("No job of this task is; enqueued are:" if others else "No job of any task is.")
-        lines += map(_said, others)
+        lines += map(_line, others)
     ended = _read(session, sa.select(of).where(of.is_finished, of_task).order_by(of.id.desc()).limit(_SHOWN))
     if ended:
-        lines += ["Ended, and so no longer enqueued:", *(f"{_said(job)}, {job.status.value}" for job in ended)]
+        lines += ["Ended, and so no longer enqueued:", *(f"{_line(job)}, {job.status.value}" for job in ended)]
     return "\n".join(lines)
 
 
-def _said(job: Job) -> str:
+def _line(job: Job) -> str:
     given = ", ".join(f"{name}={value!r}" for name, value in job.args.items())
     return f"  job {job.id}: {job.task}({given})"

@@ -118,7 +118,7 @@ def explain_in(
         crew = Crew(1, int(queues is None or row.queue in queues), int(registry.get(row.task) is not None))
         exactly = {"locked_by": None if row.id in free else row.locked_by or 0}
         reasons = reasons_of(SimpleNamespace(**{**row._mapping, **exactly}), waits, crew)  # noqa: SLF001
-        found.append(Unrun(row.id, row.task, row.queue, _said(reasons, row, queues), reasons))
+        found.append(Unrun(row.id, row.task, row.queue, _in_words(reasons, row, queues), reasons))
     return Explanation(found, ended, live - len(found))
 
 
@@ -127,7 +127,7 @@ def _unlocked(session: Session, ids: Sequence[int], job: type[JobMixin]) -> set[
     return set(session.scalars(locked))
 
 
-def _said(reasons: Sequence[WaitReason], row: Any, queues: Collection[str] | None) -> str:
+def _in_words(reasons: Sequence[WaitReason], row: Any, queues: Collection[str] | None) -> str:
     """In the words of a test: what it can do about it."""
     left_out = [reason for reason in reasons if reason.what in ("unserved", "unknown")]
     deciding = left_out or [reason for reason in reasons if reason.what not in _BESIDE]

@@ -102,11 +102,11 @@ class Drained(Sequence[Ran]):
         first = (
             sorted(self._ran, key=lambda ran: ran.outcome == "completed")[:_NAMED] if len(self) > _NAMED else self._ran
         )
-        said = "; ".join(map(str, first))
+        text = "; ".join(map(str, first))
         if len(self) > _NAMED:
             counts = ", ".join(f"{number:,} {outcome}" for outcome, number in self.outcomes.items())
-            said = f"{len(self):,} jobs: {counts}; {said}; and {len(self) - _NAMED:,} more"
-        return f"<{said}>"
+            text = f"{len(self):,} jobs: {counts}; {text}; and {len(self) - _NAMED:,} more"
+        return f"<{text}>"
 
 
 #: Seconds of a claim's lease. Nothing renews it, and a clock that is moved lets it run out.

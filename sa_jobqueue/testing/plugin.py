@@ -55,12 +55,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Say what became of the jobs, where a test with `jobqueue` has failed."""
     report = yield
     kit = getattr(item, "funcargs", {}).get("jobqueue")
-    if report.when == "call" and report.failed and isinstance(kit, JobQueue) and (said := _said(kit)):
-        report.sections.append(("jobs of sa_jobqueue", said))
+    if report.when == "call" and report.failed and isinstance(kit, JobQueue) and (text := _report(kit)):
+        report.sections.append(("jobs of sa_jobqueue", text))
     return report
 
 
-def _said(kit: JobQueue[Any]) -> str:
+def _report(kit: JobQueue[Any]) -> str:
     """What waits, and why. Nothing if it cannot be read now, as when the session has failed."""
     session: Session | AsyncSession = own_session(kit.session)
     try:

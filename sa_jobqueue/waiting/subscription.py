@@ -27,11 +27,11 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 #: When a job is looked at without a notification: after how many seconds first, how many times as long each next time, and at most.
-_FIRST_LOOK, _GROWTH, _LAST_LOOK = 0.02, 3.0, 5.0
+_FIRST_POLL, _GROWTH, _LAST_POLL = 0.02, 3.0, 5.0
 #: The same where nothing is told.
-_GROWTH_OF_POLLING, _LAST_LOOK_OF_POLLING = 1.5, 1.0
+_GROWTH_WITHOUT_NOTIFICATIONS, _LAST_POLL_WITHOUT_NOTIFICATIONS = 1.5, 1.0
 #: Least seconds between two polls without a notification, however many jobs are awaited.
-_BETWEEN_LOOKS = 0.01
+_BETWEEN_POLLS = 0.01
 #: Seconds for which an entry in `awaited` is valid. It is renewed after half of them.
 _HOLD = 60.0
 #: Seconds for which the connection stays open after the last wait, in case there is another.
@@ -73,7 +73,7 @@ class Waiters(Protocol):
         """A job has ended, and its row cannot be read."""
 
 
-class _Look:
+class _Poll:
     """When to poll a job again without a notification."""
 
     __slots__ = ("at", "pause")
@@ -82,7 +82,7 @@ class _Look:
         self.at = self.pause = 0.0
 
     def later(self, growth: float, most: float) -> None:
-        self.pause = min(self.pause * growth or _FIRST_LOOK, most)
+        self.pause = min(self.pause * growth or _FIRST_POLL, most)
         self.at = monotonic() + self.pause
 
 
@@ -95,12 +95,12 @@ class Subscription:
         """Whether the connection has been of use."""
         self._listens = False
         self._waiter = uuid.uuid4()
-        self._looks: dict[int, _Look] = {}
-        self._looked_at = 0.0
+        self._polls: dict[int, _Poll] = {}
+        self._polled_at = 0.0
         """When it last looked without a notification."""
-        self._said: set[int] = set()
+        self._entered: set[int] = set()
         """The jobs that the table `awaited` has from it."""
-        self._said_until = 0.0
+        self._entered_until = 0.0
         self._archive: bool = False
         """Whether there is an archive to look into. It is asked when a job is not there, and once in a while."""
         self._archive_asked = -_HOLD
@@ -138,7 +138,7 @@ class Subscription:
         except Exception as error:  # asyncpg's own, too
             if _sqlstate(error) not in _MAY_NOT:
                 raise
-            self._say_that_it_looks(error)  # a standby, for one
+            self._warn_that_it_polls(error)  # a standby, for one
             return False
 
     def _loop(self) -> None:
@@ -159,40 +159,44 @@ class Subscription:
             ended = self._receiver.sleep(max(self._next_at(idle_since) - monotonic(), 0.0))
 
     def _next_at(self, idle_since: float | None) -> float:
-        if self._said - self._looks.keys():
+        if self._entered - self._polls.keys():
             return 0.0  # some have ended just now, of which the table is to be told
-        if not self._looks:
+        if not self._polls:
             return 0.0 if idle_since is None else min(idle_since + _LINGER, monotonic() + _LINGER_STEP)
-        look = max(min(look.at for look in self._looks.values()), self._looked_at + _BETWEEN_LOOKS)
-        return min(look, self._said_until - _HOLD / 2) if self._said else look
+        next_poll = max(min(poll.at for poll in self._polls.values()), self._polled_at + _BETWEEN_POLLS)
+        return min(next_poll, self._entered_until - _HOLD / 2) if self._entered else next_poll
 
     def _step(self, wanted: set[int], ended: set[int]) -> None:
         """Enter what is awaited, and read the jobs that may have ended."""
-        for job_id in self._looks.keys() - wanted:
-            del self._looks[job_id]
-        if over := self._said - wanted:
+        for job_id in self._polls.keys() - wanted:
+            del self._polls[job_id]
+        if over := self._entered - wanted:
             self._write(self._store.end_waits, sorted(over), waiter=self._waiter)
-            self._said -= over
-        if new := wanted - self._looks.keys():
-            self._look(new)
-            self._say(new)
-        told = ended & self._looks.keys()
-        due = {job_id for job_id, look in self._looks.items() if look.at <= monotonic()}
-        if told or due:
-            self._look(told | due)
+            self._entered -= over
+        if new := wanted - self._polls.keys():
+            self._poll(new)
+            self._enter(new)
+        notified = ended & self._polls.keys()
+        due = {job_id for job_id, poll in self._polls.items() if poll.at <= monotonic()}
+        if notified or due:
+            self._poll(notified | due)
         if due:
-            self._looked_at = monotonic()
-        if self._said and monotonic() >= self._said_until - _HOLD / 2:
-            self._say_again()
+            self._polled_at = monotonic()
+        if self._entered and monotonic() >= self._entered_until - _HOLD / 2:
+            self._renew()
 
-    def _look(self, ids: set[int]) -> None:
+    def _poll(self, ids: set[int]) -> None:
         found = self._read(sorted(ids))
-        times = (_GROWTH, _LAST_LOOK) if self._listens else (_GROWTH_OF_POLLING, _LAST_LOOK_OF_POLLING)
+        times = (
+            (_GROWTH, _LAST_POLL)
+            if self._listens
+            else (_GROWTH_WITHOUT_NOTIFICATIONS, _LAST_POLL_WITHOUT_NOTIFICATIONS)
+        )
         for job_id, end in found.items():
             if end is None:
-                self._looks.setdefault(job_id, _Look()).later(*times)
+                self._polls.setdefault(job_id, _Poll()).later(*times)
             else:
-                self._looks.pop(job_id, None)
+                self._polls.pop(job_id, None)
         self._waiters.tell(found)
 
     def _read(self, ids: list[int]) -> dict[int, JobEnd | None]:
@@ -209,7 +213,7 @@ class Subscription:
             if len(ids) > 1:
                 half = len(ids) // 2
                 return self._read(ids[:half]) | self._read(ids[half:])
-            self._looks.pop(ids[0], None)
+            self._polls.pop(ids[0], None)
             self._waiters.cannot_tell(ids[0], error)
             return {}
 
@@ -219,25 +223,25 @@ class Subscription:
             self._archive = bool(self._ask(self._store.archive_parts))
         return self._archive
 
-    def _say(self, ids: set[int]) -> None:
+    def _enter(self, ids: set[int]) -> None:
         """Enter the jobs that have not ended in `awaited`, then read them once more."""
-        ids = ids & self._looks.keys()
+        ids = ids & self._polls.keys()
         if not ids or not self._listens:
             return
-        if not self._said:
-            self._say_again()
-        if self._say_so(ids):
-            self._said |= ids
-            self._looks |= {job_id: _Look() for job_id in ids}  # from here on it is told, or finds out soon
-            self._look(ids)
+        if not self._entered:
+            self._renew()
+        if self._enter_now(ids):
+            self._entered |= ids
+            self._polls |= {job_id: _Poll() for job_id in ids}  # from here on it is told, or finds out soon
+            self._poll(ids)
 
-    def _say_again(self) -> None:
+    def _renew(self) -> None:
         self._write(self._store.drop_expired_waits)
-        self._said_until = monotonic() + _HOLD
-        if self._said:
-            self._say_so(self._said)
+        self._entered_until = monotonic() + _HOLD
+        if self._entered:
+            self._enter_now(self._entered)
 
-    def _say_so(self, ids: set[int]) -> bool:
+    def _enter_now(self, ids: set[int]) -> bool:
         wait_for = self._store.wait_for
         return self._write(wait_for, sorted(ids), waiter=self._waiter, seconds=_HOLD, schema=self._schema)
 
@@ -252,13 +256,13 @@ class Subscription:
         except DBAPIError as error:
             if _sqlstate(error) not in _MAY_NOT:
                 raise
-            self._say_that_it_looks(error)
+            self._warn_that_it_polls(error)
             self._listens = False
-            self._said = set()
+            self._entered = set()
             return False
         return True
 
-    def _say_that_it_looks(self, error: Exception) -> None:
+    def _warn_that_it_polls(self, error: Exception) -> None:
         reason = getattr(error, "orig", None) or error
         logger.warning("the ends of jobs are not told, because this connection may not say that it waits (%s)", reason)
 
