@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..rules.lifecycle import JobStatus
-from .base import Base, JsonObject, StatusText
+from .base import Base, JsonObject, StatusText, partial_index
 from .job_readings import JobReadings, SubjectColumns
 
 
@@ -75,12 +75,7 @@ class ArchivedJob(JobReadings, SubjectColumns, Base):
     """What a job table of your own has besides, by column, as JSON; None for a `Job`."""
 
     __table_args__ = (
-        sa.Index(
-            "archived_job_subject_idx",
-            "subject_type",
-            "subject_id",
-            postgresql_where=sa.text("subject_type IS NOT NULL"),
-        ),
+        partial_index("archived_job_subject_idx", "subject_type", "subject_id", where="subject_type IS NOT NULL"),
         {"postgresql_partition_by": "RANGE (finished_at)"},
     )
     # A number is given once, whatever the month.

@@ -33,6 +33,12 @@ def field_checks(table: str, **others: tuple[int, int]) -> Iterator[sa.CheckCons
             yield sa.CheckConstraint(rule, name=f"{table}_{field.column}_check")
 
 
+def partial_index(name: str, *columns: str, where: str) -> sa.Index:
+    """An index of the rows that match `where`. A column with a parenthesis is an expression."""
+    parts = [sa.text(column) if "(" in column else column for column in columns]
+    return sa.Index(name, *parts, postgresql_where=sa.text(where))
+
+
 class _SchemaFunction(Function[Any]):
     """A function in the schema that is meant when the statement is executed."""
 

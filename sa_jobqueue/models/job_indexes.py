@@ -11,7 +11,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqlalchemy.schema import SchemaItem
 
 from ..rules.lifecycle import JobStatus
-from .base import field_checks
+from .base import field_checks, partial_index
 from .job_readings import JobReadings, subject_index
 
 #: What `create_all` does to the table beside making it.
@@ -40,57 +40,44 @@ def constraints_and_indexes() -> tuple[SchemaItem, ...]:
             "status = ANY ('{queued,blocked,running,completed,failed,cancelled}'::text[])", name="job_status_check"
         ),
         *field_checks("job"),
-        sa.Index(
-            "job_claim_idx",
-            "queue",
-            "priority",
-            "run_at",
-            "id",
-            postgresql_where=sa.text("status = 'queued' AND concurrency_key IS NULL"),
+        partial_index(
+            "job_claim_idx", "queue", "priority", "run_at", "id", where="status = 'queued' AND concurrency_key IS NULL"
         ),
-        sa.Index("job_running_idx", "id", postgresql_where=sa.text("status = 'running'")),
-        sa.Index("job_failed_idx", "id", postgresql_where=sa.text("status = 'failed'")),
-        sa.Index("job_workflow_idx", "workflow_id", "id", postgresql_where=sa.text("workflow_id IS NOT NULL")),
-        sa.Index(
-            "job_blocked_idx", "blocked_by", postgresql_where=sa.text("blocked_by IS NOT NULL AND status = 'blocked'")
-        ),
-        sa.Index("job_schedule_idx", "schedule_id", "finished_at", postgresql_where=sa.text("schedule_id IS NOT NULL")),
-        sa.Index(
+        partial_index("job_running_idx", "id", where="status = 'running'"),
+        partial_index("job_failed_idx", "id", where="status = 'failed'"),
+        partial_index("job_workflow_idx", "workflow_id", "id", where="workflow_id IS NOT NULL"),
+        partial_index("job_blocked_idx", "blocked_by", where="blocked_by IS NOT NULL AND status = 'blocked'"),
+        partial_index("job_schedule_idx", "schedule_id", "finished_at", where="schedule_id IS NOT NULL"),
+        partial_index(
             "job_limit_idx",
-            sa.text("LEAST(expires_at, deadline_at)"),
-            postgresql_where=sa.text("LEAST(expires_at, deadline_at) IS NOT NULL AND status IN ('queued', 'blocked')"),
+            "LEAST(expires_at, deadline_at)",
+            where="LEAST(expires_at, deadline_at) IS NOT NULL AND status IN ('queued', 'blocked')",
         ),
-        sa.Index(
+        partial_index(
             "job_key_ready_idx",
             "queue",
             "concurrency_key",
-            sa.text("(- priority)"),
+            "(- priority)",
             "run_at",
             "id",
-            postgresql_where=sa.text(
-                "concurrency_key IS NOT NULL AND status = 'queued' AND run_at <= GREATEST(created_at, ready_at)"
-            ),
+            where="concurrency_key IS NOT NULL AND status = 'queued' AND run_at <= GREATEST(created_at, ready_at)",
         ),
-        sa.Index(
+        partial_index(
             "job_key_later_idx",
             "queue",
             "run_at",
             "id",
-            postgresql_where=sa.text(
-                "concurrency_key IS NOT NULL AND status = 'queued' AND run_at > GREATEST(created_at, ready_at)"
-            ),
+            where="concurrency_key IS NOT NULL AND status = 'queued' AND run_at > GREATEST(created_at, ready_at)",
         ),
-        sa.Index(
+        partial_index(
             "job_key_begun_idx",
             "concurrency_key",
-            sa.text("(status <> 'queued')"),
+            "(status <> 'queued')",
             "id",
-            postgresql_where=sa.text(
-                "concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND claims > 0))"
-            ),
+            where="concurrency_key IS NOT NULL AND (status = 'running' OR (status = 'queued' AND claims > 0))",
         ),
         subject_index("job_subject_idx"),
-        sa.Index("job_purge_idx", "purge_at", postgresql_where=sa.text("purge_at IS NOT NULL")),
+        partial_index("job_purge_idx", "purge_at", where="purge_at IS NOT NULL"),
     )
 
 

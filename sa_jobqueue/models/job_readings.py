@@ -12,7 +12,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from ..arguments.ends import JobEnd
 from ..arguments.subjects import Subject
 from ..rules.lifecycle import FINISHED, LIVE, JobStatus
-from .base import status_in, status_literal
+from .base import partial_index, status_in, status_literal
 from .limits import TASK_GROUP
 
 T = TypeVar("T")
@@ -173,4 +173,4 @@ class SubjectColumns:
 
 def subject_index(name: str) -> sa.Index:
     """The index by which the jobs of a row are found. Jobs without a subject are not in it."""
-    return sa.Index(name, "subject_type", "subject_id", postgresql_where=sa.text("subject_type IS NOT NULL"))
+    return partial_index(name, "subject_type", "subject_id", where="subject_type IS NOT NULL")

@@ -14,7 +14,7 @@ from ..rules.failures import clean
 from ..rules.job_fields import JOB_FIELDS, JobField
 from ..rules.retry import Duration, checked_duration
 from ..rules.schedules import Every, Missed, expression_of, rule_of
-from .base import Base, JsonObject, JsonText, field_checks, vacuum_by_traffic
+from .base import Base, JsonObject, JsonText, field_checks, partial_index, vacuum_by_traffic
 
 Overlap: TypeAlias = Literal["allow", "skip", "queue_one", "cancel_running"]
 
@@ -262,7 +262,7 @@ class Schedule(Base):
         sa.CheckConstraint("deadline > 0 AND deadline <= 3155760000", name="schedule_deadline_check"),
         sa.CheckConstraint("paused_by IN ('operator', 'failures', 'undeclared')", name="schedule_paused_by_check"),
         *field_checks("schedule", concurrency_key=(1, 200)),
-        sa.Index("schedule_due_idx", "due_at", postgresql_where=sa.text("paused_at IS NULL")),
+        partial_index("schedule_due_idx", "due_at", where="paused_at IS NULL"),
     )
 
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
 from sqlalchemy.orm import Mapped, mapped_column
 
-from .base import Base, vacuum_by_traffic
+from .base import Base, partial_index, vacuum_by_traffic
 
 
 class WorkerRow(Base):
@@ -88,9 +88,7 @@ class UniqueKey(Base):
     expires_at: Mapped[datetime | None]
     """Until when it is taken; None: until the job gives it back."""
 
-    __table_args__ = (
-        sa.Index("unique_key_expires_idx", "expires_at", postgresql_where=sa.text("expires_at IS NOT NULL")),
-    )
+    __table_args__ = (partial_index("unique_key_expires_idx", "expires_at", where="expires_at IS NOT NULL"),)
 
 
 vacuum_by_traffic(UniqueKey)

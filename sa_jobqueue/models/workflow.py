@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from ..util.schema import SCHEMA
-from .base import Base, DueTime, JsonObject, field_checks, vacuum_by_traffic
+from .base import Base, DueTime, JsonObject, field_checks, partial_index, vacuum_by_traffic
 
 # Left out of the INSERT where they are not set, as of `Job`.
 _UNSAID_TIME = sa.DateTime(timezone=True).evaluates_none()
@@ -56,21 +56,11 @@ class WorkflowRow(Base):
         ),
         sa.CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="workflow_name_check"),
         sa.CheckConstraint("retain >= 0", name="workflow_retain_check"),
-        sa.Index(
-            "workflow_deadline_idx",
-            "deadline_at",
-            postgresql_where=sa.text("deadline_at IS NOT NULL AND finished_at IS NULL"),
-        ),
-        sa.Index("workflow_purge_idx", "purge_at", postgresql_where=sa.text("purge_at IS NOT NULL")),
-        sa.Index(
-            "workflow_running_idx", "created_at", postgresql_where=sa.text("finished_at IS NULL AND paused_at IS NULL")
-        ),
-        sa.Index(
-            "workflow_paused_idx",
-            "paused_at",
-            postgresql_where=sa.text("finished_at IS NULL AND paused_at IS NOT NULL"),
-        ),
-        sa.Index("workflow_failed_idx", "finished_at", postgresql_where=sa.text("status = 'failed'")),
+        partial_index("workflow_deadline_idx", "deadline_at", where="deadline_at IS NOT NULL AND finished_at IS NULL"),
+        partial_index("workflow_purge_idx", "purge_at", where="purge_at IS NOT NULL"),
+        partial_index("workflow_running_idx", "created_at", where="finished_at IS NULL AND paused_at IS NULL"),
+        partial_index("workflow_paused_idx", "paused_at", where="finished_at IS NULL AND paused_at IS NOT NULL"),
+        partial_index("workflow_failed_idx", "finished_at", where="status = 'failed'"),
     )
 
 

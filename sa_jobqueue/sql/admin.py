@@ -30,7 +30,7 @@ from .apply import append_error, as_entry
 from .ends import at_end, ended, ended_id, is_held
 from .expiry import is_late
 from .limits.claims import permits_freed
-from .parts import ONE, ZERO, array, in_seconds, lock_in_order, members, rows, table_of
+from .parts import ONE, ZERO, array, in_seconds, lock_in_order, materialized, members, rows, table_of
 from .unique import given_back, key_of, takes_key
 from .workflows.actions import LOOK, NOT_COMPLETED, member_events
 
@@ -192,14 +192,13 @@ def _act(
     mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait", also=also)
     chosen: Any = sa.select(mine.c.id)
     if event is Event.REQUEUE:
-        may = (
+        may = materialized(
             sa.select(
                 mine.c.id,
                 takes_key(table, mine.c.id, mine.c.uniqueness, mine.c.keyless).label("may"),
                 mine.c.workflow_id,
-            )
-            .cte("may_be_queued")
-            .prefix_with("MATERIALIZED")
+            ),
+            "may_be_queued",
         )
         chosen = sa.select(may.c.id).where(may.c.may)
         back_in = sa.select(may.c.id, may.c.workflow_id).where(may.c.may).cte("back_in")
@@ -248,15 +247,14 @@ def _children_taken_back(table: sa.Table, edge: sa.Table, parents: sa.CTE, mine:
         table.c.status == status_literal(blocked),
         sa.or_(table.c.blocked_by == ZERO, table.c.blocked_by > came.c.parent_id),
     )
-    children = (
+    children = materialized(
         sa.select(table.c.id, came.c.parent_id)
         .join(came, came.c.child_id == table.c.id)
         .where(
             sa.or_(table.c.status == status_literal(JobStatus.QUEUED), later), table.c.id.not_in(sa.select(mine.c.id))
         )
-        .with_for_update(key_share=True, skip_locked=True, of=table)
-        .cte("children")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(key_share=True, skip_locked=True, of=table),
+        "children",
     )
     return (
         sa.update(table)

@@ -30,7 +30,7 @@ from .complete import (
 )
 from .ends import answered, at_end, ended, ended_id, fence, has_run_out, is_held
 from .limits.state import block, limit_queues
-from .parts import ZERO, array, in_seconds, lock_in_order, members, rows, table_of
+from .parts import ZERO, array, in_seconds, lock_in_order, materialized, members, rows, table_of
 from .tables import Compiled
 from .unique import ended_key, given_back, key_of
 from .workflows.actions import member_events
@@ -155,13 +155,12 @@ def _deleted(
     the job in a row. So the rows to be deleted are locked once more.
     """
     columns = table.c
-    leaving = (
+    leaving = materialized(
         sa.select(columns.id)
         .where(members(columns.id, sa.select(change.c.id).where(_deletes(change))), is_held(table))
         .order_by(columns.id)
-        .with_for_update(skip_locked=skip_locked)
-        .cte("leaving")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(skip_locked=skip_locked),
+        "leaving",
     )
     return (
         sa.delete(table)

@@ -11,7 +11,7 @@ from ..rules.lifecycle import DEADLINE_OVER, EXPIRED, TRANSITIONS, Event, JobSta
 from ..rules.outcomes import ErrorEntry
 from .apply import append_error, as_entry
 from .ends import ended, ended_id
-from .parts import ZERO, members, table_of
+from .parts import ZERO, materialized, members, table_of
 from .tables import StorePart
 from .unique import given_back, key_of
 from .workflows.actions import NOT_COMPLETED, member_events
@@ -69,14 +69,13 @@ def _was_started(table: sa.Table) -> sa.ColumnElement[bool]:
 def _over(table: sa.Table, *which: sa.ColumnElement[bool], limit: int) -> sa.CTE:
     """Waiting jobs that match `which` and whose earliest limit is over, locked. An index has the earliest limit of each job."""
     first = sa.func.least(table.c.expires_at, table.c.deadline_at)
-    return (
+    return materialized(
         sa.select(table.c.id, key_of(table).label("key"), table.c.workflow_id)
         .where(_waits(table), first <= sa.func.now(), *which)
         .order_by(first)
         .limit(sa.bindparam("page", limit))
-        .with_for_update(key_share=True, skip_locked=True)
-        .cte("over")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(key_share=True, skip_locked=True),
+        "over",
     )
 
 

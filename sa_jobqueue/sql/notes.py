@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from ..models import Job, JobMixin, LogPart, companions_of
 from .ends import fence
-from .parts import FIRST_ID, ONE, array, columns_of, members, rows, table_of
+from .parts import FIRST_ID, ONE, array, columns_of, materialized, members, rows, table_of
 from .tables import StorePart
 
 #: Claims of a job whose lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
@@ -173,12 +173,7 @@ def drop_stray_logs(*, after: int, limit: int, job: type[JobMixin] = Job) -> sa.
 
 def _drop_strays(notes: sa.Table, page: sa.Select[Any], limit: int, job: type[JobMixin]) -> sa.Executable:
     table = table_of(job)
-    looked_at = (
-        page.order_by(notes.c.job_id)
-        .limit(sa.bindparam("page", limit, sa.Integer))
-        .cte("page")
-        .prefix_with("MATERIALIZED")
-    )
+    looked_at = materialized(page.order_by(notes.c.job_id).limit(sa.bindparam("page", limit, sa.Integer)), "page")
     # An id that is used again, after a restore perhaps, belongs to a job that is newer than the note.
     theirs: sa.Select[Any] = (
         sa.select(ONE).where(table.c.id == notes.c.job_id, table.c.created_at <= notes.c.written_at).correlate(notes)

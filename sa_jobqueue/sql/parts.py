@@ -37,6 +37,17 @@ def table_of(mapped: type[Base | JobMixin]) -> sa.Table:
     return table
 
 
+def count_of(query: Any) -> sa.ScalarSelect[int]:
+    """The number of rows of a query, or of a subquery."""
+    rows = query.subquery() if isinstance(query, sa.Select) else query
+    return sa.select(sa.func.count()).select_from(rows).scalar_subquery()
+
+
+def seconds_since(time: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+    """The seconds from `time` to now()."""
+    return sa.type_coerce(epoch(sa.func.now() - time), sa.Float)
+
+
 def columns_of(of: Any, names: str) -> list[Any]:
     """The columns `of` a table, a subquery (its `c`) or a mapped class, by their names in one text, separated by blanks."""
     return [getattr(of, name) for name in names.split()]
@@ -130,6 +141,12 @@ def in_calendar(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     return sa.case((time < _FIRST_DAY, _FIRST_DAY), (time > _LAST_DAY, _LAST_DAY), else_=time)
 
 
+def materialized(query: Any, name: str) -> sa.CTE:
+    """`WITH name AS MATERIALIZED (query)`: executed once, and apart from the rest of the statement."""
+    found: sa.CTE = query.cte(name).prefix_with("MATERIALIZED")
+    return found
+
+
 def lock_in_order(
     table: sa.Table,
     *where: sa.ColumnExpressionArgument[bool],
@@ -144,13 +161,12 @@ def lock_in_order(
     `to_delete`: take the stronger lock that a DELETE needs. With the weaker lock the DELETE would wait for an open transaction of
     the application that references the job in a row. `also`: more columns of these rows.
     """
-    return (
+    return materialized(
         sa.select(table.c.id, *also)
         .where(*where)
         .order_by(table.c.id)
-        .with_for_update(key_share=not to_delete, skip_locked=skip_locked, nowait=nowait, of=table)
-        .cte("locked")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(key_share=not to_delete, skip_locked=skip_locked, nowait=nowait, of=table),
+        "locked",
     )
 
 

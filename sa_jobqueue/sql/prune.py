@@ -15,7 +15,7 @@ from .admin import UNSYNCHRONIZED, Criterion, check_criteria
 from .archive import is_not_archived, make_months_of, move_jobs
 from .claims import Fault, fault_of, is_month_missing
 from .notes import delete_notes
-from .parts import FIRST_TIME, epoch_of, in_seconds, members, table_of
+from .parts import FIRST_TIME, epoch_of, in_seconds, materialized, members, table_of
 from .tables import StorePart
 
 
@@ -104,7 +104,7 @@ def _locked_to_delete(job: type[JobMixin], chosen: sa.Select[Any]) -> sa.Select[
 def _ids(job: type[JobMixin], chosen: sa.Select[Any], limit: int) -> sa.Select[Any]:
     """The ids of at most `limit` of the chosen jobs, locked."""
     page = _locked_to_delete(job, chosen).limit(sa.bindparam("page", limit, sa.Integer))
-    return sa.select(page.cte("chosen").prefix_with("MATERIALIZED").c.id)
+    return sa.select(materialized(page, "chosen").c.id)
 
 
 def _delete_finished(job: type[JobMixin], chosen: sa.Select[Any], limit: int) -> sa.Delete:

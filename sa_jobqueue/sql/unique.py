@@ -13,7 +13,7 @@ from ..arguments.context import ClaimedJob
 from ..models import Job, JobMixin, companions_of, schema_function, status_in
 from ..rules.lifecycle import FINISHED, extra
 from .ends import is_held
-from .parts import ZERO, array, in_seconds, lock_in_order, members, packed, packed_texts, table_of
+from .parts import ZERO, array, in_seconds, lock_in_order, materialized, members, packed, packed_texts, table_of
 from .tables import Compiled, StorePart
 
 
@@ -40,7 +40,7 @@ def given_back(jobs: Sequence[sa.FromClause], job: type[JobMixin]) -> list[sa.CT
     key = table_of(companions_of(job).unique_key)
     ids = [sa.select(source.c.id).where(source.c.key.is_not(None)) for source in jobs]
     texts = [sa.select(source.c.key).where(source.c.key.is_not(None)) for source in jobs]
-    mine = (
+    mine = materialized(
         sa.select(key.c.key)
         .where(
             members(key.c.key, texts[0].union_all(*texts[1:]) if len(texts) > 1 else texts[0]),
@@ -48,9 +48,8 @@ def given_back(jobs: Sequence[sa.FromClause], job: type[JobMixin]) -> list[sa.CT
             key.c.expires_at.is_(None),
         )
         .order_by(key.c.key)
-        .with_for_update(skip_locked=True)
-        .cte("given_back")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(skip_locked=True),
+        "given_back",
     )
     ours = members(key.c.key, sa.select(mine.c.key))
     until = in_seconds(key.c.keep, after=sa.func.statement_timestamp())
@@ -87,7 +86,7 @@ def free_started_keys(started: Mapping[int, str], *, job: type[JobMixin] = Job) 
         sa.select(array("started_ids", given["started_ids"], sa.BigInteger())).scalar_subquery(),
         sa.ARRAY(sa.BigInteger),
     )
-    mine = (
+    mine = materialized(
         sa.select(key.c.key)
         .where(
             key.c.key == sa.func.any(array("started_keys", given["started_keys"], sa.Text())),
@@ -95,9 +94,8 @@ def free_started_keys(started: Mapping[int, str], *, job: type[JobMixin] = Job) 
             at_leisure == sa.literal_column("'off'"),
         )
         .order_by(key.c.key)
-        .with_for_update(skip_locked=True)
-        .cte("mine")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(skip_locked=True),
+        "mine",
     )
     return sa.delete(key).where(members(key.c.key, sa.select(mine.c.key))).returning(key.c.job_id)
 
@@ -116,14 +114,13 @@ def key_holders(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Executab
 def drop_expired_keys(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Delete at most `limit` expired keys. Returns them."""
     key = table_of(companions_of(job).unique_key)
-    over = (
+    over = materialized(
         sa.select(key.c.key)
         .where(key.c.expires_at <= sa.func.now())
         .order_by(key.c.expires_at)
         .limit(sa.bindparam("page", limit, sa.Integer))
-        .with_for_update(skip_locked=True)
-        .cte("over")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(skip_locked=True),
+        "over",
     )
     return (
         sa.delete(key)
@@ -139,13 +136,12 @@ def free_stray_keys(*, after: str, limit: int, job: type[JobMixin] = Job) -> sa.
     Returns one row: the last key that was read, NULL if there was none, and how many keys were freed.
     """
     key, table = table_of(companions_of(job).unique_key), table_of(job)
-    page = (
+    page = materialized(
         sa.select(key.c.key, key.c.job_id)
         .where(key.c.key > sa.bindparam("after_key", after, sa.Text), key.c.expires_at.is_(None))
         .order_by(key.c.key)
-        .limit(sa.bindparam("page", limit, sa.Integer))
-        .cte("page")
-        .prefix_with("MATERIALIZED")
+        .limit(sa.bindparam("page", limit, sa.Integer)),
+        "page",
     )
     # Tested under the lock: an operator may bring a job back just now.
     ended = lock_in_order(
@@ -154,11 +150,11 @@ def free_stray_keys(*, after: str, limit: int, job: type[JobMixin] = Job) -> sa.
         sa.or_(status_in(table.c.status, FINISHED), sa.and_(is_held(table), started_key(table).is_not(None))),
     )
     there = sa.select(table.c.id).where(table.c.id == page.c.job_id, key_of(table) == page.c.key).correlate(page)
-    stray = (
-        sa.select(page.c.job_id.label("id"), page.c.key)
-        .where(sa.or_(page.c.job_id.in_(sa.select(ended.c.id)), sa.not_(there.exists())))
-        .cte("stray")
-        .prefix_with("MATERIALIZED")
+    stray = materialized(
+        sa.select(page.c.job_id.label("id"), page.c.key).where(
+            sa.or_(page.c.job_id.in_(sa.select(ended.c.id)), sa.not_(there.exists()))
+        ),
+        "stray",
     )
     looked_at = sa.select(sa.func.max(page.c.key)).scalar_subquery()
     return sa.select(looked_at, sa.select(sa.func.count()).select_from(stray).scalar_subquery()).add_cte(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Coroutine, Iterator, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from ..health.explain import Crew, look, reasons_of
 from ..models import JobMixin
 from ..rules.reasons import WaitReason
 from ..tasks.registry import Registry, default_registry
-from .transaction import AsyncSide, Side, SyncSide, connection_of, on
+from .transaction import AsyncSide, Listed, Side, SyncSide, connection_of, on
 
 #: Jobs of which a reason is given.
 _SHOWN = 50
@@ -38,31 +38,19 @@ class Unrun:
         return f"job {self.job_id} ({self.task}) {self.reason}"
 
 
-class Explanation(Sequence[Unrun]):
+class Explanation(Listed[Unrun]):
     """A reason for each job that has not ended, the oldest first. As text, all of them."""
 
     def __init__(self, jobs: Sequence[Unrun], ended: int, more: int) -> None:
-        self._jobs, self.ended, self.more = tuple(jobs), ended, more
-
-    @overload
-    def __getitem__(self, index: int) -> Unrun: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Unrun]: ...
-    def __getitem__(self, index: int | slice) -> Unrun | Sequence[Unrun]:
-        return self._jobs[index]
-
-    def __iter__(self) -> Iterator[Unrun]:
-        return iter(self._jobs)
-
-    def __len__(self) -> int:
-        return len(self._jobs)
+        super().__init__(jobs)
+        self.ended, self.more = ended, more
 
     def __str__(self) -> str:
-        if not self._jobs:
+        if not self.listed:
             ended = f"{self.ended:,} {'has' if self.ended == 1 else 'have'} ended" if self.ended else "there is none"
             return f"no job waits in this session's database; {ended}"
         more = [f"and {self.more:,} more"] if self.more else []
-        return "; ".join([*map(str, self._jobs), *more])
+        return "; ".join([*map(str, self.listed), *more])
 
     __repr__ = __str__
 

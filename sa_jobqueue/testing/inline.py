@@ -7,10 +7,10 @@ has no timeout; and a job of `executor="process"` runs in this process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, overload
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -37,7 +37,7 @@ from ..worker.running.notes import Notes
 from ..worker.running.run import Run
 from ..worker.running.timeouts import timeout_of, within
 from ..worker.running.verdict import of_error, of_value, unstarted
-from .transaction import JoinedSessions, connection_of
+from .transaction import JoinedSessions, Listed, connection_of
 
 #: Jobs that are listed as text, at most.
 _NAMED = 10
@@ -66,41 +66,31 @@ class Ran:
         return f"job {self.job_id} {self.task}({given}): {self.outcome}{why}"
 
 
-class Drained(Sequence[Ran]):
+class Drained(Listed[Ran]):
     """The jobs that were run, in that order."""
 
     def __init__(self, ran: Sequence[Ran], left: str) -> None:
-        self._ran, self.left = tuple(ran), left
+        super().__init__(ran)
+        self.left = left
         """`left`: what was not run, and why; see `explain`. It is looked at only if nothing was run."""
 
     @property
     def outcomes(self) -> Counter[str]:
         """How many jobs ended in which way: `{"completed": 2, "retried": 1}`. An outcome that no job had is 0."""
-        return Counter(ran.outcome for ran in self._ran)
+        return Counter(ran.outcome for ran in self.listed)
 
     @property
     def errors(self) -> list[BaseException]:
         """What handlers have raised."""
-        return [ran.error for ran in self._ran if ran.error is not None]
-
-    @overload
-    def __getitem__(self, index: int) -> Ran: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Ran]: ...
-    def __getitem__(self, index: int | slice) -> Ran | Sequence[Ran]:
-        return self._ran[index]
-
-    def __iter__(self) -> Iterator[Ran]:
-        return iter(self._ran)
-
-    def __len__(self) -> int:
-        return len(self._ran)
+        return [ran.error for ran in self.listed if ran.error is not None]
 
     def __repr__(self) -> str:
-        if not self._ran:
+        if not self.listed:
             return f"<nothing was run: {self.left}>"
         first = (
-            sorted(self._ran, key=lambda ran: ran.outcome == "completed")[:_NAMED] if len(self) > _NAMED else self._ran
+            sorted(self.listed, key=lambda ran: ran.outcome == "completed")[:_NAMED]
+            if len(self) > _NAMED
+            else self.listed
         )
         text = "; ".join(map(str, first))
         if len(self) > _NAMED:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, overload
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IllegalStateChangeError
@@ -25,6 +25,7 @@ from ..worker.running.reopening import Sessions
 from ..worker.running.transaction import SHARED, HandlerTransaction, refuse
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 #: Relationships that are not loaded when they are asked for.
 _NOT_LAZY = ("raise", "raise_on_sql", "noload", "write_only", "dynamic")
@@ -34,6 +35,23 @@ SyncSide: TypeAlias = Session | scoped_session[Any]
 AsyncSide: TypeAlias = AsyncSession | async_scoped_session[Any]
 """A session whose answer is awaited."""
 Side: TypeAlias = SyncSide | AsyncSide
+
+
+class Listed(Sequence[T_co]):
+    """An unchangeable list, the base of the kit's answers."""
+
+    def __init__(self, listed: Sequence[T_co]) -> None:
+        self.listed = tuple(listed)
+
+    @overload
+    def __getitem__(self, index: int) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[T_co]: ...
+    def __getitem__(self, index: int | slice) -> T_co | Sequence[T_co]:
+        return self.listed[index]
+
+    def __len__(self) -> int:
+        return len(self.listed)
 
 
 def own_session(session: Side) -> Session | AsyncSession:

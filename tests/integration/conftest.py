@@ -43,8 +43,8 @@ def told_only(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     """Listeners look when they are told, and not by themselves."""
     if pooler.is_pooled(url):
         pytest.skip("behind a pooler nothing is told")
-    monkeypatch.setattr(subscription, "_FIRST_LOOK", 3_600.0)
-    monkeypatch.setattr(subscription, "_LAST_LOOK", 3_600.0)
+    monkeypatch.setattr(subscription, "_FIRST_POLL", 3_600.0)
+    monkeypatch.setattr(subscription, "_LAST_POLL", 3_600.0)
 
 
 @pytest.fixture

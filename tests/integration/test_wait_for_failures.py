@@ -70,7 +70,7 @@ def test_a_server_that_does_not_answer_is_given_up(
     if pooler.is_pooled(database_url):
         pytest.skip("its connections are the pooler's")
     monkeypatch.setattr(subscription, "_SILENCE", 0.3)
-    monkeypatch.setattr(subscription, "_LAST_LOOK", 0.1)
+    monkeypatch.setattr(subscription, "_LAST_POLL", 0.1)
     monkeypatch.setattr(wait, "CHECK", 0.1)
     id = running(engine)
     waits = threads.submit(waiting_over(driver), database_url, id)

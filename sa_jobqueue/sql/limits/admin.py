@@ -23,24 +23,10 @@ from ...errors import OptionError
 from ...models import Job, JobMixin, KeyRow, LimitRow, LimitState, companions_of, in_schema, status_literal
 from ...rules.failures import clean
 from ...rules.lifecycle import JobStatus
-from ...rules.limits import (
-    KeyLimits,
-    Limits,
-    Owner,
-    Rate,
-    WhenFull,
-    checked_flag,
-    checked_max_waiting,
-    checked_per_key,
-    checked_rate,
-    checked_running,
-    checked_weight,
-    checked_when_full,
-    rate_columns,
-)
+from ...rules.limits import KeyLimits, Limits, Owner, Rate, WhenFull, checked_weight
 from ...tasks.options import Enqueueable, checked_key, checked_name
 from ..admin import UNSYNCHRONIZED
-from ..parts import ONE, columns_of, table_of
+from ..parts import ONE, columns_of, materialized, table_of
 from ..readings.depths import CAP
 from .state import is_keyless, is_later, is_ready
 
@@ -84,29 +70,20 @@ def set_limit(
 
     Raises OptionError for a value that cannot be used.
     """
-    given: dict[str, Any] = {}
-    if running is not UNCHANGED:
-        given["running"] = checked_running(running)
-    if rate is not UNCHANGED:
-        given |= rate_columns(checked_rate(rate))
-    of_owner: dict[str, Any] = {}
-    if per_key is not UNCHANGED:
-        of_owner |= (checked_per_key(per_key) or KeyLimits()).columns()
-    if strict is not UNCHANGED:
-        of_owner["strict"] = checked_flag(strict, "strict")
-    if when_full is not UNCHANGED:
-        of_owner["when_full"] = checked_when_full(when_full)
-    if max_waiting is not UNCHANGED:
-        of_owner["max_waiting"] = checked_max_waiting(max_waiting)
-    of_key: dict[str, Any] = {}
+    values: dict[str, Any] = {
+        "running": running, "rate": rate, "per_key": per_key, "strict": strict, "when_full": when_full, "max_waiting": max_waiting,
+    }  # fmt: skip
+    given = {name: value for name, value in values.items() if value is not UNCHANGED}
+    prefixes = tuple({"rate": "rate_", "per_key": "key_"}.get(name, name) for name in given)
+    columns = {name: value for name, value in Limits(**given).columns().items() if name.startswith(prefixes)}
     if weight is not UNCHANGED:
-        of_key["weight"] = checked_weight(weight)
-    if key is None and of_key:
-        raise OptionError('set_limit: a weight is that of a key: give key="..." with it')
-    if key is not None and of_owner:
-        refused = next(iter(of_owner)) if per_key is UNCHANGED else "per_key"
+        columns["weight"] = checked_weight(weight)
+        if key is None:
+            raise OptionError('set_limit: a weight is that of a key: give key="..." with it')
+    if key is not None and (of_owner := given.keys() - {"running", "rate"}):
+        refused = next(name for name in ("per_key", "strict", "when_full", "max_waiting") if name in of_owner)
         raise OptionError(f"set_limit: {refused} is for all keys of the {owner}, and not for one key")
-    return change_limits(name, given | of_owner | of_key, key=key, owner=owner, limit=limit, limit_key=limit_key)
+    return change_limits(name, columns, key=key, owner=owner, limit=limit, limit_key=limit_key)
 
 
 def change_limits(
@@ -234,9 +211,7 @@ def _delete_or_update(
     """Delete the row if it has no content left, which is tested under its lock; else change it. End a wait of the key or queue, too."""
     table = table_of(mapped)
     this = [table.c[name] == sa.bindparam(f"of_{name}", value, sa.Text) for name, value in row.items()]
-    mine: sa.CTE = (
-        sa.select(gone.label("gone")).where(*this, where).with_for_update().cte("mine").prefix_with("MATERIALIZED")
-    )
+    mine: sa.CTE = materialized(sa.select(gone.label("gone")).where(*this, where).with_for_update(), "mine")
     deleted = sa.delete(table).where(*this, sa.select(mine.c.gone).where(mine.c.gone).exists()).returning(table.c.name)
     changed = (
         sa.update(table)

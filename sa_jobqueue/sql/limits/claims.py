@@ -20,7 +20,7 @@ from ...rules.lifecycle import Change
 from ..apply import Answer, any_members
 from ..claims import INLINE_LIMIT, NOTHING_INLINE, in_order, taken, taken_by
 from ..complete import complete_jobs, completion_parameters, delete_completed, has_results, written_ids
-from ..parts import array, packed, packed_texts, table_of
+from ..parts import array, materialized, packed, packed_texts, table_of
 from ..tables import Compiled, StorePart
 from .state import FIRST_STATE, StateKey, forget_states, limit_queues, read_limits
 
@@ -175,7 +175,7 @@ def _picked(table: sa.Table, given: Mapping[str, Any], *, visible: sa.ColumnElem
         sa.column("info", sa.Text),
         name="picking",
     ).render_derived(name="picking")
-    found: sa.CTE = sa.select(rows.c.id, rows.c.at, rows.c.info).cte("picked").prefix_with("MATERIALIZED")
+    found: sa.CTE = materialized(sa.select(rows.c.id, rows.c.at, rows.c.info), "picked")
     return found
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from ...models import Job, JobMixin, companions_of
 from ...rules.limits import Limits, Owner
-from ..parts import ONE, array, epoch, rows, table_of
+from ..parts import ONE, array, epoch, materialized, rows, table_of
 from ..schedules.declared import SAY_AGAIN, Declaring, Definition, definition, digests_with, to_change
 from ..tables import StorePart
 
@@ -118,13 +118,12 @@ def _is(job: type[JobMixin], owner: str, name: str) -> list[sa.ColumnElement[boo
 def _locked(job: type[JobMixin], *where: sa.ColumnElement[bool]) -> Any:
     """The rows that match, locked by this statement in the order of their names."""
     columns = table_of(companions_of(job).limit).c
-    return (
+    return materialized(
         sa.select(columns.owner, columns.name)
         .where(*where)
         .order_by(columns.owner, columns.name)
-        .with_for_update(skip_locked=True)
-        .cte("locked")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(skip_locked=True),
+        "locked",
     )
 
 

@@ -18,7 +18,7 @@ from ...models import TASK_GROUP, Job, JobMixin, companions_of, schema_function,
 from ...rules.lifecycle import Event, sources
 from ...rules.limits import Limits
 from ..ends import at_end
-from ..parts import array, columns_of, in_seconds, rows, table_of
+from ..parts import array, columns_of, count_of, in_seconds, materialized, rows, table_of
 
 #: All keys that users give begin here; below are those of limited tasks, see TASK_GROUP.
 FIRST_KEY: sa.ColumnElement[str] = sa.literal_column(f"chr({ord(TASK_GROUP) + 1})", sa.Text)
@@ -176,28 +176,26 @@ def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> 
     tables = companions_of(job)
     states, owners = table_of(tables.limit_state), table_of(tables.limit)
     columns = states.c
-    page = (
+    page = materialized(
         sa.select(columns.owner, columns.name, columns.key)
         .where(
             _key(columns)
             > sa.tuple_(*(sa.bindparam(f"after_{part}", text, sa.Text) for part, text in after._asdict().items()))
         )
         .order_by(columns.owner, columns.name, columns.key)
-        .limit(sa.bindparam("page", limit, sa.Integer))
-        .cte("page")
-        .prefix_with("MATERIALIZED")
+        .limit(sa.bindparam("page", limit, sa.Integer)),
+        "page",
     )
     idle = sa.and_(
         *(sa.or_(time.is_(None), time < sa.func.now() - _OVER) for time in (columns.free_at, columns.blocked_until)),
         sa.or_(columns.lowest_id.is_(None), columns.key != sa.literal_column("''")),
     )
-    mine = (
+    mine = materialized(
         sa.select(columns.owner, columns.name, columns.key)
         .where(_among(columns, page), sa.or_(idle, columns.lowest_id.is_not(None)))
         .order_by(columns.owner, columns.name, columns.key)
-        .with_for_update(skip_locked=True)
-        .cte("mine")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(skip_locked=True),
+        "mine",
     )
     gone = (
         sa.delete(states)
@@ -209,7 +207,7 @@ def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> 
     waited = sa.select(gone.c.name).where(
         gone.c.owner == _QUEUE, gone.c.key == sa.literal_column("''"), gone.c.blocked_until.is_not(None)
     )
-    empty = (
+    empty = materialized(
         sa.select(owners.c.name)
         .where(
             owners.c.owner == _QUEUE,
@@ -218,9 +216,8 @@ def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> 
             sa.not_(owners.c.held),
             owners.c.declared.is_(None),
         )
-        .with_for_update(skip_locked=True)
-        .cte("empty")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(skip_locked=True),
+        "empty",
     )
     unlimited = (
         sa.delete(owners).where(owners.c.owner == _QUEUE, owners.c.name.in_(sa.select(empty.c.name))).cte("unlimited")
@@ -245,7 +242,7 @@ def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> 
         sa.select(
             *columns_of(last.c, "owner name key"),
             total.c.looked_at,
-            _number(gone).label("forgotten"),
+            count_of(gone).label("forgotten"),
             waits.label("unlimited"),
         )
         .select_from(total.outerjoin(last, sa.literal_column("true")))
@@ -260,7 +257,3 @@ def _key(columns: Any) -> Any:
 def _among(columns: Any, found: Any) -> sa.ColumnElement[bool]:
     among: sa.ColumnElement[bool] = _key(columns).in_(sa.select(found.c.owner, found.c.name, found.c.key))
     return among
-
-
-def _number(of: Any) -> Any:
-    return sa.select(sa.func.count()).select_from(of).scalar_subquery()

@@ -15,7 +15,7 @@ from ...models import TASK_GROUP, Job, JobMixin, companions_of, schema_function
 from ...rules.limits import Limits
 from ..claims import PRIORITIES
 from ..ends import has_run_out, is_held
-from ..parts import ONE, ZERO, array, columns_of, epoch, rows, table_of
+from ..parts import ONE, ZERO, array, columns_of, count_of, materialized, rows, seconds_since, table_of
 from ..readings.depths import CAP
 from .state import FIRST_KEY, is_keyless, is_later, is_ready
 
@@ -42,7 +42,7 @@ def limits_said(*, limits: int = 1_000, job: type[JobMixin] = Job) -> sa.Executa
             limited.label("limited"),
             columns.held,
             columns.running,
-            _seconds_since(columns.paused_at).label("paused"),
+            seconds_since(columns.paused_at).label("paused"),
             columns.pause_reason,
         )
         .order_by(columns.owner, columns.name)
@@ -64,7 +64,7 @@ def paused_keys(*, cap: int = CAP, most: int = _MOST, job: type[JobMixin] = Job)
     return (
         sa.select(
             *columns_of(first.c, "owner name key"),
-            _seconds_since(first.c.paused_at).label("paused"),
+            seconds_since(first.c.paused_at).label("paused"),
             first.c.pause_reason,
         )
         .where(first.c.paused_at.is_not(None))
@@ -114,7 +114,7 @@ def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[JobMixin] =
     keyless = sa.select(ONE).select_from(slot.join(page, sa.true())).limit(most).correlate(asked)
     ready = _in_turn(sa.select(ONE).where(is_ready(table), of_queue), columns).limit(most).correlate(asked)
     later = sa.select(ONE).where(is_later(table), of_queue, columns.run_at <= sa.func.now()).order_by(columns.run_at)
-    number = _number(keyless) + _number(ready) + _number(later.limit(most).correlate(asked))
+    number = count_of(keyless) + count_of(ready) + count_of(later.limit(most).correlate(asked))
     return sa.select(asked.c.name, sa.func.least(number, most).label("due"))
 
 
@@ -302,18 +302,17 @@ def full_rates(*, cap: int = CAP, most: int = _MOST, job: type[JobMixin] = Job) 
 def _held(table: sa.Table, cap: int) -> sa.CTE:
     """The running jobs, `cap` at most."""
     columns = table.c
-    return (
+    return materialized(
         sa.select(
             *columns_of(columns, "id queue task"),
             columns.concurrency_key.label("key"),
             has_run_out(table).label("expired"),
-            sa.func.coalesce(_seconds_since(columns.claimed_at), sa.literal_column("0.0")).label("seconds"),
+            sa.func.coalesce(seconds_since(columns.claimed_at), sa.literal_column("0.0")).label("seconds"),
         )
         .where(is_held(table))
         .order_by(columns.id)
-        .limit(sa.bindparam("cap", cap, sa.Integer))
-        .cte("held")
-        .prefix_with("MATERIALIZED")
+        .limit(sa.bindparam("cap", cap, sa.Integer)),
+        "held",
     )
 
 
@@ -344,11 +343,3 @@ def _queues_with_keys(job: type[JobMixin], most: int) -> sa.CTE:
 def _in_turn(query: sa.Select[Any], columns: Any) -> sa.Select[Any]:
     """In the order of the index of ready keys."""
     return query.order_by(columns.queue, columns.concurrency_key, -columns.priority, columns.run_at, columns.id)
-
-
-def _seconds_since(time: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
-    return sa.type_coerce(epoch(sa.func.now() - time), sa.Float)
-
-
-def _number(page: sa.Select[Any]) -> sa.ScalarSelect[int]:
-    return sa.select(sa.func.count()).select_from(page.subquery()).scalar_subquery()

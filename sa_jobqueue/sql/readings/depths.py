@@ -16,7 +16,7 @@ from ...rules.lifecycle import JobStatus
 from ..claims import PRIORITIES
 from ..ends import has_run_out, is_held
 from ..limits.state import is_keyless, is_later, is_ready
-from ..parts import ONE, ZERO, array, columns_of, epoch, in_calendar, in_seconds, rows, table_of
+from ..parts import ONE, ZERO, array, columns_of, count_of, epoch, in_calendar, in_seconds, materialized, rows, table_of
 
 #: Where counting stops: a number of this size means "more than 10,000".
 CAP = 10_001
@@ -108,8 +108,8 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] =
     first_turn = sa.select(turn.c.queue, _first(turn.c.run_at).label("oldest")).group_by(turn.c.queue).subquery("turns")
 
     number = keyless.c.due + ready.c.due + later.c.due
-    without_key = _number(sa.select(ONE).where(is_keyless(table), of_queue).limit(limit).correlate(names))
-    not_ready = _number(sa.select(ONE).where(is_later(table), of_queue).limit(limit).correlate(names))
+    without_key = count_of(sa.select(ONE).where(is_keyless(table), of_queue).limit(limit).correlate(names))
+    not_ready = count_of(sa.select(ONE).where(is_later(table), of_queue).limit(limit).correlate(names))
     of_keyless = oldest.correlate(names).scalar_subquery()
     age = sa.func.extract(
         "epoch", sa.func.now() - sa.func.least(of_keyless, ready.c.oldest, first_turn.c.oldest, later.c.oldest)
@@ -226,12 +226,11 @@ def _ready(job: type[JobMixin], names: sa.CTE, limit: sa.ColumnElement[int]) -> 
         sa.select(columns.run_at).where(is_ready(table), columns.queue == names.c.queue).limit(limit).correlate(names)
     )
     found = _summary(page, "found")
-    return (
+    return materialized(
         sa.select(names.c.queue, found.c.due, found.c.oldest)
         .select_from(names.join(found, sa.true()))
-        .where(names.c.queue.is_not(None))
-        .cte("ready")
-        .prefix_with("MATERIALIZED")
+        .where(names.c.queue.is_not(None)),
+        "ready",
     )
 
 
@@ -274,10 +273,6 @@ def _summary(page: sa.Select[Any], name: str) -> sa.FromClause:
 def _first(time: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     # A job that was enqueued after this transaction began may be ready, and due a moment later.
     return sa.func.min(sa.func.least(sa.func.greatest(time, _EARLIEST), sa.func.now()))
-
-
-def _number(page: sa.Select[Any]) -> sa.ScalarSelect[int]:
-    return sa.select(sa.func.count()).select_from(page.subquery()).scalar_subquery()
 
 
 # ---- Numbers for a chart: jobs of a status by queue, recently enqueued jobs, and how late schedules are. Each reads an index, up to a cap.

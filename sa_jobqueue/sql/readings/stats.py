@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import array as pg_array
 from ...models import Job, JobMixin, Stat, companions_of
 from ...rules.lifecycle import COUNTED
 from ...rules.tally import BUCKETS, TaskTally
-from ..parts import ZERO, array, in_seconds, packed, packed_texts, rows, table_of
+from ..parts import ZERO, array, in_seconds, materialized, packed, packed_texts, rows, table_of
 from ..tables import Compiled, StorePart
 
 By: TypeAlias = Literal["queue", "task"]
@@ -209,14 +209,13 @@ def _page(table: sa.Table, seconds: int, before: sa.ColumnElement[Any], limit: i
     """The oldest rows of this kind, locked."""
     columns = table.c
     key = [columns[name] for name in _KEY]
-    return (
+    return materialized(
         sa.select(*key)
         .where(columns.seconds == sa.literal_column(str(seconds)), columns.at < before)
         .order_by(*key)
         .limit(sa.bindparam("page", limit))
-        .with_for_update(skip_locked=True)
-        .cte("old")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(skip_locked=True),
+        "old",
     )
 
 

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from ...models import Job, JobMixin, companions_of, status_in, status_literal
 from ...rules.lifecycle import FINISHED, JobStatus
-from ..parts import FIRST_ID, ZERO, table_of
+from ..parts import FIRST_ID, ZERO, materialized, table_of
 
 
 def heal_members(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
@@ -66,13 +66,12 @@ def heal_workflows(*, after: int = FIRST_ID, limit: int, job: type[JobMixin] = J
     tables = companions_of(job)
     dependency, event, join, workflow = tables.dependency, tables.event, tables.join, tables.workflow
     jobs, happened, edge = table_of(job), table_of(event), table_of(dependency)
-    page = (
+    page = materialized(
         sa.select(workflow.id, workflow.watched_id, workflow.finished_at)
         .where(workflow.id > sa.bindparam("after_id", after, sa.BigInteger))
         .order_by(workflow.id)
-        .limit(sa.bindparam("page", limit, sa.Integer))
-        .cte("page")
-        .prefix_with("MATERIALIZED")
+        .limit(sa.bindparam("page", limit, sa.Integer)),
+        "page",
     )
     # OFFSET 0 is a fence: each is looked up by an index.
     parent, child = jobs.alias("parent"), jobs.alias("child")

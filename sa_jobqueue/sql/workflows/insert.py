@@ -15,7 +15,7 @@ from ...rules.lifecycle import JobStatus
 from ...tasks.calls import Call
 from ...util.schema import SCHEMA
 from ..insert import type_of, values_of
-from ..parts import array, columns_of, packed, packed_alike, packed_texts, rows, table_of
+from ..parts import array, columns_of, materialized, packed, packed_alike, packed_texts, rows, table_of
 
 
 def inputs_of(ids: Sequence[int], *, most: int, size: int, job: type[JobMixin] = Job) -> sa.Executable:
@@ -59,13 +59,12 @@ def page_of_inputs(id: int, *, after: int = -1, limit: int, job: type[JobMixin] 
     edge = table_of(companions_of(job).dependency).c
     child = sa.bindparam("child_id", id, sa.BigInteger)
     # The page is cut first, and only its parents are read.
-    page = (
+    page = materialized(
         sa.select(edge.child_id, edge.parent_id, edge.policy, edge.position)
         .where(edge.child_id == child, edge.position > sa.bindparam("after", after, sa.Integer))
         .order_by(edge.position)
-        .limit(sa.bindparam("page", limit, sa.Integer))
-        .cte("page")
-        .prefix_with("MATERIALIZED")
+        .limit(sa.bindparam("page", limit, sa.Integer)),
+        "page",
     )
     found: sa.Executable = _inputs(table_of(job), page, child)
     return found

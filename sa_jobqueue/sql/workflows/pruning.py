@@ -16,7 +16,7 @@ from ..admin import UNSYNCHRONIZED
 from ..archive import is_not_archived, make_months_of, move_jobs
 from ..claims import Fault, fault_of, is_month_missing
 from ..notes import delete_notes
-from ..parts import FIRST_ID, array, members, table_of
+from ..parts import FIRST_ID, array, materialized, members, table_of
 from ..prune import limit_statements, refuse_at_once
 from ..tables import Compiled, StorePart
 from .actions import advance_parameters, advance_workflows, cancel_workflows, stray_workflows
@@ -79,12 +79,11 @@ def _members(id: int, limit: int, job: type[JobMixin]) -> sa.Select[Any]:
     workflow = companions_of(job).workflow
     columns = table_of(job).c
     flow = sa.bindparam("of_workflow", id, sa.BigInteger)
-    over = (
+    over = materialized(
         sa.select(workflow.id)
         .where(workflow.id == flow, _is_over(job))
-        .with_for_update(key_share=True, skip_locked=True)
-        .cte("over")
-        .prefix_with("MATERIALIZED")
+        .with_for_update(key_share=True, skip_locked=True),
+        "over",
     )
     return (
         sa.select(columns.id)
@@ -95,7 +94,7 @@ def _members(id: int, limit: int, job: type[JobMixin]) -> sa.Select[Any]:
 
 
 def _locked(page: sa.Select[Any]) -> sa.Select[Any]:
-    return sa.select(page.with_for_update().cte("chosen").prefix_with("MATERIALIZED").c.id)
+    return sa.select(materialized(page.with_for_update(), "chosen").c.id)
 
 
 def _edges(ids: sa.Select[Any], job: type[JobMixin]) -> sa.CTE:
@@ -116,7 +115,7 @@ def forget_workflows(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Exe
         .where(workflow.id == sa.func.any(these), _is_over(job), sa.not_(has_members))
         .with_for_update()
     )
-    found = chosen.cte("chosen").prefix_with("MATERIALIZED")
+    found = materialized(chosen, "chosen")
     mine = sa.select(found.c.id)
     also = [
         sa.delete(model).where(members(table_of(model).c.workflow_id, mine)).cte(name)

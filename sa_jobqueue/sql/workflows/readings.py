@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 
 from ...models import Job, JobMixin, companions_of
-from ..parts import FIRST_ID, ONE, ZERO, array, epoch, rows, table_of
+from ..parts import FIRST_ID, ONE, ZERO, array, rows, seconds_since, table_of
 from ..readings.depths import CAP
 
 
@@ -150,7 +150,7 @@ def count_workflows(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executab
         number(sa.select(ONE).where(lives, columns.deadline_at <= sa.func.now()).order_by(columns.deadline_at)).label("overdue"),
         number(sa.select(ONE).where(columns.status == sa.literal_column("'failed'")).order_by(columns.finished_at)).label("failed"),
         number(sa.select(ONE).select_from(table_of(tables.event)).order_by(happened.workflow_id, happened.id)).label("events"),
-        _seconds_since(oldest).label("seconds"),
+        seconds_since(oldest).label("seconds"),
     )  # fmt: skip
 
 
@@ -193,7 +193,7 @@ def workflows_behind(*, limit: int = BEHIND, looked: int = _LOOKED, job: type[Jo
     )
     ended = sa.select(jobs.finished_at).where(jobs.id == page.c.job_id).offset(ZERO).correlate(page).scalar_subquery()
     since = sa.select(sa.func.min(ended).label("first")).select_from(page).correlate(behind).lateral("since")
-    seconds = _seconds_since(since.c.first).label("seconds")
+    seconds = seconds_since(since.c.first).label("seconds")
     return sa.select(behind.c.id, seconds).select_from(behind.join(since, sa.true()))
 
 
@@ -210,7 +210,3 @@ def paused_workflows(*, seconds: float, job: type[JobMixin] = Job) -> sa.Executa
 
 def _interval(seconds: float) -> sa.ColumnElement[Any]:
     return sa.bindparam("paused_seconds", seconds, sa.Float) * sa.literal_column("interval '1 second'")
-
-
-def _seconds_since(time: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
-    return sa.type_coerce(epoch(sa.func.now() - time), sa.Float)
