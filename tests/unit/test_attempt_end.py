@@ -134,7 +134,7 @@ def test_code_around_the_handler_that_fails_ends_the_attempt_for_its_middleware(
     """As an exception that another thread sets on this one, after the handler has returned."""
     executor, writer = make_executor()
     broken = run(nothing)
-    monkeypatch.setattr(executor, "_end", lambda *args: 1 / 0)
+    monkeypatch.setattr(executor, "_conclude", lambda *args, **options: 1 / 0)
     with pytest.raises(ZeroDivisionError) as caught:
         executor.run(broken)
     executor.broke(broken, caught.value)

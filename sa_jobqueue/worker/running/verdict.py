@@ -41,22 +41,20 @@ logger = get_logger(__name__)
 
 _SIGNALS = (Retry, Snooze, RateLimited, Cancel, Discard)
 _COMPLETED = Completed()
-#: The SQLSTATE of a statement in a transaction that an earlier one has ended.
+#: The SQLSTATE of a statement in a transaction that an earlier statement has ended.
 _IN_FAILED_TRANSACTION = "25P02"
-#: What a handler may return by mistake, from behind a decorator: its own body, not begun.
+#: What a decorated handler may return by mistake: its own body, not begun.
 _UNRUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 #: The files between the worker and the handler: a traceback begins below them.
-_OURS = frozenset(
-    str(Path(__file__).with_name(name)) for name in ("executor.py", "call.py", "objects.py", "timeouts.py", "around.py")
-)
+_OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("executor.py", "call.py", "timeouts.py"))
 
 
 def of_value(run: Run, value: Any) -> Outcome | Lost:
-    """The handler has returned `value`. Raises TypeError for what no handler may return."""
-    if value is None and run.stop is None and not run.task.record:  # nearly all: by the shortest way
+    """The outcome of a handler that returned `value`. Raises TypeError for what no handler may return."""
+    if value is None and run.stop is None and not run.task.record:  # nearly all handlers: the fast path
         return _COMPLETED
     if run.stop is Stop.LOST:
-        return LOST  # the handler knows that its claim is over: nothing is committed, even if the fence would let it
+        return LOST  # the handler knows that its claim is over: nothing is committed, even if the fence would allow it
     if left_early(run, value):
         return of_stop(run)
     if isinstance(value, _SIGNALS):
@@ -65,7 +63,7 @@ def of_value(run: Run, value: Any) -> Outcome | Lost:
         raise TypeError(f"the handler returned the class {value.__name__}: write {value.__name__}(...)")
     if isinstance(value, _UNRUN):
         if not isinstance(value, AsyncGeneratorType):
-            value.close()  # else Python warns of it
+            value.close()  # otherwise Python warns about it
         raise TypeError(
             f"the handler returned a {type(value).__name__}, and nothing runs it: a decorator around an `async def` or a "
             "generator must itself await it or run it to its end"
@@ -80,7 +78,7 @@ def of_value(run: Run, value: Any) -> Outcome | Lost:
 
 
 def of_error(run: Run, error: BaseException) -> Outcome | Lost:
-    """The handler has raised `error`, or its session has at the end."""
+    """The outcome of a run whose handler raised `error`, or whose session did at the end."""
     if run.stop is Stop.LOST:
         return LOST
     if isinstance(error, _SIGNALS):
@@ -100,14 +98,11 @@ def of_error(run: Run, error: BaseException) -> Outcome | Lost:
 
 
 def of_stop(run: Run) -> Outcome | Lost:
-    """The run has ended because it was told to stop."""
+    """The outcome of a run that ended because it was asked to stop."""
     match run.stop:
         case Stop.CANCEL:
-            return Cancelled(
-                ErrorEntry(
-                    "Cancelled", "it was cancelled while it ran: by an operator, its workflow, a limit or its schedule"
-                )
-            )
+            why = "it was cancelled while it ran: by an operator, its workflow, a limit or its schedule"
+            return Cancelled(ErrorEntry("Cancelled", why))
         case Stop.SHUTDOWN:
             return Released(started=run.started is not None)
         case Stop.TIMEOUT:
@@ -118,33 +113,33 @@ def of_stop(run: Run) -> Outcome | Lost:
 
 
 def unstarted(run: Run) -> Outcome | Lost | None:
-    """What came of the run if its handler is not to be called: it was told to stop, or its time was over, as it waited for its slot."""
-    if run.stop is not None:  # it would not be told again
+    """The outcome of a run that must not start: stopped, expired or past its deadline while it waited for a slot; else None."""
+    if run.stop is not None:  # nobody will ask it again
         return of_stop(run)
     if run.job.extra is None or not_started(run.job, run.elapsed) is None:
         return None
-    # If the claim or long arguments were on their way for long, its time may not be over yet by the clock that counts, which is the
-    # database's. Then it goes back, and is claimed again or ended there.
+    # If the claim or long arguments took long to arrive, the time may not be over by the clock that counts, the database's. Then the
+    # job goes back, and is claimed again or ended there.
     return not_started(run.job, run.elapsed_here) or Released()
 
 
 def left_early(run: Run, value: Any) -> bool:
-    """Whether the handler looked at `ctx.cancelled`, saw True and returned: it did not complete, and its writes are not kept."""
+    """Whether the handler read `ctx.cancelled`, saw True and returned: it did not complete, and its writes are not kept."""
     return run.stop is not None and run.noticed and not isinstance(value, _SIGNALS)
 
 
 def may_go_back(run: Run, error: BaseException) -> bool:
-    """Whether a run is no attempt because its session got no connection, whatever the handler raises for that.
+    """Whether a run does not count as an attempt because its session got no connection, whichever error the handler raised.
 
-    Retry, Snooze and the like are the handler's own decision. And a job that may not run twice does not go back, because
-    the worker cannot know what its handler did before.
+    Retry, Snooze and the like are the handler's own decision. A job that may not run twice does not go back, because the worker
+    cannot know what its handler did before.
     """
     decided = isinstance(error, _SIGNALS) or run.stop in {Stop.CANCEL, Stop.LOST, Stop.SHUTDOWN}
     return run.task.rules.rescue and not decided
 
 
 def unruly(run: Run, error: BaseException) -> Change:
-    """The attempt has failed, and even its rules or the description of `error` raise."""
+    """The change for a failed attempt of which no outcome could be made, because its rules or the description of `error` raise."""
     reason = entry("OutcomeNotMade", f"no outcome could be made of the run: {type(error).__name__}")
     rules = replace(run.task.rules, policy=RetryPolicy())
     return decide(run.job, Failed(RuntimeError(), reason), rules, random=random.random(), elapsed=run.elapsed)
