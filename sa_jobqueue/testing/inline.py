@@ -33,7 +33,7 @@ from ..tasks.registry import Registry
 from ..tasks.tasks import AnyTask
 from ..worker.running.attempt_end import LOST, ToWrite, outcome_of
 from ..worker.running.call import Call, taken_by, with_inputs
-from ..worker.running.notes import Notes
+from ..worker.running.notes import JobReports
 from ..worker.running.run import Run
 from ..worker.running.timeouts import timeout_of, within
 from ..worker.running.verdict import of_error, of_value, unstarted
@@ -120,7 +120,7 @@ class Inline:
         self._session, self._registry, self._queues, self._job = session, registry, queues, job
         self._store = store_of(job)
         self._worker = str(uuid4())
-        self._notes = Notes()
+        self._notes = JobReports()
         self._sessions = JoinedSessions(
             maker=registry.sessionmaker,
             async_maker=registry.async_sessionmaker,

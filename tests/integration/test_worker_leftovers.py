@@ -175,7 +175,7 @@ def test_what_a_handler_leaves_behind_is_not_there_for_the_next_job(
     engine: Engine, url: str, kind: str, statement: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its connection is closed after it, and the log says by which statement."""
-    leftovers._said.clear()
+    leftovers._logged.clear()
     handlers = Handlers(executed)
     assert handlers.run(engine, url, kind, statement, "SELECT 1") == ["completed"] * 2
     first, second = handlers.pids
@@ -203,7 +203,7 @@ def test_an_engine_in_the_place_of_one_that_is_gone_is_looked_at() -> None:
         engine.dialect = dialect
         connection: Any = SimpleNamespace(info={}, engine=engine, dialect=dialect)
         leftovers.begin(connection, None)
-        assert list(dialect.dispatch.do_execute) == [leftovers._look_at]
+        assert list(dialect.dispatch.do_execute) == [leftovers._check_statement]
 
 
 def test_a_text_with_many_comments_is_searched_once() -> None:

@@ -228,7 +228,7 @@ def test_a_cancel_is_told_to_the_worker_or_asked_for(
         wait_until(lambda: started.is_set() and worker.state().listening == listen)
         cancels = services_of(worker).cancels
         wait_until(lambda: not cancels._announced)  # as the worker began to listen
-        cancels._looked = monotonic()
+        cancels._checked = monotonic()
         cancel(engine, id)
         wait_until(told.is_set)
         wait_until(lambda: finished(engine, id))
@@ -259,9 +259,9 @@ def test_a_cancel_that_is_told_while_long_arguments_are_fetched_reaches_the_hand
         cancels = services_of(worker).cancels
         id = add_one(engine, enqueue(handler, "x" * 100_000))
         assert begun.wait(30)
-        cancels._looked, cancels._told = monotonic(), 0.0
+        cancels._checked, cancels._announced_at = monotonic(), 0.0
         cancel(engine, id)
-        wait_until(lambda: cancels._told)
+        wait_until(lambda: cancels._announced_at)
         go_on.set()
         wait_until(lambda: finished(engine, id))
     assert job_of(engine, id).status == JobStatus.CANCELLED

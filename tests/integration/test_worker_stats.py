@@ -250,7 +250,7 @@ def test_a_row_that_is_locked_for_a_moment_is_not_worth_a_line(
         add(engine, enqueue(quick))
         wait_until(lambda: len(tries) > 2)
         assert (worker.counts, caplog.text.count("table stat")) == ({"completed": 1}, 0)
-        monkeypatch.setattr(stats, "_STATS_SAID_EVERY", 0.0)
+        monkeypatch.setattr(stats, "_STATS_LOG_EVERY", 0.0)
         holder.rollback()
         wait_until(lambda: "quick" in stat(engine))
         holder.execute(text("LOCK sa_jobqueue.stat IN EXCLUSIVE MODE"))

@@ -14,7 +14,7 @@ from sa_jobqueue.errors import HandlerTimeout, JobStopped
 from sa_jobqueue.tasks.middleware import Attempt
 from sa_jobqueue.worker.running.attempt_end import AttemptEnd, Telling
 from sa_jobqueue.worker.running.call import Call
-from sa_jobqueue.worker.running.notes import Notes
+from sa_jobqueue.worker.running.notes import JobReports
 from sa_jobqueue.worker.running.reopening import Sessions
 from tests.unit.test_runs import make_executor, nothing, run, written
 
@@ -124,7 +124,7 @@ def test_a_run_that_is_given_up_before_its_handler_is_called_enters_nothing(midd
     given_up = run(nothing)
     given_up.settle()
     with pytest.raises(JobStopped, match="given up before its handler was called"):
-        Call(given_up, Sessions(), Notes()).invoke()
+        Call(given_up, Sessions(), JobReports()).invoke()
     assert middleware.entered == []
 
 

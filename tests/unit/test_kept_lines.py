@@ -14,14 +14,14 @@ from sa_jobqueue.arguments.context import ClaimedJob, JobContext
 from sa_jobqueue.rules.lifecycle import Rules, decide
 from sa_jobqueue.rules.outcomes import Completed
 from sa_jobqueue.worker.running import notes
-from sa_jobqueue.worker.running.notes import Notes
+from sa_jobqueue.worker.running.notes import JobReports
 
 SHOWN = logging.getLogger("sa_jobqueue.job")
 
 
 @pytest.fixture
-def collected() -> Notes:
-    return Notes()
+def collected() -> JobReports:
+    return JobReports()
 
 
 @pytest.fixture(params=[logging.INFO, logging.ERROR], ids=logging.getLevelName)
@@ -42,15 +42,15 @@ def claimed(id: int = 1) -> ClaimedJob:
     return ClaimedJob(id, id, "default", "a_task", 4, 0.0, 1, 10, 0, "{}", "{}", 0.0)
 
 
-def context(collected: Notes, job: ClaimedJob) -> JobContext:
+def context(collected: JobReports, job: ClaimedJob) -> JobContext:
     return JobContext(job, pytest.fail, lambda: False, collected, 100)
 
 
-def end(collected: Notes, *jobs: ClaimedJob) -> None:
+def end(collected: JobReports, *jobs: ClaimedJob) -> None:
     collected.end([decide(job, Completed(), Rules(), random=0.5) for job in jobs], applied=True)
 
 
-def written(collected: Notes) -> dict[int, list[list[Any]]]:
+def written(collected: JobReports) -> dict[int, list[list[Any]]]:
     """By job, what is written of its lines."""
     return {part.id: json.loads(part.lines) for part in collected.take(all=True).logs}
 
@@ -75,7 +75,7 @@ LINES: list[tuple[tuple[Any, ...], str]] = [
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_line_says_the_same_whether_the_log_shows_it_or_not(
-    collected: Notes, level: int, monkeypatch: pytest.MonkeyPatch
+    collected: JobReports, level: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its text, its level and its time."""
     monkeypatch.setattr(
@@ -99,7 +99,7 @@ def test_a_line_says_the_same_whether_the_log_shows_it_or_not(
     assert times == sorted(times)
 
 
-def test_a_record_that_the_log_shows_knows_its_caller(collected: Notes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_the_log_shows_knows_its_caller(collected: JobReports, caplog: pytest.LogCaptureFixture) -> None:
     """And the job, and what the call itself added."""
     with caplog.at_level(logging.INFO):
         context(collected, claimed(5)).logger.info("one", extra={"more": 1})
@@ -110,7 +110,7 @@ def test_a_record_that_the_log_shows_knows_its_caller(collected: Notes, caplog: 
     assert (record.__dict__["job_id"], record.__dict__["more"]) == (5, 1)
 
 
-def test_a_factory_of_the_applications_makes_the_records(collected: Notes) -> None:
+def test_a_factory_of_the_applications_makes_the_records(collected: JobReports) -> None:
     """It may change what they say."""
 
     class Shouting(logging.LogRecord):
@@ -127,7 +127,7 @@ def test_a_factory_of_the_applications_makes_the_records(collected: Notes) -> No
     assert [text for _, _, text in written(collected)[1]] == ["QUIET"]
 
 
-def test_of_lines_that_wait_the_oldest_jobs_lose_theirs(collected: Notes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_lines_that_wait_the_oldest_jobs_lose_theirs(collected: JobReports, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the database is away; but not for what was written meanwhile."""
     monkeypatch.setattr(notes, "_MAX_WAITING", 30)
 

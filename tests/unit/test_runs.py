@@ -23,7 +23,7 @@ from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.tasks.tasks import AnyTask
 from sa_jobqueue.worker.running.call import Call
 from sa_jobqueue.worker.running.executor import Executor
-from sa_jobqueue.worker.running.notes import Notes
+from sa_jobqueue.worker.running.notes import JobReports
 from sa_jobqueue.worker.running.reopening import Reports, Sessions
 from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
@@ -254,7 +254,7 @@ def test_a_session_that_is_opened_just_when_its_job_ends_is_closed_again(handler
         return session
 
     makers: dict[str, Any] = {"maker": lambda: ending(Session()), "async_maker": lambda: ending(AsyncSession())}
-    call = Call(run(handler), Sessions(**makers), Notes())
+    call = Call(run(handler), Sessions(**makers), JobReports())
     with pytest.raises(SessionUnavailable):
         asyncio.run(invoked(call))
     (session,) = opened

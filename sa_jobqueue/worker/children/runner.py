@@ -20,7 +20,7 @@ from ...util.log import get_logger
 from ..running.attempt_end import Lost, RunEnding
 from ..running.executor import Executor
 from ..running.joblog import lasting
-from ..running.notes import Notes
+from ..running.notes import JobReports
 from ..running.run import Run
 from ..running.timeouts import timed_out, timeout_of
 from ..running.verdict import of_stop, unstarted
@@ -196,7 +196,7 @@ class ChildRunner:
         grace: float,
         engine: sa.Engine,
         pause: Callable[[str, sa.Engine, str], None],
-        notes: Notes,
+        notes: JobReports,
     ) -> None:
         self._children, self._executor, self._grace = children, executor, grace
         self._engine, self._pause, self._notes = engine, pause, notes

@@ -1,7 +1,8 @@
-"""What a chore of maintenance is."""
+"""The chores of maintenance, what they share, and the governor of the pressure on the database."""
 
 from __future__ import annotations
 
+import random
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,14 +13,16 @@ from time import monotonic
 from typing import NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from ...sql.workers import Pressure
+from ..connections.service import Connector
 from ..running.joblog import lasting
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How long a chore of several pages may go on before the others have theirs, leases to renew among them."""
+    """How long a chore of several pages may go on: the other chores wait, among them the renewal of leases."""
 
     until: float
     ending: threading.Event
@@ -31,13 +34,17 @@ class Turn:
 
 
 class Chore(ABC):
-    """Something to do every `every` seconds, first at `at`. The maintenance thread alone uses it."""
+    """Work to do every `every` seconds, first at `at`; None: at a random time, so that workers do not come together.
 
-    def __init__(self, every: float, *, at: float = 0.0) -> None:
-        self.every, self.at = every, at
+    The maintenance thread alone uses it.
+    """
+
+    def __init__(self, connector: Connector, every: float, *, at: float | None = None) -> None:
+        self._connector, self._store, self.every = connector, connector.store, every
+        self.at = monotonic() + random.uniform(0, every) if at is None else at
 
     def due_at(self) -> float:
-        """When it is to be done next."""
+        """When to do it next, by `monotonic()`."""
         return self.at
 
     @abstractmethod
@@ -45,18 +52,40 @@ class Chore(ABC):
         """Do it once. True: there is more to do, so come again soon."""
 
 
-# ---- Decides how much of its slots a worker claims for, from what presses on the database. Pure: it reads nothing and acts on nothing.
+class PagedChore(Chore):
+    """A chore that is done page by page, each in transactions of its own."""
 
-#: The least share. Of each queue one slot is left, whatever the share; a queue has at most 10,000.
+    @abstractmethod
+    def do_page(self, connection: sa.Connection) -> bool:
+        """Do a page. True: there may be more."""
+
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
+        """Do pages until there are no more, or the turn is over."""
+        while self.do_page(connection):
+            if turn.is_over:
+                return True
+        return False
+
+
+def missing_right(error: DBAPIError, can: str = "work") -> str:
+    """The end of a log line about `error`: how to give the worker's role the right that it lacks; "" for other errors."""
+    if getattr(error.orig, "sqlstate", None) != "42501":
+        return ""
+    return f"; `sa-jobqueue grants --role ROLE --can {can}` prints the right that this worker's role lacks"
+
+
+# ---- Decides for which share of its slots a worker claims, by the pressure on the database. Pure: it reads nothing and acts on nothing.
+
+#: The least share. Each queue keeps one slot, whatever the share; a queue has at most 10,000.
 _LEAST = 1e-4
-#: What the share grows by at a reading that is well below all thresholds, and by one that is only just below one of them.
+#: The growth of the share at a reading well below all thresholds, and at a reading just below one of them.
 _STEP, _SMALL_STEP = 0.1, 0.02
 #: Up to this part of a threshold a value is well below it.
 _WELL_BELOW = 0.8
 
 
 class _Measure(NamedTuple):
-    """What a threshold measures, and how its values are worded."""
+    """The value that a threshold limits, and its wording."""
 
     of: Callable[[Pressure], float | None]
     say: Callable[[float], str]
@@ -81,21 +110,21 @@ _MEASURES: Mapping[str, _Measure] = {
 
 
 class Turned(Enum):
-    """What a reading has changed."""
+    """A change that a reading caused."""
 
     BEGUN = "begun"
     RECOVERED = "recovered"
 
 
 class Governor:
-    """Hears of the pressure, and says for which share of its slots the worker may claim. `thresholds`: the values, by setting."""
+    """Decides by the pressure for which share of its slots the worker may claim. `thresholds`: the values, by setting."""
 
     def __init__(self, thresholds: Mapping[str, float]) -> None:
         self._thresholds = thresholds
         self.share = 1.0
         """From just above 0 to 1, where nothing is held back."""
         self.reason: str | None = None
-        """Which threshold was passed last, and by what. None: nothing is held back."""
+        """The threshold that was passed last, and the value. None: nothing is held back."""
 
     def hear(self, pressure: Pressure) -> Turned | None:
         """Decide by this reading."""
@@ -103,7 +132,9 @@ class Governor:
         worst = max(ratios, key=ratios.__getitem__)
         if ratios[worst] > 1:
             turned = Turned.BEGUN if self.reason is None else None
-            self.share, self.reason = max(self.share / 2, _LEAST), self._said(worst, pressure)
+            value = _MEASURES[worst].say(_MEASURES[worst].of(pressure) or 0)
+            self.share = max(self.share / 2, _LEAST)
+            self.reason = f"{value} ({worst} is {self._thresholds[worst]:g})"
             return turned
         if self.reason is None:
             return None
@@ -120,7 +151,3 @@ class Governor:
         if threshold == 0:
             return 2.0 if value else 0.0
         return value / threshold
-
-    def _said(self, name: str, pressure: Pressure) -> str:
-        measure = _MEASURES[name]
-        return f"{measure.say(measure.of(pressure) or 0)} ({name} is {self._thresholds[name]:g})"

@@ -1,8 +1,7 @@
-"""The chores of a worker: renewing leases, hearing of cancels, ending what takes too long, rescuing what a dead worker held,
-enqueueing the jobs of schedules, writing what jobs say, deleting what was kept long enough, saying that we are alive, adding up
-how jobs ended. They have a thread and a connection of their own.
+"""The maintenance thread: it does a worker's chores on a connection of its own. Chores renew leases, hear of cancels, end late jobs,
+rescue jobs of dead workers, enqueue the jobs of schedules, write progress, log lines and counts, delete old rows and send heartbeats.
 
-There is no leader: every worker does them, and skips rows that another has locked.
+There is no leader: every worker does them, and skips rows that another worker has locked.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class Maintenance:
         self._connector, self._timeouts = connector, timeouts
         self._renewal, self._presence, self._notes, self._stats = renewal, presence, notes, stats
         self.chores: list[Chore] = [renewal, notes, *others, presence, stats]
-        """In the order in which they are done."""
+        """All chores, in the order in which they are done."""
         self._connection: sa.Connection | None = None
         self._failures = 0
         self._turn = connector.lease / 12
@@ -67,7 +66,7 @@ class Maintenance:
         self.moves_at = monotonic()
         """When the next chore is due, at the latest; while a chore runs, when it began. Written by this thread, read by any."""
         self.thread = ServiceThread("maintenance", self._loop)
-        # For any chore: a dead connection is found in time, so that another renews the leases.
+        # For any chore: a dead connection is found in time, so that a new connection renews the leases.
         self.deadline = Deadline(max(connector.lease / 4, _SHORTEST_LIMIT))
 
     @property
@@ -85,7 +84,7 @@ class Maintenance:
         self._wake.set()
 
     def finish(self, timeout: float) -> None:
-        """End; waits at most `timeout` seconds for what is under way."""
+        """End; waits at most `timeout` seconds for the current chore."""
         self._end.set()
         self._wake.set()
         self.thread.join(timeout)
@@ -94,7 +93,7 @@ class Maintenance:
         while not self._end.is_set():
             pause = self._pause()
             self.moves_at = monotonic() + pause
-            if self._failures:  # it is of no use to come earlier
+            if self._failures:  # waking earlier would not help
                 self._end.wait(pause)
             else:
                 self._wake.wait(pause)
@@ -109,12 +108,12 @@ class Maintenance:
                 with suppress(BaseException):  # a log filter's
                     self._broken(error)
         if self._connection is None and self._stats.is_behind:
-            with suppress(Exception):  # it was cut lately, perhaps
+            with suppress(Exception):  # perhaps the connection was just cut
                 self._connection = self._connector.connect(self.deadline)
         if self._connection is not None:
             self._write_last_notes(self._connection)
             self._write_last_stats(self._connection)
-            # Not on a connection of the pool's: handlers that do not end may hold them all.
+            # Not on a connection from the pool: handlers that do not end may hold them all.
             self._presence.leave(self._connection)
             hang_up(self._connection)
 
@@ -141,7 +140,7 @@ class Maintenance:
                 more = chore.do(connection, Turn(monotonic() + self._turn, self._end))
         except DBAPIError as error:
             if error.connection_invalidated and not self._failures:
-                chore.at = 0.0  # it is not to blame: a connection may be cut whenever it is used
+                chore.at = 0.0  # the chore is not to blame: a connection may be cut at any time
             if fault_of(error) in {Fault.AWAY, Fault.LATE}:
                 raise
             # One row must not keep the other chores from being done.
@@ -164,7 +163,7 @@ class Maintenance:
         while True:
             try:
                 with self.deadline.over(connection):
-                    if not self._stats.write_all(connection):  # it leaves before it has enrolled, or was struck off
+                    if not self._stats.write_all(connection):  # the worker has no row: not yet, or it was deleted
                         self._presence.do(connection, Turn(monotonic(), self._end))
                         self._stats.write_all(connection)
                 return
@@ -173,7 +172,7 @@ class Maintenance:
                 locked = isinstance(error, DBAPIError) and fault_of(error) is Fault.LATE
                 if not locked or monotonic() >= until:
                     reason = getattr(error, "orig", error)
-                    logger.warning("what the last jobs came to could not be added to the table stat: %s", reason)
+                    logger.warning("how the last jobs ended could not be added to the table stat: %s", reason)
                     return
 
     def _broken(self, error: BaseException) -> None:

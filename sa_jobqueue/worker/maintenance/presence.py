@@ -1,4 +1,4 @@
-"""Telling the database that this worker is alive, and that it leaves."""
+"""This worker's row in the table of workers: its heartbeat, and its end."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from .declaring import GONE
 
 logger = get_logger(__name__)
 
-#: A worker that has not been seen for this long is struck off.
+#: The row of a worker that has not been seen for this long is deleted.
 _FORGET = timedelta(days=1)
 
 
 class Vitals(TypedDict):
-    """What changes of a worker's row: see `WorkerRow`."""
+    """The columns of a worker's row that change: see `WorkerRow`."""
 
     memory: int
     loop_lag: float
@@ -40,9 +40,9 @@ class Vitals(TypedDict):
 class Presence(Chore):
     """Keeps this worker's row in the table of workers.
 
-    `tasks`: those it knows, as in `WorkerRow.tasks`. `vitals()`: what changes of the row. `tally`: is told the database's time.
-    `next_look`: is told after how many seconds a schedule is due, or None. `undeclared`: is told whether there are limits that no
-    code declares any more; `archived`: which tasks' jobs are archived. `drain` is called when an operator asks this worker to drain.
+    `tasks`: its tasks, as in `WorkerRow.tasks`. `vitals()`: the columns that change. `tally` gets the database's time. `next_look` is
+    called with the seconds until a schedule is due, or None; `undeclared` with whether there are limits that no code declares any
+    more; `archived` with the tasks whose jobs are archived. `drain` is called when an operator asks this worker to drain.
     """
 
     def __init__(
@@ -59,39 +59,28 @@ class Presence(Chore):
         archived: Callable[[Collection[str]], None],
         drain: Callable[[], None],
     ) -> None:
-        super().__init__(max(min(connector.lease / 3, 20.0), 1.0))
-        self._connector, self._worker, self._queues = connector, worker, queues
-        self._tasks, self._vitals, self._tally = tasks, vitals, tally
-        self._archived = archived
+        super().__init__(connector, max(min(connector.lease / 3, 20.0), 1.0), at=0.0)
+        self._worker, self._vitals, self._tally = worker, vitals, tally
+        self._fixed: dict[str, Any] = {
+            "host": socket.gethostname(), "pid": os.getpid(), "queues": list(queues), "slots": queues,
+            "concurrency": sum(queues.values()), "version": __version__, "lease": connector.lease,
+            "schema_version": CURRENT, "tasks": tasks, "undeclared_for": GONE,
+        }  # fmt: skip
         self._written = 0.0
         """When the row was written last, by `monotonic()`."""
-        self._next_look, self._undeclared, self._drain = next_look, undeclared, drain
+        self._next_look, self._undeclared, self._archived, self._drain = next_look, undeclared, archived, drain
         self._drains = False
-        """Whether it has been told. Its thread alone uses it."""
+        """Whether `drain` was called. Its thread alone uses it."""
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Say that we are alive, and strike off workers that were not seen for long."""
+        """Write this worker's row, and delete the rows of workers that were not seen for long."""
         self._written = monotonic()
         try:
             with self._connector.begin(connection):
                 asked = monotonic()
-                heard = self._connector.store.enrol(
-                    connection,
-                    self._worker,
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
-                    queues=list(self._queues),
-                    concurrency=sum(self._queues.values()),
-                    slots=self._queues,
-                    version=__version__,
-                    lease=self._connector.lease,
-                    schema_version=CURRENT,
-                    tasks=self._tasks,
-                    undeclared_for=GONE,
-                    **self._vitals(),
-                )
+                heard = self._store.enrol(connection, self._worker, **self._fixed, **self._vitals())
                 self._tally.zero = heard.clock - (asked + monotonic()) / 2
-                self._connector.store.forget_workers(connection, unseen_for=_FORGET)
+                self._store.forget_workers(connection, unseen_for=_FORGET)
             self._next_look(heard.next_look)
             self._undeclared(heard.undeclared)
             self._archived(heard.archived)
@@ -102,18 +91,18 @@ class Presence(Chore):
         except DBAPIError as error:
             if fault_of(error) is not Fault.LATE:
                 raise
-            # No outage: with one, the leases of others would not be looked at for a while.
+            # This is no outage: after an outage, the leases of others would not be checked for a while.
             logger.warning("the rows of the workers are locked (%s)", error.orig)
         return False
 
     def hasten(self, *, apart: float = 0.0) -> None:
-        """Write the row with the next chores: an operator is to see what has changed. `apart`: not before it is this many seconds old."""
+        """Write the row with the next chores, so that operators see a change. `apart`: not before it is this many seconds old."""
         self.at = min(self.at, self._written + apart)
 
     def leave(self, connection: sa.Connection) -> None:
-        """Strike this worker off."""
+        """Delete this worker's row."""
         try:
             with self._connector.begin(connection):
-                self._connector.store.leave(connection, self._worker)
+                self._store.leave(connection, self._worker)
         except DBAPIError:
             logger.debug("could not strike the worker off", exc_info=True)

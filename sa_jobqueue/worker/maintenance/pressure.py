@@ -20,27 +20,21 @@ _EVERY = 5.0
 
 
 class WatchPressure(Chore):
-    """Reads the pressure, and tells the claimer by `hold_back` for which share of the slots to claim. `tell` is called when that
-    begins and when it is over, so that the worker's row says so.
+    """Reads the pressure, and passes the share of the slots to claim for to `hold_back`. `tell` is called when the pressure
+    begins and when it is over, so that the worker's row shows it.
 
-    What cannot be read holds nothing back. `governor` says what is held back just now, to any thread.
+    A value that cannot be read holds nothing back. Any thread may read from `governor` what is held back just now.
     """
 
     def __init__(
-        self,
-        connector: Connector,
-        governor: Governor,
-        *,
-        hold_back: Callable[[float], None],
-        tell: Callable[[], None],
+        self, connector: Connector, governor: Governor, *, hold_back: Callable[[float], None], tell: Callable[[], None]
     ) -> None:
-        super().__init__(_EVERY)
-        self._connector, self._hold_back, self._tell = connector, hold_back, tell
+        super().__init__(connector, _EVERY, at=0.0)
+        self._hold_back, self._tell = hold_back, tell
         self.governor = governor
-        """Only the maintenance thread tells it something."""
-        self._said = ""
-        """Why the last reading failed; the log has it. "": it did not fail."""
-        self._said_hidden = False
+        """Only the maintenance thread changes it."""
+        self._is_unreadable = self._logged_hidden = False
+        """Whether the last reading failed; and whether the log has told of hidden sessions."""
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Read the pressure, and decide."""
@@ -52,7 +46,7 @@ class WatchPressure(Chore):
             if fault_of(error) is Fault.AWAY:
                 raise
             return False
-        self._say_readable(pressure)
+        self._log_readable(pressure)
         turned = self.governor.hear(pressure)
         self._hold_back(self.governor.share)
         if turned is not None:
@@ -61,7 +55,7 @@ class WatchPressure(Chore):
             logger.warning(
                 "the database is under pressure: %s; claiming less, down to one job at a time of each queue, until that is over",
                 self.governor.reason,
-            )
+            )  # fmt: skip
         elif turned is Turned.RECOVERED:
             logger.info("the database is under no pressure any more: claiming for all slots again")
         return False
@@ -70,23 +64,22 @@ class WatchPressure(Chore):
         if held := self.governor.let_go():
             self._hold_back(1.0)
             self._tell()
-        if fault_of(error) is Fault.AWAY:  # maintenance says it
+        if fault_of(error) is Fault.AWAY:  # maintenance logs it
             if held:
                 logger.info("the pressure on the database is not known: claiming for all slots again")
-        elif not self._said:
-            self._said = str(error.orig)
+        elif not self._is_unreadable:
+            self._is_unreadable = True
             logger.warning(
                 "the pressure on the database cannot be read, and nothing is held back until it can: %s", error.orig
             )
 
-    def _say_readable(self, pressure: Pressure) -> None:
-        if self._said:
-            self._said = ""
+    def _log_readable(self, pressure: Pressure) -> None:
+        if self._is_unreadable:
+            self._is_unreadable = False
             logger.info("the pressure on the database can be read again")
-        if pressure.hidden and not self._said_hidden:
-            self._said_hidden = True
+        if pressure.hidden and not self._logged_hidden:
+            self._logged_hidden = True
             logger.warning(
                 "what %d other sessions or standbys do is hidden from this worker's role, so their pressure is not known: "
-                "GRANT pg_read_all_stats to the role",
-                pressure.hidden,
-            )
+                "GRANT pg_read_all_stats to the role", pressure.hidden,
+            )  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Collection
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -16,43 +16,43 @@ from ...sql.parts import FIRST_TIME
 from ...tasks.registry import Registry
 from ...util.log import get_logger
 from ..connections.service import Connector
-from .chore import Chore, Turn
+from .chore import Chore, PagedChore, Turn
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks at the months; and until the next try where another transaction is in the way.
+#: Seconds between two checks of the months; and until the next try where another transaction is in the way.
 _EVERY, _LOCKED = 3_600.0, 60.0
 
 
 class KeepArchive(Chore):
-    """Writes down which tasks are archived, makes the months ahead, and drops those that were kept long enough.
+    """Stores which tasks are archived, makes the months ahead, and drops months that were kept long enough.
 
-    `months`: for how many months after its end a month is kept; None: for ever. The maintenance thread alone uses it.
+    `months`: for how many months after its end a month is kept; None: forever. The maintenance thread alone uses it.
     """
 
     def __init__(self, connector: Connector, registry: Registry, *, months: int | None) -> None:
-        super().__init__(_EVERY, at=monotonic() if months is not None else math.inf)
-        self._connector, self._months = connector, months
-        said = {name: task.archive for task in registry for name in (task.name, *task.aliases)}
-        self._mine = frozenset(name for name, archived in said.items() if archived)
-        self._not_mine = frozenset(said) - self._mine
+        super().__init__(connector, _EVERY, at=monotonic() if months is not None else math.inf)
+        self._months = months
+        declared = {name: task.archive for task in registry for name in (task.name, *task.aliases)}
+        self._mine = frozenset(name for name, archived in declared.items() if archived)
+        self._not_mine = frozenset(declared) - self._mine
         self._has_heard = False
         self._add: frozenset[str] = frozenset()
         self._remove: frozenset[str] = frozenset()
         self._try_again = 0.0
-        """When to write that down again after it was refused."""
+        """When to store the archived tasks again after the database refused it."""
         self.is_used = False
-        """Whether there are tasks whose jobs are moved."""
+        """Whether there are tasks whose jobs are archived."""
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known, and written down, which tasks are archived: before that no job may be deleted."""
+        """Whether the archived tasks are known and stored: before that no job may be deleted."""
         return self._has_heard and not self._add
 
     def hear(self, names: Collection[str]) -> None:
-        """These tasks are archived. What this worker's code says of its own tasks is written down if it is not so.
+        """Note which tasks are archived by the database. If this worker's code declares its tasks otherwise, that is stored.
 
-        Only at its start a worker takes a task out: while a deployment goes on, the older workers would take out what the new ones have
+        A worker removes a task only at its start: during a deployment, the older workers would remove what the new workers have
         declared.
         """
         there = frozenset(names)
@@ -68,7 +68,7 @@ class KeepArchive(Chore):
         """Declare, make, drop; each in a transaction of its own."""
         if self._add or self._remove:
             self._declare(connection)
-        if self.is_used and self.make(connection, self._connector.store.make_months_ahead) is None:
+        if self.is_used and self.make(connection, self._store.make_months_ahead) is None:
             self.at = monotonic() + _LOCKED
         if self._months is not None and not self._drop(connection, self._months):
             self.at = monotonic() + _LOCKED
@@ -77,7 +77,7 @@ class KeepArchive(Chore):
     def _declare(self, connection: sa.Connection) -> None:
         try:
             with self._connector.begin_one(connection):
-                self._connector.store.declare_archived(connection, self._add, self._remove)
+                self._store.declare_archived(connection, self._add, self._remove)
         except DBAPIError as error:
             if (fault := fault_of(error)) is Fault.AWAY:
                 raise
@@ -110,7 +110,7 @@ class KeepArchive(Chore):
         try:
             while True:
                 with self._connector.begin_one(connection):
-                    dropped = self._connector.store.drop_archive_month(connection, months)
+                    dropped = self._store.drop_archive_month(connection, months)
                 if dropped is None:
                     return True
                 logger.info("the archive of %s is dropped: it was kept for %d months", dropped, months)
@@ -125,28 +125,21 @@ class KeepArchive(Chore):
 _PAGE = 1_000
 
 
-class Prune(Chore):
-    """Deletes in pages, which become smaller when one takes too long or cannot be deleted, and then larger again."""
+class Prune(PagedChore):
+    """Deletes in pages, which become smaller when a page takes too long or cannot be deleted, and then larger again."""
 
     def __init__(self, connector: Connector, archive: KeepArchive, *, every: float) -> None:
-        super().__init__(every, at=monotonic() + random.uniform(0, every))
-        self._connector, self._archive = connector, archive
+        super().__init__(connector, every)
+        self._archive = archive
         self._seconds = min(connector.lease / 8, connector.limit)
         self._page = _PAGE
-        # Where the next page begins, so that rows deleted before are not walked over again; and how far the pages have come.
+        # Where the next page begins, so that rows deleted before are not read again; and how far the pages have come.
         self._after = self._reached = FIRST_TIME
 
-    def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Delete some pages."""
+    def do_page(self, connection: sa.Connection) -> bool:
+        """Delete a page in a transaction of its own, and find how large the next may be. Returns whether there may be more."""
         if not self._archive.is_known:
             return False
-        while self._delete_page(connection):
-            if turn.is_over:
-                return True
-        return False
-
-    def _delete_page(self, connection: sa.Connection) -> bool:
-        """Delete a page in a transaction of its own, and find how large the next may be. Whether there may be more."""
         page = self._page
         try:
             with self._connector.begin(connection):
@@ -154,23 +147,23 @@ class Prune(Chore):
                 if self._archive.is_used:
                     options["archive"] = True
                 if page > 1:
-                    jobs, reached = self._connector.store.prune(connection, limit=page, **options)
+                    jobs, reached = self._store.prune(connection, limit=page, **options)
                     more = grows = jobs == page
                     self._after, self._reached = reached, max(reached, self._reached)
                 else:
-                    deleted = self._connector.store.prune_first(connection, months=self._archive.is_used, **options)
-                    more, grows = deleted is not None, deleted is True  # those that cannot be deleted come together
+                    deleted = self._store.prune_first(connection, months=self._archive.is_used, **options)
+                    more, grows = deleted is not None, deleted is True  # jobs that cannot be deleted come together
         except DBAPIError as error:
             if is_month_missing(error):
                 return self._make_months(connection, page)
             fault = fault_of(error)
             if fault is Fault.AWAY or (page == 1 and fault is not Fault.LATE):
                 raise
-            # Rows of the application's need one of them, or are locked, or have no index to be found by.
+            # Rows of the application reference one of the jobs, or are locked, or have no index to be found by.
             self._page = max(page // 10, 1)
             if page > 1:
                 return True
-            # Not even the first is found in time: too many deleted rows are still there for some old snapshot.
+            # Not even the first job is found in time: an old snapshot keeps too many deleted rows.
             self._page = _PAGE
             self._after, before = self._reached, self._after
             return self._after > before
@@ -181,9 +174,8 @@ class Prune(Chore):
         return more
 
     def _make_months(self, connection: sa.Connection, page: int) -> bool:
-        """Make the months of the archive that this page needs. Whether to try it again now."""
-        store, after = self._connector.store, self._after
-        made = self._archive.make(connection, lambda own: store.make_months_of_page(own, limit=page, after=after))
-        if made == 0:  # another worker has made them, or there is a table of that name which is no part of the archive
+        """Make the months of the archive that this page needs. Returns whether to try the page again now."""
+        made = self._archive.make(connection, partial(self._store.make_months_of_page, limit=page, after=self._after))
+        if made == 0:  # another worker has made them, or a table of that name is no part of the archive
             self._page = max(page // 10, 1)
         return made is not None

@@ -1,4 +1,4 @@
-"""Renewing the leases of what this worker holds."""
+"""Renewing the leases of the jobs that this worker holds, and rescuing jobs whose worker died."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..running.joblog import holder_of, lasting, say_rescue
 from ..running.run import Run, Runs, Stop, WorkflowsToAdvance
 from ..running.writer import OutcomeWriter
 from ..tally import Observer
-from .chore import Chore, Turn
+from .chore import Chore, PagedChore, Turn
 
 logger = get_logger(__name__)
 
@@ -34,25 +34,25 @@ _NAMED = 20
 
 
 class Renewal(Chore):
-    """Renews what was claimed or renewed more than a third of a lease ago.
+    """Renews the leases of jobs that were claimed or renewed more than a third of a lease ago.
 
-    A trigger of the application's may refuse one row, or make it take too long, and would keep all leases from being renewed.
-    So after a failure fewer are renewed at a time, and a job whose lease cannot be renewed is tried alone, after all others. Where
-    one took too long, the rest is renewed one by one and gets less time each: others may take as long, and leases run out meanwhile.
+    A trigger of the application may refuse a row, or make it take too long, and would keep all leases from being renewed.
+    So after a failure fewer are renewed at a time, and a job whose lease cannot be renewed is tried alone, after all others. If
+    a renewal took too long, the rest is renewed one by one with less time each: others may take as long, and leases run out meanwhile.
     """
 
     def __init__(self, connector: Connector, runs: Runs) -> None:
-        super().__init__(connector.lease / 6)
-        self._connector, self._runs = connector, runs
+        super().__init__(connector, connector.lease / 6, at=0.0)
+        self._runs = runs
         self._seconds = max(connector.lease / 8, 1.0)
-        """For one statement: less than the deadline of maintenance."""
+        """The time limit of one statement: less than the deadline of maintenance."""
         self._seconds_alone = max(self._seconds / 4, 0.5)
         self._page = _PAGE
         self._one_by_one = False
         self._refused: set[Run] = set()
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Renew, stop the runs whose claims are lost, and those that are to be cancelled."""
+        """Renew leases, and stop the runs whose claims are lost or that must be cancelled."""
         due = self._runs.unrenewed(self._connector.lease / 3)
         self._refused.intersection_update(due)
         others = [run for run in due if run not in self._refused]
@@ -63,12 +63,14 @@ class Renewal(Chore):
                     self._page = min(2 * self._page, _PAGE)
                 del others[: len(part)]
             else:
-                if fault_of(error) is Fault.LATE:  # where time is the matter, another try of some takes as long
+                if fault_of(error) is Fault.LATE:  # a try with fewer rows may take as long
                     self._one_by_one = True
                 if len(part) > 1:
                     self._page = 1 if self._one_by_one else len(part) // 2
                 else:
-                    self._refuse(others.pop(0), error)
+                    if len(self._refused) < _NAMED:
+                        logger.error("job %d: its lease cannot be renewed: %s", others[0].job.id, error.orig)
+                    self._refused.add(others.pop(0))
             if turn.is_over and others:
                 return True
         self._one_by_one = False
@@ -90,16 +92,11 @@ class Renewal(Chore):
             return error
         return None
 
-    def _refuse(self, run: Run, error: DBAPIError) -> None:
-        if len(self._refused) < _NAMED:
-            logger.error("job %d: its lease cannot be renewed: %s", run.job.id, error.orig)
-        self._refused.add(run)
-
     def _renew(self, connection: sa.Connection, part: list[Run], seconds: float) -> None:
         now = monotonic()
         held = {run.job.id: run.job.claim_token for run in part}
         with self._connector.begin(connection):
-            renewal = self._connector.store.renew(connection, held, lease=self._connector.lease, seconds=seconds)
+            renewal = self._store.renew(connection, held, lease=self._connector.lease, seconds=seconds)
         for run in part:
             if run.job.id in renewal.lost:
                 self._lose(run)
@@ -111,7 +108,7 @@ class Renewal(Chore):
     def _lose(self, run: Run) -> None:
         if not self._runs.lose(run):
             return
-        goes_on = not run.settled  # else it has just ended, or its end says what became of it
+        goes_on = not run.settled  # otherwise it has just ended, or its end is logged elsewhere
         self._runs.stop(run, Stop.LOST)  # an async handler may have ended before this returns
         if goes_on:
             logger.warning("job %d: its lease is lost; it is stopped, and nothing it writes is kept", run.job.id)
@@ -123,11 +120,11 @@ class Renewal(Chore):
 _RESCUE_PAGE = 100
 
 
-class Rescue(Chore):
+class Rescue(PagedChore):
     """Takes jobs whose lease has run out from their worker.
 
-    Not before the database has been there for one lease, because after an outage every lease looks expired. All workers
-    together keep the time for which it has been there, so a worker that replaces one that was killed need not wait.
+    It waits until the database has been available for the time of a lease, because after an outage every lease seems expired. All
+    workers together store since when it is available, so a worker that replaces a killed worker need not wait.
     """
 
     def __init__(
@@ -139,41 +136,39 @@ class Rescue(Chore):
         max_rescues: int,
         touched: WorkflowsToAdvance,
     ) -> None:
-        super().__init__(max(min(connector.lease / 4, 15.0), 0.25))
-        self._connector, self._registry, self._observer = connector, registry, observer
+        super().__init__(connector, max(min(connector.lease / 4, 15.0), 0.25), at=0.0)
+        self._registry, self._observer = registry, observer
         self._max_rescues, self._touched = max_rescues, touched
         # A lease that is renewed in time has at least half of itself left.
         self._outage = max(connector.lease / 2, 2 * self.every)
         self._after = FIRST_ID
 
-    def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Rescue some pages."""
-        while True:
-            page = self._find_expired(connection)
-            if page:
-                # Beforehand: what keeps a page from being written does not keep the next.
-                self._after = page[-1].claim.id
-                self._write(connection, page)
-            if len(page) < _RESCUE_PAGE:
-                self._after = FIRST_ID
-                return False
-            if turn.is_over:
-                return True
+    def do_page(self, connection: sa.Connection) -> bool:
+        """Rescue a page of jobs."""
+        page = self._find_expired(connection)
+        if page:
+            # Set before the write: an error that keeps this page from being written does not keep the next.
+            self._after = page[-1].claim.id
+            self._write(connection, page)
+        if len(page) < _RESCUE_PAGE:
+            self._after = FIRST_ID
+            return False
+        return True
 
     def _find_expired(self, connection: sa.Connection) -> list[Expired]:
         """A page of jobs whose leases ran out though they could be renewed.
 
-        In one transaction, which has one now(): however long this process stands still on the way, an outage meanwhile makes
-        nothing look expired.
+        One transaction, which has a single now(): even if this process is suspended in between, an outage meanwhile makes no lease
+        seem expired.
         """
         with self._connector.begin(connection):
-            if not self._connector.store.attest(connection, lease=self._connector.lease, outage=self._outage):
+            if not self._store.attest(connection, lease=self._connector.lease, outage=self._outage):
                 return []
-            return self._connector.store.expired(connection, after=self._after, limit=_RESCUE_PAGE)
+            return self._store.expired(connection, after=self._after, limit=_RESCUE_PAGE)
 
     def _write(self, connection: sa.Connection, page: list[Expired]) -> None:
         by_id, rescued = {found.claim.id: found for found in page}, 0
-        changes = [decide(found.claim, _rescued(found), self._rules(found), random=random.random()) for found in page]
+        changes = [self._decide(found) for found in page]
 
         def done(ended: list[Change], answer: Answer) -> None:
             nonlocal rescued
@@ -186,17 +181,15 @@ class Rescue(Chore):
                     self._observer.rescue(found.queue, None if task is None else task.name, change.event)
                     say_rescue(found, change)
 
-        writer = OutcomeWriter(done, store=self._connector.store)
+        writer = OutcomeWriter(done, store=self._store)
         writer.write_apart(lambda: self._connector.begin(connection), connection, changes)
         if rescued:
             with self._connector.begin_one(connection):
-                self._connector.store.permits_freed(connection)
+                self._store.permits_freed(connection)
 
-    def _rules(self, found: Expired) -> Rules:
-        """A worker may rescue a job whose task it does not know: `rescue=False` is checked again where the job would run."""
+    def _decide(self, found: Expired) -> Change:
+        why = f"the lease of {holder_of(found)}, had run out {lasting(found.overdue)} before"
+        # A worker may rescue a job whose task it does not know: `rescue=False` is checked again where the job would run.
         task = self._registry.get(found.task)
-        return replace(task.rules if task is not None else Rules(), max_rescues=self._max_rescues)
-
-
-def _rescued(found: Expired) -> Rescued:
-    return Rescued(entry("WorkerLost", f"the lease of {holder_of(found)}, had run out {lasting(found.overdue)} before"))
+        rules = replace(task.rules if task is not None else Rules(), max_rescues=self._max_rescues)
+        return decide(found.claim, Rescued(entry("WorkerLost", why)), rules, random=random.random())

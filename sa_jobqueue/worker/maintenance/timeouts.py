@@ -1,9 +1,9 @@
-"""Giving up what takes too long: handlers past their timeout that do not end by themselves, and jobs that get no slot."""
+"""Time limits and cancels: late handlers, jobs that get no slot, requested cancels, unique keys, expiries and deadlines."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
 
 import sqlalchemy as sa
@@ -22,48 +22,46 @@ from ..running.slots import Slots
 from ..running.timeouts import is_late, timed_out
 from ..tally import Observer
 from ..watchdog import Watchdog
-from .chore import Chore, Turn
+from .chore import Chore, PagedChore, Turn
 
 
+@dataclass(frozen=True)
 class Timeouts:
-    """Ends late attempts, whatever their handlers still do. The rules are in `running.timeouts`."""
+    """Ends late attempts, even if their handlers go on. The rules are in `running.timeouts`.
 
-    def __init__(
-        self,
-        runs: Runs,
-        all_slots: Mapping[str, Slots],
-        *,
-        executor: Executor,
-        watchdog: Watchdog,
-        claimer: Claimer,
-        hoard: float,
-    ) -> None:
-        self._runs, self._all_slots, self._executor = runs, all_slots, executor
-        self._watchdog, self._claimer, self._hoard = watchdog, claimer, hoard
+    `hoard`: seconds after which a claimed job without a slot goes back.
+    """
+
+    runs: Runs
+    all_slots: Mapping[str, Slots]
+    executor: Executor
+    watchdog: Watchdog
+    claimer: Claimer
+    hoard: float
 
     @property
     def are_awaited(self) -> bool:
         """Whether a run has a timeout that may pass soon."""
-        return any(run.timeout_at is not None for run in self._runs.all())
+        return any(run.timeout_at is not None for run in self.runs.all())
 
     def end_late(self) -> None:
         """Give up the attempts whose handlers are late: what they write afterwards is refused."""
-        now, blocked = monotonic(), self._watchdog.blocked
-        for run in self._runs.all():
+        now, blocked = monotonic(), self.watchdog.blocked
+        for run in self.runs.all():
             if is_late(run, now, blocked=blocked):
                 run.timeout_at = None
                 if not run.settled:
                     self._give_up(run, blocked=blocked)
 
     def give_back_stale(self) -> None:
-        """Give back what was claimed and gets no slot, or waits for a blocked event loop."""
-        for slots in self._all_slots.values():
-            for run in slots.stale(self._hoard):
-                self._executor.give_up(run, Released())
-                self._claimer.wake()
+        """Give back claimed jobs that get no slot, or wait for a blocked event loop."""
+        for slots in self.all_slots.values():
+            for run in slots.stale(self.hoard):
+                self.executor.give_up(run, Released())
+                self.claimer.wake()
 
     def _give_up(self, run: Run, *, blocked: bool) -> None:
-        slots, error = self._all_slots[run.job.queue], timed_out(run)
+        slots, error = self.all_slots[run.job.queue], timed_out(run)
         slots.abandon(run)
         blocks = run.task.is_async and blocked
         if blocks:
@@ -72,132 +70,116 @@ class Timeouts:
             why = "it was cancelled, and does not come to its end"
         else:
             why = "its thread may still run"
-        if not self._executor.give_up(run, Failed(error, describe(error)), f"; {why}"):
+        if not self.executor.give_up(run, Failed(error, describe(error)), f"; {why}"):
             slots.keep(run)
             return
-        # Only now: a handler that is told to stop may come back at once, and its end would be the one that counts.
+        # Only now: a handler that is asked to stop may come back at once, and then its own end would count.
         if blocks:
-            # No cancel: should the loop answer again, asyncio's own timeout does that.
+            # No cancel: if the loop answers again, asyncio's own timeout cancels the handler.
             run.stop = run.stop or Stop.TIMEOUT
         else:
-            self._runs.stop(run, Stop.TIMEOUT)  # an async one is cancelled once more, in its cleanup perhaps
-        self._claimer.wake()
+            self.runs.stop(run, Stop.TIMEOUT)  # an async handler is cancelled once more, in its cleanup perhaps
+        self.claimer.wake()
 
 
 # ---- Hearing of cancels sooner than by the renewal of leases.
 
-#: Seconds between two looks where no announcement is heard. A run that is younger is not asked about: most have ended by then.
+#: Seconds between two checks where no announcement is heard. Younger runs are not asked about: most jobs end before that.
 _CANCELS_EVERY = 1.0
-#: Seconds between two looks where announcements are heard: an UPDATE by hand announces nothing.
+#: Seconds between two checks where announcements are heard: an UPDATE by hand announces nothing.
 _SELDOM = 5.0
 
 
 class Cancels(Chore):
-    """Stops the runs whose job an operator asked to cancel. `listening()`: whether that is announced."""
+    """Stops the runs whose job an operator asked to cancel. `listening()`: whether announcements are heard."""
 
     def __init__(self, connector: Connector, runs: Runs, listening: Callable[[], bool]) -> None:
-        super().__init__(_CANCELS_EVERY)
-        self._connector, self._runs, self._listening = connector, runs, listening
+        super().__init__(connector, _CANCELS_EVERY, at=0.0)
+        self._runs, self._listening = runs, listening
         self._announced = False
         """Whether a cancel was announced. Set by any thread, reset by the maintenance thread."""
-        self._looked = 0.0
-        """When all runs were last asked about that are here for a while."""
-        self._told = self._seen = 0.0
-        """When a cancel was last announced, and when the runs that were here were last seen."""
+        self._checked = self._announced_at = self._seen = 0.0
+        """When all older runs were last asked about; when a cancel was last announced; and when the runs here were last listed."""
 
     def announce(self) -> None:
-        """A cancel was announced, perhaps of a job that runs here. For any thread; maintenance is to be woken after it."""
+        """Note that a cancel was announced, perhaps of a job that runs here. For any thread; wake maintenance after it."""
         self._announced = True
         self.at = 0.0
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Ask about what has been here for a while, or about all if a cancel was announced."""
+        """Ask about runs that have been here for a while, or about all runs if a cancel was announced."""
         announced, self._announced = self._announced, False
         now = monotonic()
         running = [run for run in self._runs if run.stop is None]
         if announced:
-            self._told = self._looked = now
-        elif self._listening() and now < self._looked + _SELDOM:
-            # Of those that have come since the last look, as after a fetch of long arguments, the announcement may be of one.
-            running = [run for run in running if run.claimed < self._told and run.arrived > self._seen - _CANCELS_EVERY]
+            self._announced_at = self._checked = now
+        elif self._listening() and now < self._checked + _SELDOM:
+            # The announcement may concern a run that arrived after the last check, e.g. after fetching long arguments.
+            new = self._seen - _CANCELS_EVERY
+            running = [run for run in running if run.claimed < self._announced_at and run.arrived > new]
         else:
             running = [run for run in running if run.arrived <= now - _CANCELS_EVERY]
-            self._looked = now if running else self._looked
+            self._checked = now if running else self._checked
         self._seen = now
         if not running:
             return False
         with self._connector.begin(connection):
             held = {run.job.id: run.job.claim_token for run in running}
-            asked = self._connector.store.cancelled_among(connection, held)
+            asked = self._store.cancelled_among(connection, held)
         for run in running:
             if run.job.id in asked:
                 self._runs.stop(run, Stop.CANCEL)
         return False
 
 
-# ---- Freeing unique keys whose time is over, and those that changes by hand have left behind.
-
 logger = get_logger(__name__)
 
 _PAGE = 1_000
 
 
-class FreeKeys(Chore):
-    """Looks at all keys, a page at a time. Where there are none, that is one look into an empty table."""
+class FreeKeys(PagedChore):
+    """Frees unique keys whose time is over, and keys that changes by hand have left behind. It reads all keys."""
 
-    def __init__(self, connector: Connector, *, every: float) -> None:
-        super().__init__(every, at=monotonic() + random.uniform(0, every))
-        self._connector = connector
-        self._after = ""
+    _after = ""
 
-    def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Free some pages of keys."""
-        while True:
-            with self._connector.begin(connection):
-                expired = self._connector.store.drop_expired_keys(connection, limit=_PAGE)
-                last, freed = self._connector.store.free_stray_keys(connection, after=self._after, limit=_PAGE)
-            if freed:
-                logger.warning("%d unique keys were held by jobs that had ended or were gone; they are free now", freed)
-            self._after = last or ""
-            if last is None and expired < _PAGE:
-                return False
-            if turn.is_over:
-                return True
+    def do_page(self, connection: sa.Connection) -> bool:
+        """Check a page of keys."""
+        with self._connector.begin(connection):
+            expired = self._store.drop_expired_keys(connection, limit=_PAGE)
+            last, freed = self._store.free_stray_keys(connection, after=self._after, limit=_PAGE)
+        if freed:
+            logger.warning("%d unique keys were held by jobs that had ended or were gone; they are free now", freed)
+        self._after = last or ""
+        return last is not None or expired >= _PAGE
 
 
-# ---- Ending jobs that wait although their expiry or deadline is over.
-
-#: Seconds between two looks, into an index that is mostly empty.
+#: Seconds between two searches, in an index that is mostly empty.
 _EVERY = 10.0
 
 
-class EndLate(Chore):
+class EndLate(PagedChore):
     """Cancels jobs that were not started by their expiry, and fails those that still wait at their deadline, a page at a time."""
 
     def __init__(self, connector: Connector, *, registry: Registry, observer: Observer) -> None:
-        super().__init__(_EVERY, at=monotonic() + random.uniform(0, _EVERY))
-        self._connector, self._registry, self._observer = connector, registry, observer
+        super().__init__(connector, _EVERY)
+        self._registry, self._observer = registry, observer
 
-    def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """End some pages of jobs."""
-        while True:
-            with self._connector.begin(connection):
-                # First: they are in the way of the others.
-                forgotten = self._connector.store.forget_expiry(connection, limit=_PAGE)
-                expired = self._connector.store.end_expired(connection, limit=_PAGE)
-                overdue = self._connector.store.end_overdue(connection, limit=_PAGE)
-            self._tell(expired, Event.CANCEL)
-            self._tell(overdue, Event.FAIL)
-            if expired:
-                logger.info("jobs that were not started by their expiry are cancelled: %d", len(expired))
-            if overdue:
-                logger.warning("jobs that still waited at their deadline have failed: %d", len(overdue))
-            if max(len(forgotten), len(expired), len(overdue)) < _PAGE:
-                return False
-            if turn.is_over:
-                return True
+    def do_page(self, connection: sa.Connection) -> bool:
+        """End a page of jobs."""
+        with self._connector.begin(connection):
+            # First, because these rows are in the way of the others.
+            forgotten = self._store.forget_expiry(connection, limit=_PAGE)
+            expired = self._store.end_expired(connection, limit=_PAGE)
+            overdue = self._store.end_overdue(connection, limit=_PAGE)
+        self._count(expired, Event.CANCEL)
+        self._count(overdue, Event.FAIL)
+        if expired:
+            logger.info("jobs that were not started by their expiry are cancelled: %d", len(expired))
+        if overdue:
+            logger.warning("jobs that still waited at their deadline have failed: %d", len(overdue))
+        return max(len(forgotten), len(expired), len(overdue)) >= _PAGE
 
-    def _tell(self, late: Sequence[Late], event: Event) -> None:
+    def _count(self, late: Sequence[Late], event: Event) -> None:
         for job in late:
             task = self._registry.get(job.task)
             self._observer.end_late(job.queue, None if task is None else task.name, event)

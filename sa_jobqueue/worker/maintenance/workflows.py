@@ -1,9 +1,8 @@
-"""Chores for workflows: finding those that no worker moves on, deleting those that are over, mending what plain SQL has done."""
+"""Chores for workflows: finding workflows that no worker advances, deleting those that are over, repairing effects of plain SQL."""
 
 from __future__ import annotations
 
-import random
-from time import monotonic
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,46 +26,45 @@ _WORKFLOWS = 100
 
 
 class FindWorkflows(Chore):
-    """Finds workflows with events that no worker may know of: those of operators, of producers, and of a worker that was killed.
+    """Finds workflows with events that no worker may know of: events of operators, of producers, and of a worker that was killed.
     It also cancels workflows whose deadline is over.
     """
 
     def __init__(self, connector: Connector, touched: WorkflowsToAdvance) -> None:
-        super().__init__(_EVERY, at=monotonic() + random.uniform(0, _EVERY))
-        self._connector, self._touched = connector, touched
+        super().__init__(connector, _EVERY)
+        self._touched = touched
 
     def announce(self) -> None:
-        """There are such events. For any thread; maintenance is to be woken after it."""
+        """Note that there are such events. For any thread; wake maintenance after it."""
         self.at = 0.0
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Find them."""
+        """Find such workflows, and pass them to the claimer."""
         with self._connector.begin(connection):
-            found = self._connector.store.stray_workflows(connection, limit=_PAGE)
+            found = self._store.stray_workflows(connection, limit=_PAGE)
         self._touched.add(found)
         return False
 
 
 class KeepWorkflows(Chore):
-    """Deletes workflows whose time to be kept is over, with all their jobs, or moves these to the archive. It also releases what waits
+    """Deletes workflows whose retention is over, with all their jobs, or moves the jobs to the archive. It also releases jobs that wait
     for a job that has ended without an event.
     """
 
     def __init__(self, connector: Connector, finder: FindWorkflows, archive: KeepArchive, *, every: float) -> None:
-        super().__init__(every, at=monotonic() + random.uniform(0, every))
-        self._connector, self._finder, self._archive = connector, finder, archive
+        super().__init__(connector, every)
+        self._finder, self._archive = finder, archive
         self._after = self._after_workflow = FIRST_ID
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Delete some pages, and mend some."""
+        """Delete some pages, and repair some."""
         more = self._archive.is_known and self._prune(connection, turn)
         return self._heal(connection, turn) or more
 
     def _prune(self, connection: sa.Connection, turn: Turn) -> bool:
-        store = self._connector.store
         while True:
             with self._connector.begin(connection):
-                over = store.workflows_over(connection, limit=_WORKFLOWS)
+                over = self._store.workflows_over(connection, limit=_WORKFLOWS)
             for workflow in over:
                 gone: int | None = _PAGE
                 while gone == _PAGE:
@@ -77,41 +75,41 @@ class KeepWorkflows(Chore):
                 return False
 
     def _prune_page(self, connection: sa.Connection, workflow: int, *, months: bool = False) -> int | None:
-        """Delete a page of its members. Returns how many there were; None: no more of it can be deleted now. `months`: those of the
-        archive that it needs have just been made.
+        """Delete a page of a workflow's members. Returns their number; None: no more can be deleted now. `months`: the months of the
+        archive that they need have just been made.
         """
-        store = self._connector.store
         options: dict[str, Any] = {"limit": _PAGE, "seconds": self._connector.lease / 4, "months": months}
         if self._archive.is_used:
             options["archive"] = True
         try:
             with self._connector.begin(connection):
-                return store.prune_workflow(connection, workflow, **options)
+                return self._store.prune_workflow(connection, workflow, **options)
         except DBAPIError as error:
             if fault_of(error) is Fault.LATE:  # the archive is locked
                 return None
             if not is_month_missing(error):
                 raise
-        made = self._archive.make(connection, lambda own: store.make_months_of_members(own, workflow, limit=_PAGE))
+        make = partial(self._store.make_months_of_members, id=workflow, limit=_PAGE)
+        made = self._archive.make(connection, make)
         return None if made is None else self._prune_page(connection, workflow, months=True)
 
     def _heal(self, connection: sa.Connection, turn: Turn) -> bool:
         # One page in each turn: most of these have ended long ago.
         with self._connector.begin_one(connection):
-            last, healed = self._connector.store.heal_workflows(connection, after=self._after_workflow, limit=_PAGE)
+            last, healed = self._store.heal_workflows(connection, after=self._after_workflow, limit=_PAGE)
         self._after_workflow = FIRST_ID if last is None else last
-        self._tell(healed)
+        self._announce(healed)
         while True:
             with self._connector.begin_one(connection):
-                last, healed = self._connector.store.heal_members(connection, after=self._after, limit=_PAGE)
+                last, healed = self._store.heal_members(connection, after=self._after, limit=_PAGE)
             self._after = FIRST_ID if last is None else last
-            self._tell(healed)
+            self._announce(healed)
             if last is None:
                 return False
             if turn.is_over:
                 return True
 
-    def _tell(self, healed: int) -> None:
+    def _announce(self, healed: int) -> None:
         if healed:
             logger.warning("jobs of workflows had ended without saying so, perhaps by plain SQL: %d", healed)
             self._finder.announce()

@@ -1,4 +1,4 @@
-"""A call of a handler: its arguments, its context, and its session if it opens any."""
+"""A call of a handler: its arguments, its context, and its session if it opens a session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .transaction import HandlerTransaction
 def call_with_objects(
     run: Run, open_session: Callable[[], Session], handler: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    """Call a `def` handler with the objects. `open_session`: for a handler without a context."""
+    """Call a `def` handler with the objects its arguments refer to. `open_session`: for a handler without a context."""
     run.undecoded = True
     if wanted := list(references((args, kwargs))):
         load(_session(args, open_session), wanted)
@@ -44,7 +44,7 @@ def call_with_objects(
 async def call_async_with_objects(
     run: Run, open_session: Callable[[], AsyncSession], handler: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
-    """The call of an `async def` handler."""
+    """Like `call_with_objects`, for an `async def` handler."""
     run.undecoded = True
     if wanted := list(references((args, kwargs))):
         await _session(args, open_session).run_sync(load, wanted)
@@ -54,22 +54,23 @@ async def call_async_with_objects(
 
 
 def _session(args: tuple[Any, ...], open_session: Callable[[], Any]) -> Any:
-    """The session of the handler's context, if it takes a context."""
-    context = args[0] if args and isinstance(args[0], (JobContext, AsyncJobContext)) else None
-    return open_session() if context is None else context.session
+    """The session of the handler's context, or a new session if it takes no context."""
+    if args and isinstance(args[0], (JobContext, AsyncJobContext)):
+        return args[0].session
+    return open_session()
 
 
-# ---- What a member of a workflow takes of others: read with the claims of many, or, where that is too much, page by page as it runs.
+# ---- The results of other jobs that a member of a workflow takes: read along with the claims, or page by page while the job runs.
 
-#: Results of others read at once, where a member has many.
+#: Results read at once, where a member takes many.
 _PAGE = 1_000
 
-#: Reads a page: (the job, behind which position, how many).
+#: Reads a page: (id of the job, position to begin after, number of results).
 Read = Callable[[int, int, int], list[Input]]
 
 
 class Taken(NamedTuple):
-    """The results that a member takes. `parts`: None where they are still to be read."""
+    """The results that a member takes. `parts`: None where they must still be read."""
 
     args: str
     number: int
@@ -77,26 +78,26 @@ class Taken(NamedTuple):
 
 
 def with_inputs(job: ClaimedJob, inputs: Sequence[Input] | None) -> ClaimedJob:
-    """The job with what it takes, in place of its arguments alone. None: it is to be read as the job runs."""
+    """The job, with the results that it takes next to its arguments. None: they are read while the job runs."""
     parts = None if inputs is None else list(parts_of(inputs))
     return job._replace(args=json.dumps({"args": job.args, "parts": parts}))
 
 
 def taken_by(job: ClaimedJob) -> Taken | None:
-    """What the job takes of others; None for nearly all jobs."""
+    """The results of other jobs that the job takes; None for nearly all jobs."""
     count = extra(job).get("inputs")
     if count is None:
         return None
-    said = json.loads(job.args or "")
-    parts = said["parts"]
-    return Taken(said["args"], count, None if parts is None else [Part(*part) for part in parts])
+    stored = json.loads(job.args or "")
+    parts = stored["parts"]
+    return Taken(stored["args"], count, None if parts is None else [Part(*part) for part in parts])
 
 
 def parts_of(inputs: Sequence[Input]) -> Generator[Part]:
-    """The parts that the handler gets: all that completed, and where it runs without the others, a `Failed` for these."""
-    for one in inputs:
-        if one.status == JobStatus.COMPLETED or one.policy in {"run", "cancel"}:
-            yield Part(one.parent_id, one.status, one.result, one.error)
+    """The parts that the handler gets: all that completed, and a `Failed` for each other job that it runs without."""
+    for taken in inputs:
+        if taken.status == JobStatus.COMPLETED or taken.policy in {"run", "cancel"}:
+            yield Part(taken.parent_id, taken.status, taken.result, taken.error)
 
 
 class Reader:
@@ -114,23 +115,23 @@ class Reader:
         return self._inputs.of_list(parts_of(page))
 
     def all(self) -> list[Any]:
-        """All of them. It waits for the database."""
+        """All results. It waits for the database."""
         return list(self.stream())
 
     def stream(self) -> Generator[Any]:
-        """Iterate over the results; a page of them is in memory."""
+        """Iterate over the results; one page of them is in memory."""
         while (page := self._page()) is not None:
             yield from page
 
     async def astream(self) -> AsyncGenerator[Any]:
         """Iterate over the results in an `async def` handler."""
         while (page := await asyncio.to_thread(self._page)) is not None:
-            for one in page:
-                yield one
+            for result in page:
+                yield result
 
 
 def values_of(job: ClaimedJob, taken: Taken, inputs: Inputs, read: Read) -> list[Any] | Callable[[], list[Any]]:
-    """What fills the first parameters of the handler; or, where it is to be read first, what does so."""
+    """The values for the handler's first parameters; where they must be read first, a function that does it."""
     if taken.parts is None:
         reader = Reader(job, inputs, read)
         if inputs.stream is not None:
@@ -145,52 +146,38 @@ def values_of(job: ClaimedJob, taken: Taken, inputs: Inputs, read: Read) -> list
 
 
 async def _as_async(values: list[Any]) -> AsyncGenerator[Any]:
-    for one in values:
-        yield one
+    for value in values:
+        yield value
 
 
 # ---- The installed middleware around a handler's call.
 
-#: How the messages of `contextlib` begin for a generator that does not yield once.
+#: How the messages of `contextlib` begin for a generator that does not yield exactly once.
 _NOT_ONCE = "generator didn't "
 
 
 def surrounded(run: Run, layers: Sequence[Middleware], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """`handler` with these around it. Raises JobStopped if the run was given up meanwhile: then nothing is entered."""
+    """`handler` inside these layers. Raises JobStopped if the run was given up meanwhile: then nothing is entered."""
     run.attempt_end = end = AttemptEnd(run.job)
-    if run.settled:  # looked at only now: a thread that gives it up later finds the callbacks
+    if run.settled:  # checked only now: a thread that gives it up later finds the callbacks
         raise JobStopped(f"job {run.job.id} was given up before its handler was called")
-    attempt = Attempt(run.job, end.add)
-    if not run.task.is_async:
-        return lambda *args, **kwargs: _call(layers, attempt, handler, args, kwargs)
-    return lambda *args, **kwargs: _await(layers, attempt, handler, args, kwargs)
+    attempt, around = Attempt(run.job, end.add), _await if run.task.is_async else _call
+    return lambda *args, **kwargs: around(layers, attempt, partial(handler, *args, **kwargs))
 
 
-def _call(
-    layers: Sequence[Middleware],
-    attempt: Attempt,
-    handler: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+def _call(layers: Sequence[Middleware], attempt: Attempt, handler: Callable[[], Any]) -> Any:
     if not layers:
-        return handler(*args, **kwargs)
+        return handler()
     with _Layer(layers[0], attempt):
-        return _call(layers[1:], attempt, handler, args, kwargs)
+        return _call(layers[1:], attempt, handler)
     return None  # it has suppressed the handler's exception
 
 
-async def _await(
-    layers: Sequence[Middleware],
-    attempt: Attempt,
-    handler: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+async def _await(layers: Sequence[Middleware], attempt: Attempt, handler: Callable[[], Any]) -> Any:
     if not layers:
-        return await handler(*args, **kwargs)
+        return await handler()
     with _Layer(layers[0], attempt):
-        return await _await(layers[1:], attempt, handler, args, kwargs)
+        return await _await(layers[1:], attempt, handler)
     return None
 
 
@@ -222,7 +209,7 @@ class _Layer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         try:
-            # What stops a handler is no Exception: kept back, it would make a job complete that was broken off.
+            # What stops a handler is no Exception: if it were suppressed, the job that was broken off would complete.
             return bool(self._exit(kind, error, trace)) and isinstance(error, Exception)
         except RuntimeError as failure:
             if failure is not error:
@@ -241,7 +228,7 @@ logger = get_logger(__name__)
 
 T = TypeVar("T")
 
-#: Of two threads that open one job's session at once both get the first one's.
+#: If two threads open a job's session at once, both get the first thread's.
 _opening = Lock()
 
 
@@ -257,7 +244,7 @@ class Call:
         self._settled = self._ended = False
 
     def invoke(self) -> Any:
-        """Call the handler: what it returns, or, of an `async def` handler, what is to be awaited.
+        """Call the handler. Returns its value, or, for an `async def` handler, its coroutine.
 
         The only place where a handler is called. Raises PayloadError if the stored arguments do not fit it.
         """
@@ -267,29 +254,28 @@ class Call:
             raise Discard("its worker died, and it may not run twice (rescue=False)")
         taken = None if job.extra is None else taken_by(job)
         if taken is None:
-            args, kwargs = task.decode(job.args or "")
-            return self._invoke(args, kwargs)
+            return self._invoke(*task.decode(job.args or ""))
         args, kwargs = task.decode_after(taken.number, taken.args)
         values = values_of(job, taken, task.inputs(taken.number), self._sessions.read_inputs)
         if not callable(values):
             return self._invoke((*values, *args), kwargs)
-        if task.is_async:
-            return self._read_and_await(values, args, kwargs)
-        return self._invoke((*values(), *args), kwargs)
+        if not task.is_async:
+            return self._invoke((*values(), *args), kwargs)
 
-    async def _read_and_await(
-        self, read: Callable[[], list[Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        values = await asyncio.to_thread(read)
-        return await self._invoke((*values, *args), kwargs)
+        async def read_and_await() -> Any:
+            return await self._invoke((*await asyncio.to_thread(values), *args), kwargs)
+
+        return read_and_await()
 
     def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
         job, task = run.job, run.task
         run.undecoded = False
         handler: Callable[..., Any] = task.handler
-        if task.takes_objects:
-            handler = self._with_objects(handler)
+        if task.takes_objects and task.is_async:
+            handler = partial(call_async_with_objects, run, self._open_async, handler)
+        elif task.takes_objects:
+            handler = partial(call_with_objects, run, self._open, handler)
         if layers := installed.around:
             handler = surrounded(run, layers, handler)
         if task.context is None:
@@ -300,19 +286,13 @@ class Call:
         context = JobContext(job, self._open, run.notice_stop, self._notes, task.keep_logs)
         return handler(context, *args, **kwargs)
 
-    def _with_objects(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """`handler`, called with the objects that the arguments name."""
-        if self.run.task.is_async:
-            return partial(call_async_with_objects, self.run, self._open_async, handler)
-        return partial(call_with_objects, self.run, self._open, handler)
-
     def settle(self) -> bool:
-        """Whether the outcome of this call is the run's; another thread may have given the run up."""
+        """Whether this call decides the run's outcome: another thread may have given the run up."""
         self._settled = self._settled or self.run.settle()
         return self._settled
 
     def close(self, *, failed: bool = False) -> None:
-        """Roll back what was not committed. `failed`: so has the attempt."""
+        """Roll back what was not committed. `failed`: whether the attempt has failed."""
         self._ended = True
         if self.transaction is not None:
             try:
@@ -321,7 +301,7 @@ class Call:
                 logger.debug("a handler's session did not close", exc_info=True)
 
     async def in_greenlet(self, work: Callable[[], T]) -> T:
-        """Do what is written for a `Session` with an `AsyncSession`."""
+        """Run code for a `Session` inside the `AsyncSession`, if there is one."""
         if self.async_session is None:
             return work()
         return await self.async_session.run_sync(lambda _: work())
@@ -341,7 +321,7 @@ class Call:
         return self.async_session
 
     def _refuse_late(self) -> None:
-        """What is opened after the end would be neither committed nor closed."""
+        """Raise after the end of the job: a session opened then would be neither committed nor closed."""
         if self._ended:
             self.close()
             raise SessionUnavailable("the job has ended: ctx.session cannot be opened any more")

@@ -1,4 +1,4 @@
-"""Log lines about jobs that run: each failure and, if asked for, each end."""
+"""Log lines about running jobs: each failure and, if asked for, each end."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class JobLog:
     def __init__(self, *, every: bool) -> None:
         self._level = logging.INFO if every else logging.DEBUG
         self.says_all = logger.isEnabledFor(self._level)
-        """Whether more than failures is logged. Decided once: each job would pay for it."""
+        """Whether more than failures is logged. Decided once: a check for each job would cost too much."""
 
     def begins(self, run: Run) -> None:
-        """Its handler is about to be called."""
+        """Log that the run's handler is about to be called."""
         logger.debug("%s[%d] starts", run.job.task, run.job.id, extra=run.job.fields)
 
     def ends(self, run: Run, change: Change, error: BaseException | None = None, note: str = "") -> None:
-        """It ended, with `change`. `error`: what the handler raised; `note`: what to add to the text."""
+        """Log that the run ended with `change`. `error`: the handler's exception; `note`: added to the text."""
         job, fields = run.job, run.job.fields
         again = f", again in {lasting(change.delay)}" if change.delay else ""
         if run.started is not None:
@@ -77,14 +77,14 @@ class JobLog:
 
 
 def _place(run: Run, error: BaseException | None) -> str:
-    """The last frame of the application's code, which for an installed application is that of its package."""
+    """The last frame of the application's code; for an installed application, the last frame in its package."""
     module = str(getattr(run.task.handler, "__module__", ""))
     place = "" if error is None else place_of(error, package=module.partition(".")[0])
     return f" ({place})" if place else ""
 
 
 def say_rescue(found: Expired, change: Change) -> None:
-    """A job was taken from a worker whose lease ran out, with `change`. It is an error if the job has failed by that."""
+    """Log that a job was taken from a worker whose lease ran out, with `change`: as an error if the job has failed by that."""
     logger.log(
         logging.ERROR if change.event is Event.FAIL else logging.WARNING,
         "%s[%d] rescued from %s; its lease ran out %s ago%s",
@@ -98,17 +98,14 @@ def say_rescue(found: Expired, change: Change) -> None:
 
 
 def holder_of(found: Expired) -> str:
-    """The worker that held it, and since when."""
-    return f"worker {found.place}, which claimed it at {_moment(found.claimed_at)}"
-
-
-def _moment(seconds: float | None) -> str:
-    if seconds is None:
-        return "a time that is not known"
-    try:
-        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError, OSError):
-        return f"{seconds:g} s since 1970"  # infinity, for one
+    """The worker that held the job, and since when."""
+    at, moment = found.claimed_at, "a time that is not known"
+    if at is not None:
+        try:
+            moment = f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+        except (OverflowError, ValueError, OSError):  # infinity, for example
+            moment = f"{at:g} s since 1970"
+    return f"worker {found.place}, which claimed it at {moment}"
 
 
 def lasting(seconds: float | None) -> str:
@@ -117,5 +114,5 @@ def lasting(seconds: float | None) -> str:
         return "some time"
     if seconds < 0.0995:  # above it two digits of milliseconds would be 1e+02
         return f"{seconds * 1_000:.2g} ms"
-    size, unit = next((one for one in _UNITS if seconds >= 2 * one[0]), _UNITS[-1])
+    size, unit = next(((size, unit) for size, unit in _UNITS if seconds >= 2 * size), _UNITS[-1])
     return f"{seconds / size:.2g} {unit}" if seconds < 10 * size else f"{seconds / size:,.0f} {unit}"

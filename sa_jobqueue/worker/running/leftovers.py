@@ -1,8 +1,8 @@
-"""Whether a handler has left something on its connection that the next handler would find: a setting, a role, a lock.
+"""Detects state that a handler has left on its connection, and that the next handler would find: a setting, a role, a lock.
 
 Such a connection is closed instead of given back. Resetting it would cost a round trip, and undo what the application itself set
 when the connection was opened. A handler that leaves nothing behind pays for a search of each new statement text, and for reading
-what libpq knows.
+two settings that libpq knows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _LASTING = re.compile(
 )
 #: Texts remembered as harmless, at most; and how many characters of each are searched.
 _MOST, _LENGTH = 2_000, 10_000
-#: At most one connection of a pool is closed in this many seconds because an attempt failed: making one takes some
+#: At most one connection of a pool is closed in this many seconds because an attempt failed: a new connection takes some
 #: milliseconds, and attempts may fail by the thousand.
 _BETWEEN = 0.1
 #: In a connection's `info`: whether a handler has had it before, and the statement that spoiled it.
@@ -47,27 +47,27 @@ _KNOWN, _SPOILED = "sa_jobqueue.known", "sa_jobqueue.spoiled"
 #: Settings that the server reports without being asked: `search_path` (since PostgreSQL 18) and `default_transaction_read_only`;
 #: None with another driver than psycopg.
 _Reported: TypeAlias = tuple[bytes | None, bytes | None] | None
-#: A connection's `info`, and what was reported of it when the handler got it.
+#: A connection's `info`, and the settings that were reported when the handler got it.
 Found: TypeAlias = tuple[dict[Any, Any], _Reported]
 
 _harmless: set[str] = set()
 _dropped: WeakKeyDictionary[sa.Pool, float] = WeakKeyDictionary()
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 def begin(connection: sa.Connection, raw: Any) -> Found:
-    """A handler gets this connection, as the application has made and checked it out. Returns what is known of its state.
+    """Watch a connection that a handler gets, as the application has made and checked it out. Returns its known state.
 
-    `raw`: what `driver.psycopg_of` has found.
+    `raw`: the result of `driver.psycopg_of`.
     """
     info = connection.info
     if _KNOWN not in info:
         info[_KNOWN] = True
-        # Of the dialect, whose event it is: events are found by ids, and an engine can have that of one which is gone.
-        if not event.contains(connection.dialect, "do_execute", _look_at):
-            event.listen(connection.dialect, "do_execute", _look_at)
+        # On the dialect, whose event it is: events are found by ids, and an engine can have the id of an engine that is gone.
+        if not event.contains(connection.dialect, "do_execute", _check_statement):
+            event.listen(connection.dialect, "do_execute", _check_statement)
         forks.guard(raw)
-    info.pop(_SPOILED, None)  # by the application itself, as it was checked out
+    info.pop(_SPOILED, None)  # set by the application itself, at checkout
     return info, _reported(raw)
 
 
@@ -79,8 +79,8 @@ def is_spoiled(raw: Any, found: Found) -> bool:
         if _reported(raw) == before:
             return False
         what = "settings that were changed"
-    if what not in _said and len(_said) < _MOST:
-        _said.add(what)
+    if what not in _logged and len(_logged) < _MOST:
+        _logged.add(what)
         logger.warning(
             "a handler has left something behind on its connection, which is closed after each such job (SET LOCAL, "
             "pg_advisory_xact_lock and ON COMMIT DROP end with the transaction): %s", what,
@@ -104,8 +104,8 @@ def may_be_dropped(pool: sa.Pool) -> bool:
     return True
 
 
-def _look_at(cursor: Any, statement: str, parameters: Any, context: Any) -> None:
-    """Called for each statement, before it is executed."""
+def _check_statement(cursor: Any, statement: str, parameters: Any, context: Any) -> None:
+    """Check each statement before it is executed."""
     if statement in _harmless:
         return
     found = _LASTING.search(statement, 0, _LENGTH)
@@ -114,15 +114,15 @@ def _look_at(cursor: Any, statement: str, parameters: Any, context: Any) -> None
             _harmless.clear()
         if len(statement) <= _LENGTH:
             _harmless.add(statement)
-    elif "set_config" not in found.group().lower() or not _says_local(parameters):
+    elif "set_config" not in found.group().lower() or not _is_local(parameters):
         context.root_connection.info[_SPOILED] = statement[:100]
 
 
-def _says_local(parameters: Any) -> bool:
+def _is_local(parameters: Any) -> bool:
     """Whether the parameters of a `set_config` make it local to the transaction."""
     values: Iterable[Any] = parameters.values() if isinstance(parameters, Mapping) else parameters or ()
-    said = [value for value in values if isinstance(value, bool)]
-    return bool(said) and all(said)
+    flags = [value for value in values if isinstance(value, bool)]
+    return bool(flags) and all(flags)
 
 
-OWN_LISTENERS.append(_look_at)
+OWN_LISTENERS.append(_check_statement)

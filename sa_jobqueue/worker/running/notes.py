@@ -1,7 +1,7 @@
-"""What running jobs say, on its way to the database: how far they are, and the log lines of tasks that keep them.
+"""Progress reports and kept log lines of running jobs, on their way to the database.
 
-Handlers leave it here, which takes a microsecond, and the maintenance thread writes what all of them have left in one statement.
-Only the last report of a job and its last lines are kept. So what waits is bounded, however long the database is away.
+Handlers leave them here, which takes a microsecond, and the maintenance thread writes those of all jobs in one statement. Only the
+last report of a job and its last lines are kept, so memory stays bounded however long the database is away.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TypeAlias
@@ -20,7 +20,7 @@ from ...rules.failures import clean, describe
 from ...rules.lifecycle import Change
 from ...sql.notes import LogLines, Report
 
-#: Characters kept of a line's text, and of its traceback the last ones.
+#: Characters kept of a line's text, and of the end of its traceback.
 MAX_LINE = 2_000
 #: Characters kept of all lines of one claim.
 MAX_LOG = 64_000
@@ -30,14 +30,14 @@ Line: TypeAlias = tuple[float, str, str]
 
 
 class KeptLog:
-    """The last lines of a claim: those to be written, and the parts in which the others were.
+    """The last log lines of a claim: those to be written, and the sizes of the parts already written.
 
-    Any thread adds; the maintenance thread takes. All is written and read under the lock.
+    Any thread adds; the maintenance thread takes. All fields are written and read under the lock.
     """
 
     def __init__(self, job: ClaimedJob, limit: int, news: Callable[[], None]) -> None:
         self._job, self._limit, self._news = job, limit, news
-        self._lock = threading.RLock()  # as that of `Notes`
+        self._lock = threading.RLock()  # as that of `JobReports`
         self._lines: deque[Line] = deque()
         self._sent: list[Line] = []
         self._parts: deque[tuple[int, int, int]] = deque()
@@ -45,10 +45,10 @@ class KeptLog:
         self._number = 0
         self._ended = self._closed = False
         self.size = 0
-        """Characters that wait."""
+        """Characters that wait to be written."""
 
     def add(self, record: logging.LogRecord) -> None:
-        """Keep this line. The application's code may be called, to make a text of it."""
+        """Keep this record as a line. To format it, the application's code may be called."""
         self.add_line(line_from(record))
 
     def add_line(self, line: Line) -> None:
@@ -64,13 +64,13 @@ class KeptLog:
             self._news()
 
     def end(self) -> bool:
-        """The claim has ended: nothing is added. Whether there is something to write."""
+        """Accept no more lines: the claim has ended. Returns whether there is something to write."""
         with self._lock:
             self._ended = True
             return bool(self._lines or self._sent)
 
     def close(self) -> None:
-        """The claim is lost: nothing is added, nor written."""
+        """Accept and write no more lines: the claim is lost."""
         with self._lock:
             self._closed = True
             self._lines.clear()
@@ -96,7 +96,7 @@ class KeptLog:
         return LogLines(job.id, job.claim_token, self._number, first, job.attempt, _as_json(lines), ended)
 
     def settle(self, *, written: bool) -> bool:
-        """What was taken is written, or is to be written again. Whether there is something to write."""
+        """Note whether the lines that `take` returned are `written`; if not, keep them. Returns whether there is something to write."""
         with self._lock:
             if written:
                 self._number += 1
@@ -117,37 +117,25 @@ _encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _as_json(lines: list[Line]) -> str:
-    """As PostgreSQL can store it. To clean each text takes a third of the time (November 2026), and nearly none needs it."""
+    """The lines as JSON that PostgreSQL can store. Cleaning each text takes a third of the time (November 2026); few need it."""
     text = _encode(lines)
     if "\\u0000" not in text and clean(text) == text:
         return text
-    return _encode([(at, clean(level), clean(said)) for at, level, said in lines])
+    return _encode([(at, clean(level), clean(message)) for at, level, message in lines])
 
 
 def line_from(record: logging.LogRecord) -> Line:
-    """The line that is kept of a record."""
-    return (record.created, record.levelname[:20], _text_of(record))
-
-
-def _text_of(record: logging.LogRecord) -> str:
-    """The line's text; a message that cannot be formatted is reported as such."""
+    """The line that is kept of a record; a message that cannot be formatted is reported as such."""
     try:
         text = record.getMessage()
     except Exception as error:
-        text = f"<a line that cannot be formatted: {type(error).__name__}> {_template_of(record)}"
-    said = _cut(text)
+        template = record.msg[:200] if isinstance(record.msg, str) else ""
+        text = f"<a line that cannot be formatted: {type(error).__name__}> {template}"
+    text = text if len(text) <= MAX_LINE else text[: MAX_LINE - 1] + "…"
     raised = record.exc_info[1] if record.exc_info else None
     if raised is not None:
-        said += "\n" + describe(raised).traceback.rstrip()[-MAX_LINE:]
-    return said
-
-
-def _template_of(record: logging.LogRecord) -> str:
-    return record.msg[:200] if isinstance(record.msg, str) else ""
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= MAX_LINE else text[: MAX_LINE - 1] + "…"
+        text += "\n" + describe(raised).traceback.rstrip()[-MAX_LINE:]
+    return (record.created, record.levelname[:20], text)
 
 
 #: Characters of lines of ended jobs that wait while the database is away, and their reports. (Jobs that do nothing but report end
@@ -155,28 +143,27 @@ def _cut(text: str) -> str:
 _MAX_WAITING, _MAX_REPORTS = 8_000_000, 50_000
 #: Seconds between two writes of the lines of a job that runs.
 _LINES_EVERY = 1.0
-#: Jobs in one statement at most, and characters of their lines, beside those of one job.
+#: Jobs in one statement at most; and after how many characters of lines no other job is added to it.
 _PAGE, _MAX_BATCH = 1_000, 2_000_000
-#: How often a report is written that the database refuses: its claim may have ended just now, and this process not know it yet.
+#: How often a report is written that the database refuses: its claim may have just ended, before this process knows it.
 _TRIES = 3
 
 _Key: TypeAlias = tuple[int, int | None]
 
 
+@dataclass(slots=True)
 class _Waiting:
-    """A report that waits. Written and read under the lock of `Notes`."""
+    """A report that waits. Written and read under the lock of `JobReports`."""
 
-    __slots__ = ("ended", "fraction", "message", "tries")
-
-    def __init__(self, fraction: float, message: str | None) -> None:
-        self.fraction, self.message = fraction, message
-        self.ended = False
-        self.tries = 0
+    fraction: float
+    message: str | None
+    ended: bool = False
+    tries: int = 0
 
 
 @dataclass(slots=True)
 class Batch:
-    """What the maintenance thread writes in one transaction."""
+    """The reports and lines that the maintenance thread writes in one transaction."""
 
     reports: list[Report] = field(default_factory=list)
     logs: list[LogLines] = field(default_factory=list)
@@ -184,38 +171,30 @@ class Batch:
     """There is more to write than fits into one transaction."""
 
     def parts(self) -> list[Batch]:
-        """What to write in its place where a text of it is to blame: its halves; or the one that it has, in ASCII. Else nothing."""
-        notes: list[Report | LogLines] = [*self.reports, *self.logs]
-        if len(notes) > 1:
-            half = len(notes) // 2
-            return [_batch_of(notes[:half]), _batch_of(notes[half:])]
-        plain = [_in_ascii(one) for one in notes]
-        return [] if plain == notes else [_batch_of(plain)]
+        """The batches to write instead if the database refuses one of the texts: two halves, or a single text in ASCII, or nothing."""
+        entries: list[Report | LogLines] = [*self.reports, *self.logs]
+        if len(entries) > 1:
+            half = len(entries) // 2
+            return [_batch_of(entries[:half]), _batch_of(entries[half:])]
+        plain = [_in_ascii(entry) for entry in entries]
+        return [] if plain == entries else [_batch_of(plain)]
 
 
-def _batch_of(notes: Iterable[Report | LogLines]) -> Batch:
-    batch = Batch()
-    for one in notes:
-        if isinstance(one, Report):
-            batch.reports.append(one)
-        else:
-            batch.logs.append(one)
-    return batch
+def _batch_of(entries: Sequence[Report | LogLines]) -> Batch:
+    return Batch(
+        [entry for entry in entries if isinstance(entry, Report)],
+        [entry for entry in entries if isinstance(entry, LogLines)],
+    )
 
 
-def _in_ascii(note: Report | LogLines) -> Report | LogLines:
-    """The same with a "?" for each other character, for a database whose encoding lacks some."""
-    if isinstance(note, LogLines):
-        return note._replace(lines=_plain(note.lines))
-    return note._replace(message=None if note.message is None else _plain(note.message))
+def _in_ascii(entry: Report | LogLines) -> Report | LogLines:
+    """`entry` with a "?" for each other character, for a database whose encoding lacks some."""
+    text = (entry.lines if isinstance(entry, LogLines) else entry.message or "").encode("ascii", "replace").decode()
+    return entry._replace(lines=text) if isinstance(entry, LogLines) else entry._replace(message=text or entry.message)
 
 
-def _plain(text: str) -> str:
-    return text.encode("ascii", "replace").decode("ascii")
-
-
-class Notes:
-    """Collects handlers' progress and log lines. Any thread may add; the maintenance thread alone takes them, and reports the result."""
+class JobReports:
+    """Collects handlers' progress and log lines. Any thread may add; the maintenance thread alone takes them, and notes the result."""
 
     def __init__(self) -> None:
         # Reentrant: a garbage collection may come while it is held, and run the application's code.
@@ -224,21 +203,21 @@ class Notes:
         self._reports: dict[_Key, _Waiting] = {}
         self._sent: dict[_Key, _Waiting] = {}
         self._logs: dict[_Key, KeptLog] = {}
-        """Of the claims that are held here."""
+        """The logs of claims that are held here."""
         self._over: dict[_Key, KeptLog] = {}
-        """Of claims that have ended, while there are lines to be written."""
+        """The logs of claims that have ended, while they have lines to be written."""
         self._over_size = 0
-        """Characters that wait in `_over`, or some more: what was written is not taken off at once."""
+        """At least the number of characters that wait in `_over`: what was written is not subtracted at once."""
         # A log of a claim that is held has new lines. Any thread sets it; maintenance clears it.
         self._lines = False
         self._lines_at = 0.0
-        self.wake: Callable[[], None] = _nothing
-        """Called when there is something to write and there was not. Set once, before handlers run."""
+        self.wake: Callable[[], None] = lambda: None
+        """Called when the first text waits to be written. Set once, before handlers run."""
 
-    # ---- told by handlers
+    # ---- called by handlers
 
     def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
-        """Take how far the job is: `fraction` from 0 to 1, and perhaps a text."""
+        """Take a job's progress: `fraction` from 0 to 1, and perhaps a text."""
         key = (job.id, job.claim_token)
         with self._lock:
             waiting = self._reports.get(key)
@@ -274,22 +253,22 @@ class Notes:
             self._lines = True
             self.wake()
 
-    # ---- told by the runs
+    # ---- called by the runs
 
     @property
     def any(self) -> bool:
-        """Whether anything of a job is still here: otherwise the end of a claim need not be reported."""
+        """Whether any job has reports or lines here: otherwise the end of a claim need not be reported."""
         return bool(self._reports or self._sent or self._logs)
 
     def end(self, changes: Iterable[Change], *, applied: bool) -> None:
-        """These claims have ended. `applied`: their outcomes are written; otherwise what they reported is dropped."""
+        """Note that these claims have ended. `applied`: their outcomes are written; otherwise their reports are dropped."""
         with self._lock:
             for change in changes:
                 self._end((change.id, change.claim_token), applied=applied)
         self.wake()
 
     def drop(self, job: ClaimedJob) -> None:
-        """This claim is lost."""
+        """Drop the reports and lines of a lost claim."""
         with self._lock:
             self._end((job.id, job.claim_token), applied=False)
 
@@ -307,16 +286,13 @@ class Notes:
             self._over[key] = log
             self._over_size += log.size
             if self._over_size > _MAX_WAITING:
-                self._drop_oldest()
+                self._over_size = sum(ended.size for ended in self._over.values())
+            while self._over_size > _MAX_WAITING:  # the oldest go
+                self._over_size -= self._over.pop(next(iter(self._over))).size
         elif not applied:
             log.close()
 
-    def _drop_oldest(self) -> None:
-        self._over_size = sum(one.size for one in self._over.values())
-        while self._over_size > _MAX_WAITING:
-            self._over_size -= self._over.pop(next(iter(self._over))).size
-
-    # ---- taken by maintenance
+    # ---- called by maintenance
 
     def due_at(self) -> float:
         """When there is something to write, by the monotonic clock; infinity while there is nothing."""
@@ -325,13 +301,13 @@ class Notes:
         return self._lines_at + _LINES_EVERY if self._lines else float("inf")
 
     def take(self, *, all: bool = False) -> Batch:
-        """What to write now. `settle` or `put_back` reports the result. `all`: also lines that could wait."""
+        """The batch to write now; `settle` or `put_back` comes next. `all`: also lines that could wait."""
         batch = Batch()
         with self._lock:
             for key in list(self._reports)[:_PAGE]:
-                one = self._sent[key] = self._reports.pop(key)
-                said = one.message and clean(one.message)
-                batch.reports.append(Report(key[0], key[1] or 0, one.fraction, said, one.ended))
+                waiting = self._sent[key] = self._reports.pop(key)
+                text = waiting.message and clean(waiting.message)
+                batch.reports.append(Report(key[0], key[1] or 0, waiting.fraction, text, waiting.ended))
             batch.more = bool(self._reports)
             logs = list(self._over.values())
             if all or (self._lines and monotonic() >= self._lines_at + _LINES_EVERY):
@@ -348,31 +324,32 @@ class Notes:
         return batch
 
     def settle(self, batch: Batch, reported: Container[_Key], written: Container[_Key]) -> None:
-        """The batch was written; these claims were valid."""
+        """Note that the batch was written. The claims in `reported` and `written` were valid."""
         with self._lock:
             for report in batch.reports:
-                one = self._sent.pop((report.id, report.token), None)
-                if one is None or (report.id, report.token) in reported or report.ended:
+                key = (report.id, report.token)
+                sent = self._sent.pop(key, None)
+                if sent is None or key in reported or report.ended:
                     continue
-                one.tries += 1
-                if one.tries < _TRIES:
-                    self._reports.setdefault((report.id, report.token), one)
+                sent.tries += 1
+                if sent.tries < _TRIES:
+                    self._reports.setdefault(key, sent)
             for part in batch.logs:
-                key = (part.id, part.token)
-                self._settle_lines(key, written=key in written or part.ended)
+                self._settle_lines(part, written=(part.id, part.token) in written or part.ended)
 
     def put_back(self, batch: Batch, *, drop: bool = False) -> None:
-        """The batch was not written. `drop`: it is given up; else it is tried again."""
+        """Note that the batch was not written: it is tried again, or given up if `drop` is set."""
         with self._lock:
             for report in batch.reports:
-                one = self._sent.pop((report.id, report.token), None)
-                if one is not None and not drop:
-                    newer = self._reports.setdefault((report.id, report.token), one)
-                    newer.ended = newer.ended or one.ended
+                sent = self._sent.pop((report.id, report.token), None)
+                if sent is not None and not drop:
+                    newer = self._reports.setdefault((report.id, report.token), sent)
+                    newer.ended = newer.ended or sent.ended
             for part in batch.logs:
-                self._settle_lines((part.id, part.token), written=drop)
+                self._settle_lines(part, written=drop)
 
-    def _settle_lines(self, key: _Key, *, written: bool) -> None:
+    def _settle_lines(self, part: LogLines, *, written: bool) -> None:
+        key = (part.id, part.token)
         log = self._logs.get(key) or self._over.get(key)
         if log is None:
             return
@@ -380,7 +357,3 @@ class Notes:
             self._over.pop(key, None)
         elif not written:
             self._lines = True
-
-
-def _nothing() -> None:
-    """Not told yet whom to wake."""

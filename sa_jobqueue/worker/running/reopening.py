@@ -1,7 +1,7 @@
-"""What a worker does when the database gives its handlers no connection.
+"""What a worker does when the database gives its handlers no connection; and the sessions and reports of runs.
 
-Jobs whose session got none go back, no attempt spent; their queues pause, and nothing is claimed from them; a thread tries to
-open a connection until it gets one. A queue whose handlers open no session is never paused.
+Jobs whose session got no connection go back, no attempt spent; their queues pause, and nothing is claimed from them; a thread
+tries until it can open a connection. A queue whose handlers open no session is never paused.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Reopening:
     ) -> None:
         self._loop, self._all_slots, self._wake = loop, all_slots, wake
         self._waiting: dict[sa.Pool, set[str]] = {}
-        """By pool, the queues that wait for a connection of it. Each pool in here has a thread that tries. Under the lock."""
+        """By pool, the queues that wait for a connection of it. For each pool in here a thread tries. Under the lock."""
         self._lock = threading.Lock()
         self._end = threading.Event()
 
@@ -65,26 +65,25 @@ class Reopening:
             "no connection for ctx.session (%s): queue %r waits until one can be opened; its jobs go back, no attempt spent",
             why, slots.name,
         )  # fmt: skip
-        if not is_tried:
-            self._start(engine, pool)
+        if is_tried:
+            return
+        try:
+            threading.Thread(
+                target=self._try_again, args=(engine, pool), name="sa-jobqueue reopening", daemon=True
+            ).start()
+        except RuntimeError:  # the host allows no more threads: the next job tries
+            self._resume(pool)
 
     def finish(self) -> None:
         """Stop trying."""
         self._end.set()
-
-    def _start(self, engine: sa.Engine, pool: sa.Pool) -> None:
-        arguments = engine, pool
-        try:
-            threading.Thread(target=self._try_again, args=arguments, name="sa-jobqueue reopening", daemon=True).start()
-        except RuntimeError:  # the host allows no more threads: the next job tries
-            self._resume(pool)
 
     def _try_again(self, engine: sa.Engine, pool: sa.Pool) -> None:
         failures = 1
         while not self._end.wait(backoff(failures, first=_FIRST, most=_MOST)):
             try:
                 self._open(engine)
-            except BaseException as error:  # whatever listeners of the application's raise
+            except BaseException as error:  # anything that the application's listeners raise
                 failures += 1
                 logger.debug("still no connection for ctx.session: %r", error)
             else:
@@ -92,7 +91,7 @@ class Reopening:
                 return
 
     def _open(self, engine: sa.Engine) -> None:
-        """Open a connection, or take one of the pool's, and check that the server answers."""
+        """Open a connection, or take one from the pool, and check that the server answers."""
         if not engine.dialect.is_async:
             with engine.connect() as connection:
                 connection.exec_driver_sql(_ASK)
@@ -121,13 +120,13 @@ async def _open_async(engine: sa.Engine) -> None:
 
 
 class Reports:
-    """Hands what is to be written to `writer`. The claims of what needs no writing end in `runs`. For any thread."""
+    """Passes changes to `writer`; claims that need no change end in `runs`. For any thread."""
 
     def __init__(self, runs: Runs, writer: OutcomeWriter) -> None:
         self._runs, self._writer = runs, writer
 
     def report(self, run: Run, ending: RunEnding) -> None:
-        """A run has ended."""
+        """Note the end of a run."""
         run.ended = monotonic()
         if type(ending) is ToWrite:  # nearly all
             self._writer.add(ending.change)
@@ -165,16 +164,14 @@ class Sessions:
         return session, self._transaction(session, self.engine)
 
     def open_async(self) -> tuple[AsyncSession, HandlerTransaction]:
-        """Make the session of an `async def` handler; does no I/O."""
-        if self.async_maker is None:
-            session = AsyncSession(expire_on_commit=False)
-        else:
-            session = _checked(self.async_maker(), AsyncSession)
+        """A session for an `async def` handler, and its transaction; does no I/O."""
+        maker = self.async_maker
+        session = AsyncSession(expire_on_commit=False) if maker is None else _checked(maker(), AsyncSession)
         engine = None if self.async_engine is None else self.async_engine.sync_engine
         return session, self._transaction(session.sync_session, engine)
 
     def read_inputs(self, id: int, after: int, limit: int) -> list[Input]:
-        """A page of what a member of a workflow takes of others, read in a transaction of its own."""
+        """A page of the results that a member of a workflow takes, read in a transaction of its own."""
         if self.engine is None:
             raise SessionUnavailable("the results of other jobs are read by an Engine, and the worker has none")
         with self.engine.connect() as connection:
@@ -182,10 +179,11 @@ class Sessions:
             return self.store.page_of_inputs(translated, id, after=after, limit=limit)
 
     def _transaction(self, session: Session, engine: sa.Engine | None) -> HandlerTransaction:
+        database = None if self.engine is None else self.engine.url
         return HandlerTransaction(
             session,
             engine=engine,
-            database=None if self.engine is None else self.engine.url,
+            database=database,
             translate=self.translate,
             idle=self.idle_timeout,
             store=self.store,
@@ -193,7 +191,7 @@ class Sessions:
 
 
 def _checked(made: T, wanted: type[T]) -> T:
-    """What the application's sessionmaker made. A session of the other kind would keep nothing, and report no error."""
+    """Check the session that the application's sessionmaker made: the other kind would keep nothing, and report no error."""
     if not isinstance(made, wanted):
         raise SessionUnavailable(f"the application's sessionmaker made {made!r}; a {wanted.__name__} is expected")
     return made

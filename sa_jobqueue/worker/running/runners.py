@@ -1,6 +1,6 @@
-"""What runs handlers: tasks on the event loop, and daemon threads of the worker's own.
+"""Runners of handlers: tasks on the event loop, and the worker's own daemon threads.
 
-A thread of a `ThreadPoolExecutor` would hold up the process's exit when a handler does not come back.
+A thread of a `ThreadPoolExecutor` would delay the process's exit when a handler does not come back.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _TURN = 0.005
 
 
 class Runners:
-    """Brings runners to slots; each pulls jobs from its slots until there is none. `in_child` runs a job in a child process.
+    """Brings runners to slots; each runner pulls jobs from its slots until there is none. `in_child` runs a job in a child process.
 
     A runner begins with the context variables of the worker's start. When a handler leaves others behind, its runner
-    ends, so that the next job does not see them. Each job has a copy of the decimal context: that is a value which changes in place.
+    ends, so that the next job does not see them. Each job gets a copy of the decimal context, because that value changes in place.
     """
 
     def __init__(
@@ -46,16 +46,16 @@ class Runners:
         self._loop_thread = threading.get_ident()
         self._context = contextvars.copy_context()
         self._decimal = self._context.run(own_decimal_context)
-        """What `_context` holds; no job changes it."""
+        """The decimal context of `_context`; no job changes it."""
         self._tasks: set[asyncio.Task[None]] = set()  # the loop's own: it keeps only weak references to tasks
         self._coming: deque[tuple[Slots, Kind] | None] = deque()
-        """The slots to which a thread is to come, for which jobs; None: it is to end. Each has a ticket, for which threads wait."""
+        """The slots that need a thread, and for which kind of jobs; None: a thread must end. Each entry has a ticket."""
         self._tickets: SimpleQueue[None] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = self._idle = 0  # any thread writes and reads these, under the lock
 
     def call(self, slots: Slots, kind: Kind) -> None:
-        """Bring one more runner to these slots, or tell them that none comes. For any thread."""
+        """Bring one more runner to these slots, or note there that none comes. For any thread."""
         try:
             if kind is not Kind.ASYNC:
                 self._call_thread(slots, kind)
@@ -135,7 +135,7 @@ class Runners:
     # ---- threads
 
     def _call_thread(self, slots: Slots, kind: Kind) -> None:
-        """A ticket for an idle or a new thread."""
+        """Send an idle or a new thread to these slots."""
         with self._lock:
             if self._idle:
                 self._idle -= 1
@@ -163,8 +163,8 @@ class Runners:
     def _wait(self) -> tuple[Slots, Kind] | None:
         """Wait for a ticket.
 
-        Some libraries end what takes too long by an exception that they set on its thread from another one. It may come when
-        the handler has ended, as this thread waits: then perhaps a ticket is gone, but not the slots it was for.
+        Some libraries end slow code by an exception that they set on its thread from another thread. It may come after the
+        handler has ended, while this thread waits: then a ticket may be lost, but not the slots it was for.
         """
         while True:
             with suppress(BaseException):
@@ -173,13 +173,13 @@ class Runners:
                 return self._coming.popleft()
 
     def _interrupted(self, slots: Slots, running: list[Run], error: BaseException) -> None:
-        """Such an exception came between two jobs. `running`: the job that still has its slot, if one has."""
+        """Handle such an exception between two jobs. `running`: the job that still has its slot, if any."""
         logger.error("a thread of handlers was interrupted between two jobs: %r", error)
         slots.not_coming()
         run = running[0] if running else None
         if run is not None:
             self._executor.broke(run, error)
-        slots.next(None, ended=run)  # it calls another thread
+        slots.next(None, ended=run)  # this calls another thread
         self._ended(slots, run.job.queue if run is not None else slots.name)
 
     def _pull(self, slots: Slots, kind: Kind, running: list[Run]) -> None:
@@ -207,7 +207,7 @@ class Runners:
             decimal.setcontext(self._decimal)
             if contextvars.copy_context() != self._context:
                 kind = None
-        except BaseException:  # of the application's: values whose == has no truth value, as that of an array
+        except BaseException:  # of the application's values, whose == may have no truth value, as that of an array
             kind = None
         if running is not None:
             running.clear()
@@ -217,6 +217,6 @@ class Runners:
 
 
 def own_decimal_context() -> decimal.Context:
-    """Give the current context variables a decimal context of their own, as it is just now."""
+    """Give the current context variables a copy of the current decimal context."""
     decimal.setcontext(own := decimal.getcontext().copy())
     return own

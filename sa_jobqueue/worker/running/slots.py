@@ -1,9 +1,9 @@
 """The slots of one queue in this process, and the jobs that wait for them.
 
-Runners, which are tasks or threads, pull jobs from the slots and stop when there is none they may take. A runner that
-takes a job while more are waiting calls one more runner, whose turn comes when the first one waits for something or is
-through. So a handler that never waits costs no task, timer or thread switch per job, and handlers that do wait fill the
-slots one after the other. Jobs start in the order in which they were claimed, of whichever kind they are.
+Runners, which are tasks or threads, pull jobs from the slots and stop when there is no job they may take. A runner that
+takes a job while more are waiting calls one more runner, whose turn comes when the first runner waits for something or has
+ended. So a handler that never waits costs no task, timer or thread switch per job, and handlers that do wait fill the
+slots one by one. Jobs start in the order in which they were claimed, whatever their kind.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from time import monotonic
 from ...sql.workers import EVERY_QUEUE
 from .run import Kind, Run
 
-#: Seconds after which a runner that was called and has not come means a blocked event loop. It takes milliseconds else.
+#: Seconds after which a runner that was called and has not come means a blocked event loop. Normally it takes milliseconds.
 _BLOCKED = 1.0
 #: Jobs are claimed ahead for this many seconds: enough for some rounds of finish and claim, also where handlers leave the
-#: service thread little of the interpreter. (With half of it, 4 of 32 threads that use ctx.session had no job.)
+#: service thread little of the interpreter. (With half as much, 4 of 32 threads that use ctx.session had no job.)
 _AHEAD = 0.2
 
 
 class AllSlots(dict[str, "Slots"]):
-    """The slots of a worker, by the names of its queues. Those of "*" are the slots of each queue that it does not name."""
+    """The slots of a worker, by the names of its queues. A queue that it does not name gets the slots of "*"."""
 
     def __missing__(self, queue: str) -> Slots:
         if queue != EVERY_QUEUE and EVERY_QUEUE in self:
@@ -35,8 +35,8 @@ class AllSlots(dict[str, "Slots"]):
 class Slots:
     """One queue's slots. `call(slots, kind)` brings one more runner, which begins with `next(kind)`.
 
-    `call` raises nothing: where no runner can be had, it says so by `not_coming`. All methods are for any thread, except
-    `measure`, which is the service thread's. What changes is written under the lock. `free`, `hungry` and the counts for
+    `call` raises nothing: where no runner can be had, it calls `not_coming`. All methods are for any thread, except
+    `measure`, which is the service thread's. Fields are written under the lock. `free`, `hungry` and the counts for
     people read single fields without it: a value that is a moment old does no harm there.
     """
 
@@ -53,7 +53,7 @@ class Slots:
         self.running = 0
         """Slots taken."""
         self._called: float | None = None
-        """When the runner was called that has not come yet; no other is called meanwhile."""
+        """When a runner was called that has not come yet; no other is called meanwhile."""
         self.ended = 0
         """Jobs whose handlers have come back, so far."""
         self._measured = (monotonic(), 0)  # the service thread's own
@@ -73,9 +73,9 @@ class Slots:
         return []
 
     def next(self, kind: Kind | None, ended: Run | None = None) -> Run | None:
-        """The next job for a runner of this kind, which has just come or whose last job has `ended`; None: it has nothing to do.
+        """The next job for a runner of this kind, which has just come or whose last job has `ended`; None: there is no job for it.
 
-        A runner that takes no other job gives no `kind`.
+        A runner that takes no other job passes None as `kind`.
         """
         run: Run | None = None
         wanted: Kind | None = None
@@ -99,32 +99,32 @@ class Slots:
         return run
 
     def _wanted(self) -> Kind | None:
-        """The kind of runner to call now, if any; it counts as called from here on."""
+        """The kind of runner to call now, if any. From here on that runner counts as called."""
         if self._called is not None or not self._waiting or self.running >= self._open:
             return None
         self._called = monotonic()
         return self._waiting[0].kind
 
     def not_coming(self) -> None:
-        """The runner that was called will not come; the jobs wait until another is called."""
+        """Note that the called runner will not come; the jobs wait until another is called."""
         with self._lock:
             self._called = None
 
     def abandon(self, run: Run) -> None:
-        """A handler has timed out and cannot be stopped; its slot stays taken until it comes back."""
+        """Note that a handler has timed out and cannot be stopped; its slot stays taken until it comes back."""
         with self._lock:
             run.abandoned = True
             self.stuck += 1
 
     def keep(self, run: Run) -> None:
-        """It has ended after all."""
+        """Undo `abandon`, because the run has ended after all."""
         with self._lock:
-            if run.abandoned:
-                self._keep(run)
+            self._keep(run)
 
     def _keep(self, run: Run) -> None:
-        run.abandoned = False
-        self.stuck -= 1
+        if run.abandoned:
+            run.abandoned = False
+            self.stuck -= 1
 
     def free(self) -> int:
         """Jobs to claim now: for the free slots, and some ahead if jobs end faster than a claim takes."""
@@ -135,9 +135,9 @@ class Slots:
 
     @property
     def hungry(self) -> bool:
-        """Whether the jobs that wait may soon be too few. Before that a claim would bring few, and cost as much.
+        """Whether the waiting jobs may soon be too few. An earlier claim would bring few jobs, and cost as much.
 
-        None are wanted while a runner that was called does not come, because a handler blocks the event loop.
+        No jobs are wanted while a called runner does not come, because a handler blocks the event loop.
         """
         if (called := self._called) is not None and monotonic() - called > _BLOCKED:
             return False
@@ -160,12 +160,12 @@ class Slots:
             while self._waiting and self._waiting[0].arrived <= before:
                 taken.append(self._waiting.popleft())
             if taken:
-                # It was made for faster jobs. Left alone, as many would be claimed ahead again, then half of that, ...
+                # The buffer was sized for faster jobs. Left alone, as many would be claimed ahead again, then half of that, ...
                 self._buffer = 0.0
         return taken
 
     def pause(self) -> None:
-        """Start no more jobs for now, and claim none. Jobs that wait too long go back, as they do behind slow handlers."""
+        """Start and claim no more jobs for now. Jobs that wait too long go back, as they do behind slow handlers."""
         with self._lock:
             self._open = 0
 

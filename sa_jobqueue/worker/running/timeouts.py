@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 #: Seconds that a blocked event loop has to end an async handler by itself, before maintenance gives the attempt up.
 _ASYNC_MARGIN = 2.0
-#: The same where the loop answers and has cancelled the handler: for its cleanup, as closing a client, or waiting for a
+#: Seconds that a cancelled async handler has for its cleanup where the loop answers, for example to close a client or wait for a
 #: rollback. As long as a handler may go on blocking the loop.
 _CLEANUP = 10.0
 #: Seconds that a handler may go on blocking the event loop after its attempt was given up.
@@ -34,12 +34,10 @@ _PATIENCE = 10.0
 
 
 def timeout_of(run: Run, started: float) -> float | None:
-    """When a run that is `started` has to end: by its task's timeout, or sooner by its job's deadline. None: whenever it does."""
-    timeout = None if run.task.timeout is None else started + run.task.timeout
-    left = seconds_left(run.job, "deadline", 0.0)
-    if isinf(left):
-        return timeout
-    return min(run.claimed + left, inf if timeout is None else timeout)
+    """When a run that `started` then must end: by its task's timeout, or sooner by its job's deadline. None: never."""
+    timeout = inf if run.task.timeout is None else started + run.task.timeout
+    latest = min(run.claimed + seconds_left(run.job, "deadline", 0.0), timeout)
+    return None if isinf(latest) else latest
 
 
 def timed_out(run: Run) -> HandlerTimeout:
@@ -51,7 +49,7 @@ def timed_out(run: Run) -> HandlerTimeout:
 
 
 async def within(seconds: float, run: Run, handler: Awaitable[T]) -> T:
-    """Await an async handler for at most `seconds`. A TimeoutError of the handler's own is told apart."""
+    """Await an async handler for at most `seconds`. The handler's own TimeoutError passes through."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
@@ -63,7 +61,7 @@ async def within(seconds: float, run: Run, handler: Awaitable[T]) -> T:
 
 
 def is_late(run: Run, now: float, *, blocked: bool) -> bool:
-    """Whether its attempt is to be given up. `blocked`: the event loop does not answer."""
+    """Whether the run's attempt must be given up. `blocked`: the event loop does not answer."""
     if run.timeout_at is None:
         return False
     if not run.task.is_async:
@@ -74,15 +72,14 @@ def is_late(run: Run, now: float, *, blocked: bool) -> bool:
 
 
 class Patience:
-    """With a handler that blocks the event loop although its attempt was given up. The watchdog's."""
+    """How long a handler may block the event loop after its attempt was given up. For the watchdog's thread."""
 
-    def __init__(self) -> None:
-        self._since: float | None = None
+    _since: float | None = None
 
     def is_over(self, on_loop: Iterable[Run], blocking: Run | None) -> bool:
-        """Whether it has blocked for too long. `blocking`: the run that does; None: it is not known, so any of them may.
+        """Whether a handler has blocked the loop for too long. `blocking`: its run; None: any of the runs in `on_loop` may block.
 
-        A job that is known, and may take its time, is left in peace: it would begin again elsewhere and block that loop.
+        A known run that was not given up is left alone: its job would begin again elsewhere and block that loop.
         """
         if not (blocking.abandoned if blocking is not None else any(run.abandoned for run in on_loop)):
             self._since = None
@@ -92,18 +89,18 @@ class Patience:
         return monotonic() - self._since >= _PATIENCE
 
     def renew(self) -> None:
-        """The loop has answered."""
+        """Begin again, because the loop has answered."""
         self._since = None
 
 
 class StuckQueues:
-    """Queues whose slots are all held by handlers that timed out. The event loop's."""
+    """Finds queues whose slots are all held by handlers that timed out. For the event loop."""
 
     def __init__(self) -> None:
         self._before: set[str] = set()
 
     def check(self, all_slots: Iterable[Slots]) -> Slots | None:
-        """A run that was late at the last check and still is.
+        """The slots of a queue that were all stuck at the last check, too.
 
         When a blocked loop goes on, the handlers that were given up meanwhile go on, too, and end: one check is not enough.
         """

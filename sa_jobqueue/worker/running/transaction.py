@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any, NoReturn
 from weakref import WeakKeyDictionary, WeakSet
@@ -40,9 +39,9 @@ _NO_MAP: Mapping[str | None, str | None] = {}
 _OF_TRANSACTIONS = ("isolation_level", "postgresql_readonly", "postgresql_deferrable")
 #: How a session joins our transaction, so that its commit() does not end it.
 _JOINED = frozenset({"rollback_only", "create_savepoint"})
-#: The error for the second of two tasks or threads that open a session at once.
+#: The error for the later of two tasks or threads that open a session at once.
 SHARED = "ctx.session is one connection: it is not for several tasks or threads at once"
-#: Engines that were warned of.
+#: Engines about which a warning was logged.
 _WARNED: WeakSet[sa.Engine] = WeakSet()
 
 
@@ -68,18 +67,18 @@ class HandlerTransaction:
         self._database = database if self.engine is None else self.engine.url
         self._translate, self._idle, self._store = translate or {}, idle, store
         self.committing: Change | None = None
-        """What the commit was sent with; None: it was not sent."""
+        """The change that was sent with the commit; None: no commit was sent."""
         self._closed = self._altered = self._others = False
         self._opening, self._lock = Lock(), Lock()
-        """Held while the connection is opened, for as long as that takes; and around `_closed` with `connection`: a task or thread
-        that the handler left behind may still be opening the connection when the worker closes this.
+        """Held while the connection is opened; and held around `_closed` with `connection`, because a task or thread that the handler
+        left behind may still be opening the connection when the worker closes this.
         """
         self._pool: sa.Pool | None = None
         self._raw: Any = None
         self._found: leftovers.Found | None = None
         self.connection: sa.Connection | None = None
         self.unopened: tuple[sa.Engine, str] | None = None
-        """The engine of which no connection could be opened at the last try, and why; None once there is one, and before."""
+        """The engine that gave no connection at the last try, and why; None before the first try, and once there is a connection."""
         self.session = session
         self._options: Mapping[str, Any] = {}
         self._asked = self.engine
@@ -87,15 +86,15 @@ class HandlerTransaction:
         self._own: dict[str, Any] = {name: vars(session)[name] for name in ("close", "reset") if name in vars(session)}
         self._root: SessionTransaction | None = None
         # The handler's own commit() ends nothing, and its rollback() undoes what it wrote. SAVEPOINT and RELEASE would
-        # be two more round trips, so there is none before the handler has committed something: see `_join`.
+        # be two more round trips, so there is no savepoint before the handler has committed something: see `_join`.
         session.join_transaction_mode = "rollback_only"
         session.get_bind = self._bind  # type: ignore[method-assign]
-        # By itself a session leaves a transaction that it has joined as it is.
+        # By itself a session leaves a transaction that it has joined open.
         session.close = self._discarding(session.close)  # type: ignore[method-assign]
         session.reset = self._discarding(session.reset)  # type: ignore[method-assign]
 
     def _discarding(self, end: Callable[[], None]) -> Callable[[], None]:
-        """The session's `close()`, also at the end of `with ctx.session:`. It rolls back what was not committed."""
+        """The session's `close()` or `reset()`, also at the end of `with ctx.session:`. It rolls back what was not committed."""
 
         def close() -> None:
             if self.session.in_transaction():
@@ -105,8 +104,8 @@ class HandlerTransaction:
         return close
 
     def _bind(self, *args: Any, **options: Any) -> sa.Engine | sa.Connection:
-        """Where the session's next statement goes: to our transaction or, if `binds` or a `get_bind` of the application's
-        says so, to another database.
+        """The target of the session's next statement: our transaction, or another database where `binds` or an application's
+        `get_bind` leads there.
         """
         try:
             elsewhere = self._original(*args, **options)
@@ -124,7 +123,7 @@ class HandlerTransaction:
         return connection
 
     def _connect(self) -> sa.Connection:
-        """Open the connection. If this was closed meanwhile, give it back and refuse: nobody else would."""
+        """Open the connection. If this transaction was closed meanwhile, give it back and refuse: nobody else would."""
         if self.engine is None:
             raise SessionUnavailable(
                 "ctx.session needs an engine of the handler's kind: async handlers an AsyncEngine, def handlers an "
@@ -147,7 +146,7 @@ class HandlerTransaction:
         return opened
 
     def _is_ours(self, engine: sa.Engine) -> bool:
-        """Whether it leads to our connection: it is our engine, perhaps with other options, except those of a transaction."""
+        """Whether `engine` is our engine, perhaps with other options, except those of a transaction."""
         ours = self.engine
         if engine is ours:
             return True
@@ -164,9 +163,9 @@ class HandlerTransaction:
         return False
 
     def _join(self, connection: sa.Connection) -> None:
-        """Let the session's next transaction join ours; a new one, if the handler rolled the last one back.
+        """Let the session's next transaction join ours, begun again if the handler rolled it back.
 
-        After a commit() of the handler's it joins by a savepoint, so that a later rollback() goes back no further.
+        After the handler's own commit() it joins by a savepoint, so that a later rollback() goes back no further.
         """
         root = self.session.get_transaction() or self.session.begin()
         if not connection.in_transaction():
@@ -176,7 +175,7 @@ class HandlerTransaction:
         self._root = root
 
     def _open(self, engine: sa.Engine) -> sa.Connection:
-        """A connection whose transaction has begun. A connection that broke in the pool is replaced: the handler has done nothing yet."""
+        """Open a connection and begin its transaction. A connection that broke in the pool is replaced: nothing was done on it yet."""
         self._pool = engine.pool
         left = getattr(engine.pool, "size", int)()
         while True:
@@ -190,13 +189,13 @@ class HandlerTransaction:
     def _open_one(self, engine: sa.Engine) -> sa.Connection:
         try:
             connection = engine.connect()
-        except Exception as error:  # a handler's timeout that comes meanwhile is the attempt's
+        except Exception as error:  # not BaseException: a handler's timeout that comes meanwhile ends the attempt
             self._note_unopened(engine, error)
             raise
         try:
             options: dict[str, Any] = {}
             given = connection.get_execution_options()
-            # To set it where it is the default, and to reset it, would cost a sixth of a job that does one INSERT.
+            # Setting it where it is the default, and resetting it, would cost a sixth of a job that does one INSERT.
             is_default = connection.default_isolation_level == "READ COMMITTED" and "isolation_level" not in given
             self._altered = is_default and bool(getattr(connection.connection.dbapi_connection, "autocommit", False))
             if self._altered or not is_default:
@@ -210,7 +209,7 @@ class HandlerTransaction:
             self._found = leftovers.begin(connection, self._raw)
             self._begin(connection)
         except BaseException as error:
-            # There is a connection: an error of the application's listeners fails the attempt, unless the connection broke.
+            # The connection is open: an error of the application's listeners fails the attempt, unless the connection broke.
             if getattr(error, "connection_invalidated", False):
                 self._note_unopened(engine, error)
             connection.close()
@@ -245,10 +244,10 @@ class HandlerTransaction:
             connection.execute(sa.select(sa.func.set_config("idle_in_transaction_session_timeout", value, True)))
 
     def complete(self, change: Change) -> RunEnding:
-        """Commit what the handler wrote together with `change`; if the claim is no longer valid, nothing, and it is lost.
+        """Commit what the handler wrote together with `change`; if the claim is no longer valid, commit nothing and return `LOST`.
 
-        `ToWrite`: the session was never used, so there is nothing to commit and `change` is still to be written. Whatever comes of
-        it, `close` comes next.
+        `ToWrite`: the session was never used, so there is nothing to commit and `change` must still be written. In any case call
+        `close` next.
         """
         session = self.session
         if self._is_left_busy():
@@ -258,14 +257,14 @@ class HandlerTransaction:
         session.flush()
         if self.connection is None:
             if session.autobegin or session.in_transaction():
-                session.commit()  # listeners hear of it, and may write
+                session.commit()  # its listeners may write
             if self.connection is None:
-                return ToWrite(change)  # it was not used, or for other databases
+                return ToWrite(change)  # it was not used, or only for other databases
         connection = self.connection
         if not connection.in_transaction():
             self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
         given = connection.get_execution_options()
-        if given is not self._options:  # by the handler, for its own statements
+        if given is not self._options:  # set by the handler, for its own statements
             translate = self._options.get("schema_translate_map")
             connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
         command = self._command(connection, change)
@@ -274,7 +273,7 @@ class HandlerTransaction:
             if answer is Answer.LOST:
                 return LOST
             change = change.cancelled if answer is Answer.CANCELLED else change
-        if given is not self._options:  # listeners are the handler's
+        if given is not self._options:  # for the handler's listeners
             connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
         if session.in_transaction():
             session.commit()
@@ -286,7 +285,7 @@ class HandlerTransaction:
         return Written(change)
 
     def _is_left_busy(self) -> bool:
-        """Whether a command of the handler's is still under way. If so the connection is closed, because a ROLLBACK would wait for
+        """Whether a command of the handler is still under way. If so the connection is closed, because a ROLLBACK would wait for
         the command's end, too.
         """
         if not driver.is_busy(self._raw):
@@ -298,24 +297,23 @@ class HandlerTransaction:
     def _command(self, connection: sa.Connection, change: Change) -> str | None:
         """The text that writes `change` and commits, after the session's own commit(); None: write the change before that.
 
-        None where a listener hears of the session's commit or an override does it, because a lost claim would undo the commit
-        they saw; and where the session writes by other engines, because its commit() would commit those writes.
+        None where a listener or an override sees the session's commit, because a lost claim would undo the commit that they
+        saw; and where the session writes by other engines, because its commit() would commit those writes.
         """
         session = self.session
         overridden = "commit" in vars(session) or type(session).commit is not Session.commit
         heard = session.dispatch.before_commit or session.dispatch.after_commit
-        if self._others or overridden or heard:
+        # A mode that is not `_JOINED` was set by the handler: its commit() may end our transaction.
+        if self._others or overridden or heard or session.join_transaction_mode not in _JOINED:
             return None
-        if session.join_transaction_mode not in _JOINED:
-            return None  # the handler has set this mode, and its commit() may end our transaction
         return command(connection, self._raw, change, store=self._store)
 
     def _write(self, connection: sa.Connection, change: Change) -> Answer:
-        """Write `change`. A row that it should delete and that cannot be deleted is kept for now."""
+        """Write `change`. If its row should be deleted and cannot be, the row is kept for now."""
         if not change.deletes:
             return self._store.apply_one(connection, change)
         try:
-            # A row of the application's may reference this one, or be locked. A deferred constraint is checked only at the
+            # A row of the application may reference this row, or be locked. A deferred constraint is checked only at the
             # COMMIT: then the attempt fails.
             with connection.begin_nested():
                 return self._store.apply_one(connection, change)
@@ -327,112 +325,91 @@ class HandlerTransaction:
     def close(self, *, failed: bool = False) -> None:
         """Roll back what was not committed and give the connection back, or close it.
 
-        `failed`: so has the attempt, perhaps because of what an earlier handler has left behind on the connection.
+        `failed`: the attempt has failed, perhaps because of state that an earlier handler left on the connection.
         """
+        session = self.session
         with self._lock:
             committing, self._closed = self._closed, True
         try:
             if not committing:
                 self._is_left_busy()
-            self._end_session()
+            try:
+                self._close_session()
+            except IllegalStateChangeError:
+                # A task or thread that was left behind is connecting the session to another database: close that connection then.
+                event.listen(session, "after_begin", _close_late)
+                with suppress(IllegalStateChangeError):  # it may have connected just now
+                    self._close_session()
         finally:
-            self._let_go()
+            # Remove the session's references to us. They would make a reference cycle, which only the garbage collector frees: with
+            # threads, that took a fifth of the time of a job that does one INSERT.
+            session.get_bind = refuse  # type: ignore[method-assign]
+            for name in ("close", "reset"):
+                vars(session).pop(name, None)
+            vars(session).update(self._own)
             with self._lock:
                 connection, self.connection = self.connection, None
             if connection is not None:
                 self._give_back(connection, failed=failed)
 
-    def _end_session(self) -> None:
-        """Close the session. If a task or thread that was left behind is connecting it to another database, that connection is closed
-        when it has come.
-        """
-        try:
-            self._close_session()
-        except IllegalStateChangeError:
-            event.listen(self.session, "after_begin", _close_late)
-            with suppress(IllegalStateChangeError):  # it may have come just now
-                self._close_session()
-
     def _give_back(self, connection: sa.Connection, *, failed: bool = False) -> None:
         if connection.engine.pool is not self._pool:
             connection.detach()  # the worker has left and closed its pool: nothing would close what goes back
-        elif self._is_unfit(connection, failed=failed):
-            connection.invalidate()
+        elif not connection.closed and not connection.invalidated:
+            # A connection that was set to AUTOCOMMIT would come back without it.
+            spoiled = self._altered or (self._found is not None and leftovers.is_spoiled(self._raw, self._found))
+            if spoiled or (failed and leftovers.may_be_dropped(connection.engine.pool)):
+                connection.invalidate()
         connection.close()
-
-    def _is_unfit(self, connection: sa.Connection, *, failed: bool) -> bool:
-        """Whether to close it instead of giving it back. One that was set to AUTOCOMMIT would come back without it."""
-        if connection.closed or connection.invalidated:
-            return False
-        spoiled = self._altered or (self._found is not None and leftovers.is_spoiled(self._raw, self._found))
-        return spoiled or (failed and leftovers.may_be_dropped(connection.engine.pool))
-
-    def _let_go(self) -> None:
-        """Undo what makes the session refer to us. Else the two would be a reference cycle, which only the garbage collector
-        frees: with threads, that took a fifth of the time of a job that does one INSERT.
-        """
-        session = self.session
-        session.get_bind = refuse  # type: ignore[method-assign]
-        for name in ("close", "reset"):
-            vars(session).pop(name, None)
-        vars(session).update(self._own)
 
 
 def _close_late(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> NoReturn:
-    """In place of what a session would do with a connection that has come after its job's end."""
+    """Close a connection that a session gets after its job's end."""
     connection.close()
     refuse()
 
 
 def refuse(*_: Any, **__: Any) -> NoReturn:
-    """In place of a connection, for a session whose job has ended: nothing would close it."""
+    """Refuse a connection to a session whose job has ended: nothing would close it."""
     raise SessionUnavailable("the job has ended, and its ctx.session with it")
 
 
-# ---- What a thread sends around a handler's own statements: BEGIN, and the job's completion with COMMIT.
+# ---- The commands that a thread sends itself around a handler's own statements: BEGIN, and the job's completion with COMMIT.
 
 #: Values of `psycopg.pq`'s TransactionStatus and PipelineStatus. The package must not import psycopg.
 _IDLE, _IN_TRANSACTION, _NO_PIPELINE = 0, 2, 0
-#: By `psycopg.IsolationLevel`. SQLAlchemy sets the second on a connection whose level was changed, to reset it.
+#: By `psycopg.IsolationLevel`. To reset a connection whose level was changed, SQLAlchemy sets level 2.
 _BEGIN = {None: b"BEGIN", 2: b"BEGIN ISOLATION LEVEL READ COMMITTED"}
 
-#: The function's text names the table. After a schema was renamed that is another table.
+#: The function's text names the table. After a schema was renamed, that is another table.
 _MAY = sa.text(
     "SELECT pg_catalog.has_function_privilege(oid, 'EXECUTE') AND pg_catalog.strpos(prosrc, :table) > 0 "
     "FROM pg_catalog.pg_proc WHERE oid = pg_catalog.to_regprocedure(CAST(:function AS text))"
 )
-#: Those of the function for a job without a result, and for one with a result.
+#: The parameters of the function for a job without a result, and for a job with a result.
 _PARAMETERS = ("(bigint,bigint,double precision)", "(bigint,bigint,double precision,jsonb)")
-#: The SQLSTATE by which the schema's function says that the claim is no longer valid.
+#: The SQLSTATE of the schema's function for a claim that is no longer valid.
 _LOST = "SJQ01"
 #: SQLSTATEs if the function is gone, or this role may no longer call it.
 _GONE = frozenset({"42883", "42501"})
 
 
-@dataclass(slots=True)
-class _Asked:
-    """The functions that a pool's connections may call, by schema, name and whether there is a result; and the lock that a thread
-    holds while it asks.
-    """
-
-    functions: dict[tuple[str, str, bool], str | None] = field(default_factory=dict)
-    lock: Lock = field(default_factory=Lock)
-
-
-_asked: WeakKeyDictionary[sa.Pool, _Asked] = WeakKeyDictionary()
+#: By pool, the functions that its connections may call, by schema, name and whether there is a result; and the lock that a thread holds
+#: while it asks.
+_functions: WeakKeyDictionary[sa.Pool, tuple[dict[tuple[str, str, bool], str | None], Lock]] = WeakKeyDictionary()
 
 
 def begin(connection: sa.Connection, raw: Any) -> None:
-    """BEGIN now, where psycopg would say it before the first statement. `raw`: what `driver.psycopg_of` has found.
+    """BEGIN now, where psycopg would send it before the first statement. `raw`: the result of `driver.psycopg_of`.
 
-    With 32 threads and one INSERT a job, the system switches between them 14 times a job by this, else 19. It also finds a
+    With 32 threads and one INSERT a job, the system then switches between them 14 times a job instead of 19. It also finds a
     connection that broke in the pool before the handler has done anything: then this raises what SQLAlchemy would.
     """
     if not _is_a_threads(connection, raw) or raw.autocommit:
         return
     command = _BEGIN.get(raw.isolation_level)
     if command is None or (raw.read_only, raw.deferrable) != (None, None):
-        return  # psycopg knows what to say
+        return  # psycopg begins it
     reason = b""
     with raw.lock, suppress(connection.dialect.loaded_dbapi.Error):
         if raw.pgconn.transaction_status == _IDLE:
@@ -446,7 +423,7 @@ def begin(connection: sa.Connection, raw: Any) -> None:
 def command(connection: sa.Connection, raw: Any, change: Change, *, store: Store) -> str | None:
     """The text to `commit` this change with.
 
-    None if the change says more than "done", if a listener or log must see each statement, or if this connection cannot do it.
+    None if the change is more than a completion, if a listener or log must see each statement, or if this connection cannot do it.
     """
     if not change.plain or change.deletes or not _is_a_threads(connection, raw) or is_heard(connection, "commit"):
         return None
@@ -484,7 +461,7 @@ def commit(connection: sa.Connection, raw: Any, command: str) -> bool:
     try:
         with raw.lock:
             result = raw.pgconn.exec_(command.encode(raw.info.encoding))
-        if raw.closed:  # the result has what came last; the server's reason, if it gave one, came before
+        if raw.closed:  # `result` is the last message; the server's reason, if it gave a reason, came before
             raise dbapi.OperationalError(raw.pgconn.error_message.decode(raw.info.encoding, "replace").strip())
         if result.error_message:
             raise dbapi.errors.error_from_result(result, raw.info.encoding)
@@ -492,10 +469,10 @@ def commit(connection: sa.Connection, raw: Any, command: str) -> bool:
         if error.sqlstate == _LOST:
             return False
         if error.sqlstate in _GONE:
-            _asked.pop(connection.engine.pool, None)
+            _functions.pop(connection.engine.pool, None)
         raise as_sqlalchemy(error, command, {}, connection) from error
     try:
-        connection.commit()  # for SQLAlchemy and the driver; the server has committed already
+        connection.commit()  # updates SQLAlchemy and the driver; the server has committed already
     except Exception as error:
         logger.warning("a handler's connection is closed, after the commit: %s", error)
         connection.invalidate()
@@ -503,28 +480,28 @@ def commit(connection: sa.Connection, raw: Any, command: str) -> bool:
 
 
 def _function(connection: sa.Connection, store: Store, completion: str, *, recording: bool) -> str | None:
-    """The function that completes a job of this store. None: it is not there, or this role may not call it.
+    """The function that completes a job of this store. None: it does not exist, or this role may not call it.
 
     Asked once for each pool.
     """
     pool = connection.engine.pool
-    asked = _asked.get(pool) or _asked.setdefault(pool, _Asked())
+    functions, lock = _functions.get(pool) or _functions.setdefault(pool, ({}, Lock()))
     key = store.schema_on(connection), completion, recording
-    if key not in asked.functions:
-        with asked.lock:
-            if key not in asked.functions:
+    if key not in functions:
+        with lock:
+            if key not in functions:
                 schema, name = quote(key[0]), connection.dialect.identifier_preparer.quote
                 function, table = f"{schema}.{name(completion)}", store.job.__tablename__
                 given = {"function": f"{function}{_PARAMETERS[recording]}", "table": f" {schema}.{name(table)} "}
-                asked.functions[key] = function if connection.scalar(_MAY, given) else None
-    return asked.functions[key]
+                functions[key] = function if connection.scalar(_MAY, given) else None
+    return functions[key]
 
 
 def _is_a_threads(connection: sa.Connection, raw: Any) -> bool:
     """Whether `raw` is psycopg's connection for a thread.
 
-    It is not with another driver, for a task of an event loop, or where a class that counts or traces statements, say, was put in
-    place of psycopg's.
+    It is not with another driver, for a task of an event loop, or where psycopg's classes were replaced, for example by a class that
+    counts or traces statements.
     """
     dialect = connection.dialect
     if raw is None or dialect.driver != "psycopg" or dialect.is_async:

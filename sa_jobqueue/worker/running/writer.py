@@ -1,4 +1,4 @@
-"""Outcomes on their way to the database. They are kept until they are written, even while the database is away."""
+"""Outcomes on their way to the database, kept until they are written, even while the database is away."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from time import monotonic
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -24,7 +23,7 @@ logger = get_logger(__name__)
 #: Seconds until a locked row is tried again: first soon, because another worker's claim holds most such rows for a moment only,
 #: then more rarely, because an operator may hold one for long.
 _LOCKED_FIRST, _LOCKED_LATER = 0.01, 0.2
-#: Seconds until an outcome that the database refuses, perhaps not for good, is tried again, alone.
+#: Seconds until an outcome that the database refuses, perhaps not permanently, is tried again, alone.
 _REFUSED_FIRST, _REFUSED_LATER = 1.0, 30.0
 #: If more outcomes of a batch than this are refused, the rows are not to blame.
 _MOST_REFUSED = 3
@@ -35,17 +34,16 @@ _WRITTEN = frozenset({Answer.APPLIED, Answer.CANCELLED})
 _Begin: TypeAlias = Callable[[], AbstractContextManager[object]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Later:
+class _Later(NamedTuple):
     at: float
     change: Change
 
 
 class OutcomeWriter:
     """Collects changes; the claimer's thread writes them in batches. `done` is called for changes that are written or lost.
-    `was_ours` says whether no other worker can have had the job of a change.
+    `was_ours` returns whether no other worker can have had the job of a change.
 
-    Any thread may `add` and ask for the counts. The rest belongs to the claimer's thread.
+    Any thread may `add` and read the counts. The rest belongs to the claimer's thread.
     """
 
     def __init__(
@@ -56,18 +54,18 @@ class OutcomeWriter:
         was_ours: Callable[[Change], bool] = lambda _: True,
     ) -> None:
         self.pending: deque[Change] = deque()
-        """Changes for the next batch. Any thread may ask for its length, which is quicker than that of all."""
+        """Changes for the next batch. Any thread may read its length, which is quicker than the writer's own length."""
         self.add = self.pending.append
-        """Takes a change that is to be written."""
+        """Takes a change to write."""
         self.asked: deque[Change] = deque()
-        """What a handler's commit may have written, the answer to which was lost, where nothing else is to be written."""
+        """Changes that a handler's commit, whose answer was lost, may have written; nothing else must be written for their jobs."""
         self.ask = self.asked.append
-        """Takes such a change."""
+        """Takes a change for `asked`."""
         self._locked: list[_Later] = []
         self._waits: dict[int, float] = {}
         self._refused: list[_Later] = []
         self.in_doubt: dict[tuple[int, int | None], tuple[Change, ...]] = {}
-        """What commits may have written, the answers to which were lost, by claim. Such outcomes are for `write_apart`."""
+        """By claim, what commits may have written whose answers were lost. Such outcomes are for `write_apart`."""
         self._longest = _REFUSED_LATER
         self._took_refused = False
         self._done, self._store, self._was_ours = done, store, was_ours
@@ -81,7 +79,7 @@ class OutcomeWriter:
         return len(self._refused)
 
     def take(self, most: int) -> list[Change]:
-        """The next batch. It has at most one change of each job, because the answers go by id. A refused one comes alone."""
+        """The next batch. It has at most one change for each job, because answers are by job id. A refused change comes alone."""
         if not len(self):
             return []
         now = monotonic()
@@ -93,21 +91,19 @@ class OutcomeWriter:
         if self._locked:
             self.pending.extend(later.change for later in self._locked if later.at <= now)
             self._locked = [later for later in self._locked if later.at > now]
-        pending = self.pending
-        batch = [pending.popleft() for _ in range(min(len(pending), most))]
+        batch = [self.pending.popleft() for _ in range(min(len(self.pending), most))]
         if len({change.id for change in batch}) == len(batch):
             return batch
         first: dict[int, Change] = {}
-        again = [change for change in batch if first.setdefault(change.id, change) is not change]
-        self.put_back(again)
+        self.put_back([change for change in batch if first.setdefault(change.id, change) is not change])
         return list(first.values())
 
     def put_back(self, changes: list[Change]) -> None:
-        """These were not written after all: they come first in the next batch."""
+        """Put changes that were not written at the front of the next batch."""
         self.pending.extendleft(reversed(changes))
 
     def doubt(self, changes: list[Change]) -> None:
-        """These may be written already: the answer to a commit was lost. For any thread."""
+        """Note changes that may be written already, because the answer to a commit was lost. For any thread."""
         for change in changes:
             claim = change.id, change.claim_token
             # A handler's commit, and then the writer's: if the server stops, the answers to both may be lost.
@@ -115,7 +111,7 @@ class OutcomeWriter:
                 self.in_doubt[claim] = *before, change
 
     def next_at(self) -> float | None:
-        """When the next locked row or refused outcome is due, by the monotonic clock."""
+        """When the next locked row or refused outcome is due, by the monotonic clock; None: there is none."""
         return min((later.at for later in (*self._locked, *self._refused)), default=None)
 
     def claims(self) -> list[tuple[int, int | None]]:
@@ -124,7 +120,7 @@ class OutcomeWriter:
         return [(change.id, change.claim_token) for change in changes]
 
     def settle(self, changes: list[Change], answers: dict[int, Answer]) -> None:
-        """Take in what each row answered, after the commit."""
+        """Process the answers of the rows, after the commit."""
         if self.in_doubt:
             for change in changes:
                 if answers.get(change.id) is not Answer.LOCKED:
@@ -139,11 +135,11 @@ class OutcomeWriter:
         lost = [change for change in left if answers.get(change.id) is not Answer.LOCKED]
         if self._waits:
             again = {change.id for change in locked}
-            self._waits = {one: wait for one, wait in self._waits.items() if one in again or one not in answers}
+            self._waits = {job: wait for job, wait in self._waits.items() if job in again or job not in answers}
         for change in locked:
             wait = self._waits[change.id] = min(2 * self._waits.get(change.id, _LOCKED_FIRST / 2), _LOCKED_LATER)
             self._locked.append(_Later(monotonic() + wait, change))
-        # `done` may log, and a log filter of the application's may raise: so nothing comes after it.
+        # `done` may log, and a log filter of the application may raise, so nothing comes after it.
         try:
             if applied:
                 self._done(applied, Answer.APPLIED)
@@ -152,10 +148,10 @@ class OutcomeWriter:
                 self._done(lost, Answer.LOST)
 
     def write_apart(self, begin: _Begin, connection: sa.Connection, changes: list[Change]) -> None:
-        """Write a batch that failed as a whole: halve it until the bad row is alone, and end that one with the reason.
+        """Write a batch that failed as a whole: halve it until the bad row is alone, and end that job with the reason.
 
         Each part is a transaction of its own. Outcomes whose rows may not be to blame are kept and tried again later. Raises the
-        error if the database is away or refuses more than a few.
+        error if the database is away or refuses more than three outcomes.
         """
         parts, refused = [changes], 0
         try:
@@ -180,8 +176,14 @@ class OutcomeWriter:
                     else:
                         self._keep_refused(part[0], error)
                 else:
-                    part = parts.pop()
-                    self._settle(part, answers, before) if before else self.settle(part, answers)
+                    part, ids = parts.pop(), {change.id for change in before}
+                    try:
+                        if before:
+                            self._done(before, Answer.APPLIED)
+                    finally:
+                        self.settle([change for change in part if change.id not in ids], answers)
+                        for change in before:
+                            self.in_doubt.pop((change.id, change.claim_token), None)
         except BaseException:
             self.put_back([change for part in reversed(parts) for change in part])
             raise
@@ -189,30 +191,19 @@ class OutcomeWriter:
     def _written_before(
         self, connection: sa.Connection, part: list[Change], answers: Mapping[int, Answer]
     ) -> list[Change]:
-        """Those of `part` that are lost because an earlier commit, which was in doubt, has ended their claims: as it has written them."""
+        """The changes, as an earlier commit in doubt has written them, of those jobs in `part` whose claims that commit has ended."""
         lost = [change for change in part if answers.get(change.id) is Answer.LOST]
-        doubted = [one for change in lost for one in self.in_doubt.get((change.id, change.claim_token), ())]
+        doubted = [before for change in lost for before in self.in_doubt.get((change.id, change.claim_token), ())]
         if not doubted:
             return []
         return [change for change in self._store.written_before(connection, doubted) if self._is_by_us(change)]
 
     def _is_by_us(self, change: Change) -> bool:
-        """Whether the row is as `change` makes it because of that. A rescue makes it so, too, or the worker that has the job then."""
-        kept = change.status is JobStatus.COMPLETED and not change.deletes
-        return kept or self._was_ours(change)
-
-    def _settle(self, part: list[Change], answers: dict[int, Answer], before: list[Change]) -> None:
-        """As `settle`, where some were written before."""
-        ids = {change.id for change in before}
-        try:
-            self._done(before, Answer.APPLIED)
-        finally:
-            self.settle([change for change in part if change.id not in ids], answers)
-            for change in before:
-                self.in_doubt.pop((change.id, change.claim_token), None)
+        """Whether our commit left the row as `change` makes it. A rescue, or the worker that has the job then, may do so, too."""
+        return (change.status is JobStatus.COMPLETED and not change.deletes) or self._was_ours(change)
 
     def look_up(self, begin: _Begin, connection: sa.Connection) -> None:
-        """Find out which of those that were asked about are written."""
+        """Find out which of the changes in `asked` are written."""
         asked = list(self.asked)
         with begin():
             before = {change.id: change for change in self._store.written_before(connection, asked)}
@@ -226,12 +217,12 @@ class OutcomeWriter:
                 self._done([change], Answer.LOST)
 
     def hurry(self) -> None:
-        """The worker leaves: try refused outcomes now, and again soon."""
+        """Try refused outcomes now, and again soon, because the worker leaves."""
         self._longest = _REFUSED_FIRST
         self._refused = [_Later(0.0, later.change) for later in self._refused]
 
     def _keep_refused(self, change: Change, error: DBAPIError) -> None:
-        """Try it again later, and alone, so that no others fail because of it."""
+        """Try a refused outcome again later, and alone, so that no others fail because of it."""
         before = self._waits.get(change.id, 0.0)
         wait = self._waits[change.id] = min(max(2 * before, _REFUSED_FIRST), self._longest)
         self._refused.append(_Later(monotonic() + wait, change))
@@ -242,9 +233,9 @@ class OutcomeWriter:
 
 
 def _instead(part: list[Change], error: DBAPIError, fault: Fault) -> list[list[Change]] | None:
-    """The parts to write in place of a report that failed; None if there is nothing to write instead."""
+    """The parts to write in place of a part that failed; None if there is nothing to write instead."""
     if fault is Fault.LATE and (leaving := sum(change.deletes for change in part)):
-        # Deleting them touches rows of the application's that reference them. Pruning has more time for that.
+        # Deleting them touches rows of the application that reference them. Pruning has more time for that.
         logger.warning("%d jobs with retain=0 could not be deleted in time; pruning will: %s", leaving, error.orig)
         return [[kept_for_now(change, fault) if change.deletes else change for change in part]]
     if len(part) > 1:
