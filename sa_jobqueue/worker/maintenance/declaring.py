@@ -36,7 +36,7 @@ class Declarations:
 
     connector: Connector
     declare: Callable[..., Declaring]
-    definitions: Mapping[str, Any]
+    definitions: Mapping[Any, Any]
     what: str
     grant: str
     named: Callable[[str], str]
