@@ -1,7 +1,7 @@
-"""The parts of a worker that serves: here they are made and connected, begun and ended.
+"""The parts of a serving worker: here they are made, connected, started and stopped.
 
-The claimer claims jobs, and the dispatch takes them to their slots. Runners pull them from there, and the executor runs them.
-What came of each goes to the writer, which the claimer empties.
+The claimer claims jobs, and the intake takes them to their slots. Runners pull them from there, and the executor runs them.
+Outcomes go to the writer, which the claimer empties.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from .watchdog import Watchdog
 
 logger = get_logger(__name__)
 
-#: Seconds that writing the last outcomes may take; seconds to wait for what is under way on each other thread.
+#: Seconds that writing the last outcomes may take; seconds to wait for the current work of each other thread.
 _FLUSH, _LAST_CHORE = 10.0, 2.0
 #: The text that comes back may have this many times the bytes that `enqueue()` sent: `1e308` has 309 digits.
 _UNFOLDS = 64
@@ -62,7 +62,7 @@ _APART = 1.0
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """What a worker was told to do, and with what."""
+    """A worker's queues, settings and resources."""
 
     id: uuid.UUID
     queues: dict[str, int]
@@ -77,14 +77,14 @@ class WorkerSpec:
 
     @property
     def place(self) -> str:
-        """Where it works, for people: "web-1:4711"."""
+        """The host and process id, for people: "web-1:4711"."""
         return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class Services:
     """The parts for a `serve()`; made on the event loop that runs async handlers.
 
-    `tally`: where to count. `leaving()`: whether all tasks of the loop are being cancelled. `idle()` is called when nothing is
+    `tally` takes the counts. `leaving()`: whether all tasks of the loop are being cancelled. `idle()` is called when no job is
     due any more; `drain()`, on the maintenance thread, when an operator asks for it; `hopeless()`, on the watchdog's thread, while the
     event loop stays blocked past a timeout.
     """
@@ -105,7 +105,7 @@ class Services:
         loop = asyncio.get_running_loop()
         self._spec = spec
         self.leaving = False
-        """Whether it claims no more. Written by the thread that closes the slots, read by any."""
+        """Whether it claims no more. Written by the thread that closes the slots, read by any thread."""
         self.all_slots = AllSlots(
             (name, Slots(name, limit, buffer=settings.buffer, call=self._call)) for name, limit in spec.queues.items()
         )
@@ -126,12 +126,7 @@ class Services:
         )
         self.children = Children(spec.children, max_jobs=settings.max_child_jobs)
         in_child = ChildRunner(
-            self.children,
-            self.executor,
-            grace=settings.child_grace,
-            engine=engines.main,
-            pause=self.reopening.pause,
-            notes=self.runs.notes,
+            self.children, self.executor, settings.child_grace, engines.main, self.reopening.pause, self.runs.notes
         )
         self.claimer = Claimer(
             connector,
@@ -173,19 +168,12 @@ class Services:
             archived=archive.hear,
             drain=drain,
         )
-        self.claimer.skipped.changed = self._skipped_some
+        self.claimer.skipped.changed = self._hasten_presence
         pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)
-        self._presence = presence
+        self._presence, every = presence, settings.prune_every
         self.maintenance = Maintenance(
             connector,
-            timeouts=Timeouts(
-                self.runs,
-                self.all_slots,
-                executor=self.executor,
-                watchdog=self.watchdog,
-                claimer=self.claimer,
-                hoard=settings.hoard,
-            ),
+            timeouts=Timeouts(self.runs, self.all_slots, self.executor, self.watchdog, self.claimer, settings.hoard),
             renewal=Renewal(connector, self.runs),
             presence=presence,
             stats=WriteStats(connector, tally, spec.id),
@@ -195,20 +183,14 @@ class Services:
                 self.ticks,
                 self.limits,
                 self.workflows,
-                Rescue(
-                    connector,
-                    registry=spec.registry,
-                    observer=self.observer,
-                    max_rescues=settings.max_rescues,
-                    touched=self.runs.touched,
-                ),
+                Rescue(connector, spec.registry, self.observer, settings.max_rescues, self.runs.touched),
                 archive,
-                Prune(connector, archive, every=settings.prune_every),
-                FreeKeys(connector, settings.prune_every),
-                ForgetStates(connector, settings.prune_every),
-                KeepWorkflows(connector, self.workflows, archive, every=settings.prune_every),
+                Prune(connector, archive, every=every),
+                FreeKeys(connector, every),
+                ForgetStates(connector, every),
+                KeepWorkflows(connector, self.workflows, archive, every=every),
                 EndLate(connector, registry=spec.registry, observer=self.observer),
-                DropStrayNotes(connector, settings.prune_every),
+                DropStrayNotes(connector, every),
                 KeepStats(connector),
                 *([pressure] if settings.thresholds else []),
             ],
@@ -218,11 +200,11 @@ class Services:
     # ---- beginning and ending
 
     def check_children(self) -> None:
-        """Start a child process if the tasks ask for it. Raises ConfigurationError if that cannot run them."""
+        """Start a child process if tasks need it. Raises ConfigurationError if it cannot run them."""
         self.children.check(self._spec.registry, self._spec.queues)
 
     def start(self) -> None:
-        """Begin to claim, to do the chores, to listen, and to watch over all that."""
+        """Start the claimer, maintenance, the listener and the watchdog."""
         self.claimer.start()
         self.maintenance.start()
         if self.listener is not None:
@@ -234,7 +216,7 @@ class Services:
         )
 
     def ended_part(self) -> ServiceThread | None:
-        """A thread that should go on, and has ended; None if there is none."""
+        """A thread that should go on but has ended; None if all go on."""
         parts = (self.claimer, self.maintenance, self.listener, self.watchdog)
         return next((part.thread for part in parts if part is not None and part.thread.has_ended), None)
 
@@ -249,7 +231,7 @@ class Services:
         self.claimer.wake()
 
     def close_slots(self) -> None:
-        """Claim no more, start no more, and give back the jobs that wait."""
+        """Claim and start no more jobs, and give back the jobs that wait."""
         self.leaving = True
         self.claimer.stop_claiming()
         for slots in self.all_slots.values():
@@ -258,8 +240,8 @@ class Services:
         self.claimer.wake()
 
     def finish(self) -> None:
-        """Write the last outcomes, and end the threads and children; maintenance strikes this worker off."""
-        self.children.close()  # first: what they still write would only wait for the outcomes, or make them wait
+        """Write the last outcomes, and end the threads and children; maintenance deletes this worker's row."""
+        self.children.close()  # first: their last writes would only wait for the outcomes, or make them wait
         written = self.claimer.finish(_FLUSH)
         self.reopening.finish()
         self.runners.finish()
@@ -272,7 +254,7 @@ class Services:
             logger.error("%d outcomes could not be written; the jobs' leases will run out", len(self.writer))
 
     def state(self, counts: Mapping[str, int], *, serving: bool) -> WorkerState:
-        """What goes on just now. For any thread."""
+        """The state of the worker just now. For any thread."""
         return WorkerState(
             serving=serving,
             queues={
@@ -300,33 +282,32 @@ class Services:
             loop_lag=self.watchdog.lag,
         )
 
-    # ---- calls of parts that are made after those that call them
-
-    def _vitals(self) -> Vitals:
-        return {
-            "memory": resident(),
-            "loop_lag": self.watchdog.lag,
-            "pressure": self.governor.reason
-            if (refused := self.claimer.refused) is None
-            else f"{CLAIMS_FAIL}{refused}",
-            "skipped": self.claimer.skipped.told(),
-        }
-
-    def _skipped_some(self) -> None:
-        """Operators are to see it soon; but each job alone is not worth a write."""
-        self._presence.hasten(apart=_APART)
-        self.maintenance.wake()
+    # ---- called by parts
 
     def _call(self, slots: Slots, kind: Kind) -> None:
-        self.runners.call(slots, kind)
+        self.runners.call(slots, kind)  # made after the slots
 
     def _wake(self) -> None:
         self.claimer.wake()
 
+    def _vitals(self) -> Vitals:
+        refused = self.claimer.refused
+        return {
+            "memory": resident(),
+            "loop_lag": self.watchdog.lag,
+            "pressure": self.governor.reason if refused is None else f"{CLAIMS_FAIL}{refused}",
+            "skipped": self.claimer.skipped.told(),
+        }
+
+    def _hasten_presence(self) -> None:
+        """Show operators the skipped jobs soon, but not with a write for each job."""
+        self._presence.hasten(apart=_APART)
+        self.maintenance.wake()
+
     def _heard(self, payload: str | None) -> None:
-        """A NOTIFY has come: the name of a queue, "" for a cancel, or `SCHEDULES_CHANGED`. None: some may have been missed."""
+        """Act on a NOTIFY: the name of a queue, "" for a cancel, or `SCHEDULES_CHANGED`. None: some may have been missed."""
         if payload != "":
-            self.claimer.notify(payload)  # a queue may have any name, also that
+            self.claimer.notify(payload)  # a queue may have any name, also those of announcements
         if payload == PERMITS_CHANGED:
             self.claimer.limits_changed()
         if payload == SCHEDULES_CHANGED:
@@ -346,12 +327,12 @@ class Services:
 
 
 def _known(registry: Registry) -> dict[str, dict[str, Any]]:
-    """The tasks of a registry, as `WorkerRow.tasks` has them."""
+    """The tasks of a registry, in the form of `WorkerRow.tasks`."""
     return {
         task.name: {"queue": task.queue, "timeout": task.timeout, "aliases": list(task.aliases)} for task in registry
     }
 
 
 def _most_text(registry: Registry) -> int:
-    """Bytes to fetch of a job's arguments at most: all that `enqueue()` accepts. PostgreSQL's texts have 1 GiB at most."""
+    """Bytes to fetch of a job's arguments at most: as many as `enqueue()` accepts. PostgreSQL's texts have 1 GiB at most."""
     return min(max(MOST_TEXT, _UNFOLDS * registry.max_payload), 2**30)

@@ -1,4 +1,4 @@
-"""The course of a `serve()`: begin, watch over it, and leave in two steps."""
+"""A `serve()` from its beginning to its end: begin, watch, and leave in two steps."""
 
 from __future__ import annotations
 
@@ -26,26 +26,24 @@ T = TypeVar("T")
 
 #: Seconds after the grace time that a handler which was asked to stop may take.
 LAST_CALL = 1.0
-#: Seconds without an answer after which the event loop is blocked, at a time when all should have ended.
+#: Seconds without an answer after which the event loop counts as blocked, when everything should have ended.
 _BEAT = 0.5
-#: Seconds between two tries to write down the limits that the code declares.
+#: Seconds between two tries to store the limits that the code declares.
 _DECLARE_AGAIN = 0.5
-#: Seconds between two checks whether to end by itself; the second where `max_jobs` is set.
+#: Seconds between two checks whether to end; the second where `max_jobs` is set.
 _CHECK, _CHECK_JOBS = 1.0, 0.1
 
-#: What was counted, as the last line of the log says it, where it is not the word of the tally.
-_PAST = {
-    "released": "given back",
-    "retried": "to be retried",
-}
+#: Outcomes that the last log line words differently than the tally.
+_PAST = {"released": "given back", "retried": "to be retried"}
 
 
 class Serving:
     """A `serve()`. Made and run by the task that serves; `stop` and `end_if_blocked` are for any thread.
 
-    `own_process`: whether the process is the worker's own, and may be ended with it. Of the fields that threads share,
-    `_stopping` is set once, by any thread; `_ending` is written by the loop, by the watchdog's thread only while it
-    blocks, and by the claimer's once nothing is due; `_threads_until` belongs to the watchdog's thread; `under_way` is written by the loop and read by any thread.
+    `own_process`: whether the process is the worker's own, and may be ended with it. Fields that threads share: `_stopping` is
+    set once, by any thread; `_ending` is written by the loop, by the watchdog's thread only while the loop is blocked, and by the
+    claimer's once no job is due; `_threads_until` belongs to the watchdog's thread; `under_way` is written by the loop and
+    read by any thread.
     """
 
     def __init__(self, spec: WorkerSpec, tally: Tally, *, until_idle: bool, own_process: bool = False) -> None:
@@ -56,7 +54,7 @@ class Serving:
         self._stopping = False
         self._stuck = StuckQueues()
         self._threads_until: float | None = None
-        """Set once the event loop is blocked for good: until when handlers on threads may finish."""
+        """Until when handlers on threads may finish. Set once the event loop is blocked permanently."""
         self.under_way = False
         """Whether it has begun, and not yet ended."""
         self._services = Services(
@@ -80,7 +78,7 @@ class Serving:
             await engines.dispose()
             raise
         queues = ", ".join(f"{name}={limit}" for name, limit in self._spec.queues.items())
-        self._say("worker %s serves %s", queues)
+        self._log("worker %s serves %s", queues)
         self.under_way = True
         try:
             self._services.start()
@@ -90,7 +88,7 @@ class Serving:
         return self._ending
 
     def state(self) -> WorkerState:
-        """What goes on just now. For any thread."""
+        """The state of the worker just now. For any thread."""
         return self._services.state(outcomes_of(self._tally.snapshot()), serving=self.under_way)
 
     def stop(self, *, now: bool = False) -> None:
@@ -104,13 +102,13 @@ class Serving:
             logger.debug("the event loop is closed: the worker has ended")
 
     def _found_nothing(self) -> None:
-        """Nothing is due any more, and nothing runs: a drain is done."""
+        """End a drain: no job is due any more, and none runs."""
         if not self._stopping:
             self._ending = Ending.STOPPED
         self.stop()
 
     def end_if_blocked(self) -> None:
-        """The time to leave is over. If a handler blocks the event loop, give back the jobs held, and end the process."""
+        """After the time to leave: if a handler blocks the event loop, give back the jobs held, and end the process."""
         beat = threading.Event()
         if not self.under_way:
             return
@@ -129,7 +127,7 @@ class Serving:
         os._exit(self._ending)
 
     def _end_hopeless(self) -> None:
-        """A handler goes on blocking the event loop though its attempt was given up. The watchdog calls this repeatedly.
+        """Called repeatedly by the watchdog while a handler blocks the event loop though its attempt was given up.
 
         If the process is our own, it ends, to be restarted: at first as by a signal, then without the loop.
         """
@@ -150,7 +148,7 @@ class Serving:
                 self.end_if_blocked()
 
     async def _declare_limits(self) -> None:
-        """Write down the limits that the code declares. Before the first claim: it is not to take more than they let run."""
+        """Store the limits that the code declares. Before the first claim, which must not take more jobs than they allow."""
         limits = self._services.limits
         while limits.declares and not self._stop.is_set() and not await _apart(limits.begin):
             with suppress(TimeoutError):
@@ -159,7 +157,7 @@ class Serving:
             self._services.close_slots()
 
     def _leaving(self) -> bool:
-        """Whether all tasks of the loop are being cancelled: along with the one that serves, or after its end."""
+        """Whether all tasks of the loop are being cancelled: along with the task that serves, or after its end."""
         return not self.under_way or (self._task is not None and self._task.cancelling() > 0)
 
     async def _watch(self) -> None:
@@ -188,7 +186,7 @@ class Serving:
         return None
 
     async def _leave_whatever_comes(self) -> None:
-        """Leave, and do it to the end. If our task is cancelled meanwhile, once or repeatedly, do not wait for handlers."""
+        """Leave completely. If our task is cancelled meanwhile, once or repeatedly, do not wait for handlers."""
         cancelled, leaving = False, asyncio.ensure_future(self._leave())
         while not leaving.done():
             try:
@@ -219,16 +217,16 @@ class Serving:
         counted = ", ".join(
             f"{number} {_PAST.get(what, what)}" for what, number in sorted(outcomes_of(self._tally.snapshot()).items())
         )
-        self._say("worker %s has left: %s", counted or "no jobs")
+        self._log("worker %s has left: %s", counted or "no jobs")
 
-    def _say(self, message: str, said: str) -> None:
-        """The place is for people. The id, which is in the tables, is for machines, and shown at DEBUG."""
+    def _log(self, message: str, detail: str) -> None:
+        """Log with the worker's place, which is for people; its id, which the tables have, is added at DEBUG."""
         place, worker = self._spec.place, str(self._spec.id)
         shown = f"{place} ({worker})" if logger.isEnabledFor(logging.DEBUG) else place
-        logger.info(message, shown, said, extra={"worker": worker})
+        logger.info(message, shown, detail, extra={"worker": worker})
 
     async def _wait_for_runs(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
-        """Wait until no handler runs and none of their commits is under way, at most `seconds`."""
+        """Wait until no handler runs or commits, at most `seconds`."""
         until = monotonic() + seconds
         while monotonic() < until and self._services.running():
             if unless is not None and unless.is_set():
@@ -237,9 +235,9 @@ class Serving:
 
 
 async def _apart(work: Callable[[], T]) -> T:
-    """Do `work` on a thread of its own. Those of asyncio may all be taken by handlers that do not end."""
+    """Do `work` on a thread of its own. asyncio's threads may all be taken by handlers that do not end."""
     done: Future[T] = Future()
-    done.set_running_or_notify_cancel()  # it goes on, also if the one that awaits it is cancelled
+    done.set_running_or_notify_cancel()  # the work goes on, even if the task that awaits it is cancelled
 
     def run() -> None:
         try:

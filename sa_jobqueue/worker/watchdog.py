@@ -1,7 +1,7 @@
 """The watchdog: once a second, on a thread of its own, it checks that no service connection has been silent for too long and
 that the event loop still answers.
 
-An `async def` handler that blocks its loop stops all that runs there, timeouts too. Only another thread can notice that.
+An `async def` handler that blocks its loop stops everything that runs there, timeouts too. Only another thread can notice that.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
+from ..arguments.context import ClaimedJob
 from ..util.log import get_logger
 from .connections.pool import Deadline
 from .process.inside import ServiceThread
@@ -21,8 +22,8 @@ from .running.timeouts import Patience
 
 logger = get_logger(__name__)
 
-#: Seconds between two checks, and after how many checks without an answer the event loop counts as blocked. Checks are
-#: counted, not seconds, because a host that stands still makes none.
+#: Seconds between two checks, and the number of checks without an answer after which the event loop counts as blocked. Checks are
+#: counted, not seconds, because a suspended host makes none.
 _EVERY, _SILENT_CHECKS = 1.0, 5
 
 
@@ -43,7 +44,7 @@ class Watchdog:
         self._silent = 0
         """Checks since the loop was asked, all without an answer."""
         self._held: set[Run] = set()
-        """The runs on the loop while it is blocked, also those that were given up since."""
+        """The runs on the loop while it is blocked, including runs that were given up since."""
         self._patience = Patience()
         self._end = threading.Event()
         self.thread = ServiceThread("watchdog", self._watch)
@@ -55,8 +56,8 @@ class Watchdog:
 
     @property
     def lag(self) -> float:
-        """Seconds that the event loop took to answer the last time, or for which it has not answered by now. For any thread."""
-        if self._answered_at is not None or not self.thread.is_alive():  # it does not ask yet, or any more
+        """Seconds that the event loop took for its last answer, or for which it has not answered yet. For any thread."""
+        if self._answered_at is not None or not self.thread.is_alive():  # the watchdog does not ask yet, or any more
             return self._lag
         return max(self._lag, monotonic() - self._asked_at)
 
@@ -66,7 +67,7 @@ class Watchdog:
         self.thread.start()
 
     def finish(self, timeout: float) -> None:
-        """End; waits at most `timeout` seconds for a check that is under way."""
+        """End; waits at most `timeout` seconds for the current check."""
         self._end.set()
         if threading.current_thread() is not self.thread:
             self.thread.join(timeout)
@@ -78,7 +79,7 @@ class Watchdog:
                 for deadline in self._deadlines:
                     deadline.check()
                 self._check_loop()
-            except BaseException:  # of the application's: a filter of logs, the repr of a task
+            except BaseException:  # of the application's code: a log filter, the repr of a task
                 with suppress(BaseException):
                     logger.debug("a check of the watchdog failed", exc_info=True)
 
@@ -110,19 +111,16 @@ class Watchdog:
         current = asyncio.current_task(self._loop)
         blocking = next((run for run in self._held if run.runner is current), None)
         if self._silent == _SILENT_CHECKS:
-            self._say_blocked(current, blocking)
+            self._log_blocked(current, None if blocking is None else blocking.job)
         if self._patience.is_over(self._held, blocking):
             self._hopeless()
 
-    def _say_blocked(self, current: asyncio.Task[Any] | None, blocking: Run | None) -> None:
-        extra: dict[str, Any] = {}
+    def _log_blocked(self, current: asyncio.Task[Any] | None, job: ClaimedJob | None) -> None:
         culprit = "what runs on it is no task" if current is None else f"{current!r} blocks it"
-        if blocking is not None:
-            job = blocking.job
+        if job is not None:
             culprit = f"job {job.id} ({job.task}) blocks it"
-            extra = job.fields
         logger.warning(
             "the event loop has not answered for %.1f s: %s. The other async jobs of this process wait, and their leases are "
             "renewed. Make a handler that blocks `def`, or let it `await asyncio.to_thread(...)` for the part that does",
-            monotonic() - self._asked_at, culprit, extra=extra,
+            monotonic() - self._asked_at, culprit, extra={} if job is None else job.fields,
         )  # fmt: skip

@@ -1,10 +1,10 @@
-"""The worker: one process that serves some queues.
+"""The worker: a process that serves some queues.
 
 >>> worker = Worker("postgresql://localhost/shop", queues={"mail": 10, "default": 50})
 >>> worker.run()  # doctest: +SKIP
 
-`run()` blocks until SIGTERM or SIGINT: the first lets running jobs finish, the second does not wait for them. The same signal
-again within a second is the same one.
+`run()` blocks until SIGTERM or SIGINT: the first lets running jobs finish, the second does not wait for them. If the same signal
+comes again within a second, it counts once.
 `await worker.serve()` does the same inside a running event loop, without signals; `stop()` ends it.
 """
 
@@ -47,17 +47,18 @@ logger = get_logger(__name__)
 
 
 class Worker:
-    """Serves `queues`, a mapping of names to numbers of slots. The slots of `"*"` are shared by all queues that it does not name, also
-    by those that get jobs only later.
+    """Serves `queues`, a mapping of names to numbers of slots. The slots of `"*"` are shared by all other queues, also by queues that
+    get jobs only later.
 
-    `database`: a URL, or an `Engine`; where async handlers use `ctx.session`, give an `AsyncEngine` beside an Engine.
+    `database`: a URL, or an `Engine`; where async handlers use `ctx.session`, give an `AsyncEngine` with the Engine.
     From a URL the worker makes both itself. `sessionmaker`, `async_sessionmaker`: the application's own, for
     `ctx.session`; by default the registry's. `registry`: the tasks it knows. `schema`: where the tables are, if it is
     neither `sa_jobqueue` nor given by the engine's `schema_translate_map`. `listen_url`: a direct URL for LISTEN when
     `database` is a pooler. `listen=False`: only poll. `max_jobs`, `max_memory`: end after that many jobs, or above that
-    many bytes of resident memory, to be restarted. `job`: the class of the jobs, if it is not the registry's. Everything else is in `settings`.
+    many bytes of resident memory, to be restarted. `job`: the class of the jobs, if it is not the registry's. All other
+    options are in `settings`.
 
-    Raises ConfigurationError for what cannot work.
+    Raises ConfigurationError for options that cannot work.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Worker:
         )
         self.engine = engines.main
         self.schema = engines.schema
-        """The schema of its tables."""
+        """The schema of the worker's tables."""
         self.sessions = Sessions(
             engine=engines.main,
             async_engine=engines.asynchronous,
@@ -112,7 +113,7 @@ class Worker:
             idle_timeout=self.settings.session_idle_timeout,
             store=store,
         )
-        """What makes `ctx.session` for its handlers."""
+        """Makes `ctx.session` for the handlers."""
         maker = Maker.OWN if sessionmaker is not None else Maker.REGISTRY if registry.sessionmaker else Maker.NONE
         self._spec = WorkerSpec(
             id=self.id,
@@ -143,7 +144,7 @@ class Worker:
         self._signals = 0
 
     def limit(self, *, max_jobs: int | None = None, max_memory: int | None = None) -> None:
-        """Set `max_jobs` and `max_memory` for the next `run()` or `serve()`; None leaves one as it was."""
+        """Set `max_jobs` and `max_memory` for the next `run()` or `serve()`; None leaves the value as it is."""
         _check_limits(max_jobs=max_jobs, max_memory=max_memory)
         spec = self._spec
         self._spec = replace(
@@ -160,11 +161,11 @@ class Worker:
         self._spec = replace(self._spec, children=replace(self._spec.children, app=tuple(names)))
 
     def run(self, *, until_idle: bool = False) -> Ending:
-        """Work until a signal comes or, with `until_idle`, until nothing is due. Returns why it ended: with `until_idle` it is
+        """Work until a signal comes or, with `until_idle`, until no job is due. Returns why it ended: with `until_idle` it is
         `Ending.INTERRUPTED` if a signal or `stop()` came first.
 
         It ends the process and does not return when a handler blocks the event loop past the grace time, or for more
-        than some seconds past its timeout.
+        than about ten seconds past its timeout.
 
         Raises SchemaError, DatabaseUnavailable, TaskError, ConfigurationError when it cannot begin.
         """
@@ -198,7 +199,7 @@ class Worker:
         refuse_in_child()
         refuse_patched()
         if self._begun:
-            raise ConfigurationError("this worker serves already; make another Worker to serve beside it")
+            raise ConfigurationError("this worker serves already; make another Worker to serve at the same time")
         self.registry.resolve()
         self._serving = serving = Serving(self._spec, self._tally, until_idle=until_idle, own_process=own_process)
         if self._signals:
@@ -226,17 +227,17 @@ class Worker:
 
     @property
     def counts(self) -> Counter[str]:
-        """What came of the jobs so far, by outcome: "completed", "retried", "failed", "cancelled", "snoozed", "released", "rescued",
-        "lost"; and "unknown", those released because their tasks are not registered. For any thread.
+        """How jobs ended so far, by outcome: "completed", "retried", "failed", "cancelled", "snoozed", "released", "rescued",
+        "lost"; and "unknown", jobs released because their tasks are not registered. For any thread.
         """
         return outcomes_of(self._tally.snapshot())
 
     def tally(self) -> list[TaskTally]:
-        """What came of the jobs so far by queue and task, and how long they ran and waited. For any thread."""
+        """How jobs ended so far by queue and task, and how long they ran and waited. For any thread."""
         return self._tally.snapshot()
 
     def state(self) -> WorkerState:
-        """What the worker does just now: slots and jobs by queue, and counts. For any thread."""
+        """The state of the worker just now: slots and jobs by queue, and counts. For any thread."""
         if self._serving is not None:
             return self._serving.state()
         queues = {
@@ -283,8 +284,7 @@ def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:
 def _run(loop: asyncio.AbstractEventLoop, serve: Coroutine[Any, Any, Ending]) -> Ending:
     """Run to the end of `serve`, even if a handler's tasks or callbacks stop the loop.
 
-    A loop is left when one of them raises SystemExit or KeyboardInterrupt, or calls `loop.stop()`. Signals are heard
-    elsewhere.
+    A task or callback stops it when it raises SystemExit or KeyboardInterrupt, or calls `loop.stop()`. Signals are handled elsewhere.
     """
     serving = loop.create_task(serve)
     while True:

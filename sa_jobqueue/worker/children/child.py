@@ -1,4 +1,4 @@
-"""One child process, as its worker sees it: started, talked to, ended.
+"""A child process, as its worker sees it: how it is started, sent messages, and ended.
 
 It is a new interpreter, never a fork, because a worker has threads. It leads a session of its own: Ctrl-C in a terminal does
 not reach it, and it is killed together with what its handlers have started. It holds the read end of a pipe of which only the
@@ -20,19 +20,20 @@ from time import monotonic, sleep
 from weakref import WeakSet
 
 from ...util.log import get_logger
+from ..process.supervisor import described
 from .loading import ChildSetup
 from .messages import Channel, Message, record_of
 
 logger = get_logger(__name__)
 
-#: Seconds that a child may take to import the application; and to take in a message, for which it should be waiting.
+#: Seconds that a child may take to import the application; and to receive a message, for which it should be waiting.
 _START, _SEND = 120.0, 30.0
-#: Seconds in which a child that cannot begin ends by itself; and in which one that was killed has ended, unless it hangs in the
+#: Seconds in which a child that cannot begin ends by itself; and in which a killed child has ended, unless it hangs in the
 #: system.
 _LAST, _DEATH = 2.0, 5.0
-#: Seconds between two looks whether a process has ended, where the system does not tell.
-_LOOK = 1.0
-#: Nothing that is imported is garbage, and to look for some takes a sixth of a child's start (Python 3.11, November 2026).
+#: Seconds between two checks whether a process has ended, where the system does not tell.
+_CHECK = 1.0
+#: Imports make no garbage, and a search for it takes a sixth of a child's start (Python 3.11, November 2026).
 _CODE = """\
 import gc, sys
 sys.path[:] = {path!r}
@@ -48,31 +49,27 @@ _alive: WeakSet[Child] = WeakSet()
 
 
 class ChildUnavailable(Exception):
-    """No child process can be had. `said`: the child has said why."""
-
-    def __init__(self, reason: str, *, said: bool = False) -> None:
-        super().__init__(reason)
-        self.said = said
+    """There is no child process to run a job."""
 
 
 class Child:
-    """A child process. One thread at a time has it; `wake` and `kill` are for any thread."""
+    """A child process. One thread at a time uses it; `wake` and `kill` are for any thread."""
 
     def __init__(self) -> None:
         """Start the process; `begin` comes next. Raises ChildUnavailable."""
         self.jobs = 0
         """Jobs that it was given so far."""
         self.memory_unused = 0
-        """Bytes of memory that were resident before its first job, as far as the system says."""
+        """Bytes of memory that were resident before its first job; 0 where the system does not tell."""
         self._lock = threading.Lock()
         self.killed = False
-        """Whether it was killed from here. Any thread writes it; the one that has the child reads it."""
-        self._gone = self._closed = False  # under the lock: its id may be another's; its descriptors may be
+        """Whether it was killed from here. Any thread writes it; the thread that uses the child reads it."""
+        self._gone = self._closed = False  # under the lock: its process id, or its descriptors, may be another's
         self._open = ExitStack()
-        """Closes what this process has open for it."""
+        """Closes this process's descriptors for it."""
         self._poll = select.poll()
         self._end: int | None = None
-        """A descriptor that is ready once the process has ended; None where the system has none: it is Linux that does."""
+        """A descriptor that is ready once the process has ended; None where the system has none: only Linux has it."""
         try:
             with ExitStack() as theirs:
                 self._process = self._start(theirs)
@@ -87,7 +84,7 @@ class Child:
                 self._poll.register(self._end, select.POLLIN)
 
     def _start(self, theirs: ExitStack) -> subprocess.Popen[bytes]:
-        """Start the process. `theirs` closes here what only the child is to have. Raises OSError."""
+        """Start the process. `theirs` closes here the descriptors that only the child needs. Raises OSError."""
         our_end, its_end = socket.socketpair()
         self._open.callback(our_end.close)
         theirs.callback(its_end.close)
@@ -107,7 +104,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, which is also that of its group."""
+        """Its process id, which is also the id of its process group."""
         return self._process.pid
 
     def begin(self, setup: ChildSetup) -> None:
@@ -119,8 +116,8 @@ class Child:
                 messages = self.receive(until - monotonic())
                 for message in messages:
                     if "broken" in message:
-                        raise ChildUnavailable(message["broken"], said=True)
-                    say(message)
+                        raise ChildUnavailable(message["broken"])
+                    log_here(message)
                 if any("ready" in message for message in messages):
                     self.memory_unused = self.resident() or 0
                     return
@@ -136,12 +133,12 @@ class Child:
         self._channel.send(message)
 
     def receive(self, seconds: float | None) -> list[Message]:
-        """What comes within `seconds` (None: however long it takes), or until `wake`. Raises EOFError if it is gone.
+        """The messages that come within `seconds` (None: without limit), or until `wake`. Raises EOFError if the child is gone.
 
-        Its end of the socket may outlive it, in a process that a handler has forked. So it is its own end that counts.
+        The child's end of the socket may outlive it, in a process that a handler has forked. So the end of its process counts.
         """
         if self._end is None:
-            seconds = _LOOK if seconds is None else min(seconds, _LOOK)
+            seconds = _CHECK if seconds is None else min(seconds, _CHECK)
         ready = {number for number, _ in self._poll.poll(None if seconds is None else max(seconds, 0.0) * 1_000)}
         if self._woken in ready:
             with suppress(BlockingIOError):
@@ -160,17 +157,17 @@ class Child:
                     os.write(self._waker, b"\0")
 
     def is_ready(self) -> bool:
-        """Whether it is there and waits for a job. What it has logged meanwhile is passed on."""
+        """Whether it is alive and waits for a job. Records that it has logged meanwhile are logged here."""
         try:
             while messages := self.receive(0):
                 for message in messages:
-                    say(message)
+                    log_here(message)
         except (OSError, EOFError):
             return False
         return True
 
     def resident(self) -> int | None:
-        """Bytes of memory that are resident; None where the system does not say: it is Linux that does."""
+        """Bytes of memory that are resident; None where the system does not tell: only Linux does."""
         try:
             with open(f"/proc/{self.pid}/statm", encoding="ascii") as statm:
                 return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -178,12 +175,12 @@ class Child:
             return None
 
     def leave(self) -> None:
-        """Ask it to end by itself; `has_ended` says when it has."""
+        """Ask it to end by itself; check `has_ended` afterwards."""
         with suppress(OSError):
             self.send({"leave": True})
 
     def has_ended(self) -> bool:
-        """Whether it has ended by itself. Then nothing of it is left."""
+        """Whether it has ended by itself. Then its descriptors are closed."""
         with self._lock:
             self._gone = self._gone or self._process.poll() is not None
         if self._gone:
@@ -191,7 +188,7 @@ class Child:
         return self._gone
 
     def kill(self) -> None:
-        """Kill it, and what its handlers have started; `end` comes next."""
+        """Kill it, and the processes that its handlers have started; `end` comes next."""
         with self._lock:
             self.killed = True
             if not self._gone:
@@ -199,7 +196,7 @@ class Child:
                     os.killpg(self.pid, signal.SIGKILL)
 
     def last_words(self) -> list[Message]:
-        """After `kill`: what it had sent before."""
+        """After `kill`: the messages that it had sent before."""
         found: list[Message] = []
         until = monotonic() + _DEATH
         with suppress(OSError, EOFError):
@@ -208,7 +205,7 @@ class Child:
         return found
 
     def end(self, patience: float = 0.0) -> str:
-        """Kill what is left of it, and wait for its end. Returns how it ended, for people.
+        """Kill it and its group, and wait for its end. Returns how it ended, for people.
 
         `patience`: seconds in which it may end by itself.
         """
@@ -226,12 +223,12 @@ class Child:
             return "hangs in the system and cannot be killed"
         finally:
             self._close()
-        return _described(code)
+        return described(code) + (", perhaps because the system had no memory left" if code == -signal.SIGKILL else "")
 
     def let_go(self) -> None:
-        """In a process that a handler on a thread has forked: it is not the one whose end the child waits for."""
+        """Close the descriptors in a process that a handler on a thread has forked: the child must not wait for its end."""
         if not self._closed:
-            self._closed = True  # its numbers are those of other files soon, also in a process that this one forks
+            self._closed = True  # their numbers soon belong to other files, also in a process forked from here
             os.close(self._life)
             self._channel.close()
 
@@ -245,31 +242,20 @@ class Child:
 
 
 def _pipe(reading: ExitStack, writing: ExitStack) -> tuple[int, int]:
-    """Both ends of a pipe, and what closes each."""
+    """Both ends of a pipe, to be closed by `reading` and `writing`."""
     read, write = os.pipe()
     reading.callback(os.close, read)
     writing.callback(os.close, write)
     return read, write
 
 
-def say(message: Message) -> None:
-    """Log what a child has logged, where the worker logs."""
+def log_here(message: Message) -> None:
+    """Log a record of a child where the worker logs; ignore other messages."""
     if "log" in message:
         record = record_of(message)
         to = logging.getLogger(record.name)
         if to.isEnabledFor(record.levelno):
             to.handle(record)
-
-
-def _described(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    why = ", perhaps because the system had no memory left" if -code == signal.SIGKILL else ""
-    return f"was ended by {name}{why}"
 
 
 def _let_go() -> None:

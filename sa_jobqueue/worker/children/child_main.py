@@ -1,6 +1,6 @@
-"""What a child process executes: it imports the application, and runs the jobs that its worker sends, one at a time.
+"""The main program of a child process: it imports the application, and runs the jobs that its worker sends, one at a time.
 
-A job is run by the same `Executor` as on a thread of the worker's. So the outcome is decided here, and with `ctx.session` it is
+A job is run by the same `Executor` as on a thread of the worker. So the outcome is decided here, and with `ctx.session` it is
 committed here, behind the same fence.
 """
 
@@ -15,9 +15,9 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
-from types import FrameType
 from typing import cast
 
 import sqlalchemy as sa
@@ -36,14 +36,14 @@ from .messages import Channel, Message, message_of_line, message_of_progress, me
 
 
 def main(end: int, life: int) -> None:
-    """`end`: our end of the socket; `life`: that of a pipe whose other end the worker alone has. Both are descriptors."""
+    """Run the child. `end`: our end of the socket; `life`: our end of a pipe whose other end only the worker has. Both descriptors."""
     for number in (end, life):
-        os.set_inheritable(number, False)  # they are not for the programs that a handler starts
+        os.set_inheritable(number, False)  # not for the programs that a handler starts
     _die_with_worker(life)
     for number in (signal.SIGINT, signal.SIGTERM):
         # The worker decides: a service manager may send SIGTERM to all processes. Not SIG_IGN, which the programs that a handler
         # starts would inherit.
-        signal.signal(number, _ignore)
+        signal.signal(number, lambda *_: None)
     enter_child()
     channel = Channel(socket.socket(fileno=end))
     orders = _Orders(channel)
@@ -54,7 +54,7 @@ def main(end: int, life: int) -> None:
         _log_to(channel, setup)  # the application may have set up its own log, as it did in the worker
         for place in setup.tasks:
             loaded.task(*place).resolve()
-    except BaseException as error:  # whatever the application's modules do
+    except BaseException as error:  # from the application's modules
         where = place_of(error, anywhere=True)
         channel.send({"broken": f"{type(error).__name__}: {error}" + (f" ({where})" if where else "")})
         return
@@ -67,9 +67,9 @@ def main(end: int, life: int) -> None:
 
 
 def _die_with_worker(life: int) -> None:
-    """Let the system kill this process, and what it has started, when the worker is gone: also while C code runs.
+    """Let the system kill this process, and the processes that it has started, when the worker is gone: also while C code runs.
 
-    Only Linux can. Elsewhere the thread that reads the worker's messages ends the process as soon as it gets to it.
+    Only Linux can. Elsewhere the thread that reads the worker's messages ends the process as soon as it runs.
     """
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(life, fcntl.F_SETSIG, signal.SIGKILL)
@@ -77,21 +77,17 @@ def _die_with_worker(life: int) -> None:
         fcntl.fcntl(life, fcntl.F_SETFL, fcntl.fcntl(life, fcntl.F_GETFL) | os.O_ASYNC)
 
 
-def _ignore(number: int, frame: FrameType | None) -> None:
-    """In place of what a signal does by default."""
-
-
+@dataclass(slots=True)
 class _Order:
     """A job that was sent. `stop` is written by the thread that reads messages, `run` by the main thread."""
 
-    def __init__(self, message: Message) -> None:
-        self.message = message
-        self.stop: Stop | None = None
-        self.run: Run | None = None
+    message: Message
+    stop: Stop | None = None
+    run: Run | None = None
 
 
 class _Orders:
-    """Reads the worker's messages, on a thread of its own: a handler is told to stop while it runs."""
+    """Reads the worker's messages, on a thread of its own, because a handler is asked to stop while it runs."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -110,18 +106,18 @@ class _Orders:
             try:
                 messages = self._channel.receive()
             except (OSError, EOFError):
-                os._exit(0)  # the worker is gone; nothing that the handler still does would be kept
+                os._exit(0)  # the worker is gone; the handler's further work would be lost
             for message in messages:
-                self._heed(message)
+                self._obey(message)
 
-    def _heed(self, message: Message) -> None:
+    def _obey(self, message: Message) -> None:
         if "setup" in message:
             self._first.put(message["setup"])
         elif "job" in message:
             self._last = _Order(message)
             self.jobs.put(self._last)
         elif "stop" in message and self._last is not None:
-            # The last job sent: the worker says it of no other.
+            # For the last job sent: the worker stops no other.
             self._last.stop = stop = cast(Stop, message["stop"])
             if self._last.run is not None:
                 self._last.run.ask_to_stop(stop)
@@ -139,24 +135,26 @@ class _Jobs:
         self._executors: dict[int, Executor] = {}
         self._notes = _Notes(channel)
         self._ended: Message = {}
-        """What is to be said of the run that has just ended."""
+        """The message about the run that has just ended."""
 
     def run_next(self) -> bool:
-        """Run the next job, once it has come. False: this process is to end."""
+        """Run the next job, once it has come. False: this process must end."""
         order = self._orders.jobs.get()
         if order is None:
             return False
         self._ended = {}
         self._channel.send({"begun": True})  # from here on, the death of this process is a rescue of the job
+        place = tuple(order.message["task"])
         try:
-            task = self._find(order.message["task"])
-        except BaseException as error:  # of a module that is imported only now
+            if place not in self._tasks:
+                self._tasks[place] = self._loaded.task(*place)
+        except BaseException as error:  # from a module that is imported only now
             self._channel.send({"not found": f"{type(error).__name__}: {error}"})
             return True
         now = monotonic()
-        self._run(order, Run(order.message["job"], task, now, now - order.message["elapsed"], set()))
+        self._run(order, Run(order.message["job"], self._tasks[place], now, now - order.message["elapsed"], set()))
         if os.getpid() != self._pid:
-            # A process that the handler has forked has come back, too: the job, and the next one, are not its own.
+            # A process that the handler has forked has come back, too: this job and the next do not belong to it.
             os._exit(1)
         self._channel.send(self._ended)
         return True
@@ -172,12 +170,6 @@ class _Jobs:
             context.run(executor.run, run)
         except BaseException as error:
             executor.broke(run, error)
-
-    def _find(self, place: list[str]) -> AnyTask:
-        key = tuple(place)
-        if key not in self._tasks:
-            self._tasks[key] = self._loaded.task(*place)
-        return self._tasks[key]
 
     def _executor_of(self, task: AnyTask) -> Executor:
         sessions = self._loaded.sessions(task)
@@ -202,17 +194,17 @@ class _Jobs:
 
 
 class _Notes:
-    """Sends the worker what a handler says. Whatever comes of it, the handler goes on."""
+    """Sends the worker a handler's progress and log lines. If that fails, the handler goes on."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel, self._pid = channel, os.getpid()
 
     def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
-        """How far the job is."""
+        """Send the progress of a job."""
         self._send(message_of_progress(job, fraction, message))
 
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
-        """What takes the records that are to be kept."""
+        """A function that sends the records to keep."""
         return lambda record: self._send(message_of_line(job, record))
 
     def _send(self, message: Message) -> None:
@@ -229,7 +221,7 @@ class _Forward(logging.Handler):
         self._channel, self._pid = channel, os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if os.getpid() != self._pid:  # a process that a handler has forked: two cannot share the socket
+        if os.getpid() != self._pid:  # in a process that a handler has forked: two processes cannot share the socket
             if logging.lastResort is not None:
                 logging.lastResort.handle(record)
             return
@@ -240,7 +232,7 @@ class _Forward(logging.Handler):
 
 
 def _log_to(channel: Channel, setup: ChildSetup) -> None:
-    """Send what is logged here to the worker, as far as its loggers want it."""
+    """Send log records to the worker, as far as its loggers have them enabled."""
     root = logging.getLogger()
     for handler in root.handlers[:]:
         root.removeHandler(handler)

@@ -1,4 +1,4 @@
-"""In a child: the application, as its worker has it. Tasks are found by the place where their handlers are declared."""
+"""Loads the application in a child, as in its worker. Tasks are found by the place where their handlers are declared."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 from ...errors import SessionUnavailable, TaskError
 from ...models import JobMixin, schema_of
-from ...sql.store import Store, store_of
+from ...sql.store import store_of
 from ...tasks.middleware import are_added
 from ...tasks.registry import Registry, default_registry
 from ...tasks.tasks import AnyTask, Task
@@ -25,7 +25,7 @@ from .messages import place_of_task
 
 
 class Maker(StrEnum):
-    """What makes `ctx.session` in the worker, and whether a child can have the same."""
+    """The origin of `ctx.session` in the worker, which decides whether a child can have it, too."""
 
     NONE = "none"  # the worker's own engine
     REGISTRY = "registry"  # the sessionmaker of the registry, which a child imports, too
@@ -34,7 +34,7 @@ class Maker(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChildSetup:
-    """What holds for all children of a worker. `url`: of the engine that the worker has made; None where it was given one."""
+    """The setup of all children of a worker. `url`: of the engine that the worker has made; None where the application gave one."""
 
     url: str | None = field(repr=False)
     maker: Maker
@@ -46,16 +46,16 @@ class ChildSetup:
     job: tuple[str, str]
     """Module and name of the class of the jobs."""
     app: tuple[str, ...] = ()
-    """What `--app` names: modules, and attributes of modules."""
+    """The names given to `--app`: modules, and attributes of modules."""
     argv: tuple[str, ...] = ()
     main: tuple[str, str] | None = None
-    """How to import the worker's script: "name" or "path", and that."""
+    """How to import the worker's script: "name" or "path", and its name or path."""
     job_fields: bool = False
     """Whether lines of handlers carry the fields of their jobs: see `sa_jobqueue.tasks.middleware`."""
     levels: tuple[tuple[str, int], ...] = ()
-    """The levels of the worker's loggers that have one; "" is the root."""
+    """The levels of the worker's loggers that have a level; "" is the root."""
     tasks: tuple[tuple[str, ...], ...] = ()
-    """The tasks that the child looks up at once, each as `place_of_task` says."""
+    """The tasks that the child looks up at once, each as `place_of_task` returns it."""
 
     @staticmethod
     def job_class(job: type[JobMixin]) -> tuple[str, str]:
@@ -91,19 +91,23 @@ def _levels() -> Iterable[tuple[str, int]]:
 
 
 class Loaded:
-    """The application: its tasks, and what makes their sessions. Making one imports it, and raises what that raises."""
+    """The application: its tasks and their sessions. The constructor imports it, and raises what the import raises."""
 
     def __init__(self, setup: ChildSetup) -> None:
         self._setup = setup
         sys.argv[:] = setup.argv
-        _import_main(setup.main)
+        if setup.main is not None:
+            # Import the script of the worker, as multiprocessing does: its name is not `__main__`, but `__mp_main__`.
+            from multiprocessing import spawn
+
+            how, what = setup.main
+            spawn.prepare({f"init_main_from_{how}": what})
         named = [_named(name) for name in setup.app]
-        # A Worker of the application's has made its engines here, too. It is known by its sessions: this room is below it.
-        self._of_worker = next(
-            (made for one in named if isinstance(made := getattr(one, "sessions", None), Sessions)), None
-        )
-        registries = (one if isinstance(one, Registry) else getattr(one, "registry", None) for one in named)
-        self._registries = [one for one in registries if isinstance(one, Registry)]
+        # An application's Worker has made its engines here, too. It is recognized by its sessions, because this room is below it.
+        sessions = (getattr(found, "sessions", None) for found in named)
+        self._of_worker = next((made for made in sessions if isinstance(made, Sessions)), None)
+        registries = (found if isinstance(found, Registry) else getattr(found, "registry", None) for found in named)
+        self._registries = [registry for registry in registries if isinstance(registry, Registry)]
         self._sessions: dict[int, Sessions] = {}
 
     def task(self, name: str, module: str, qualname: str) -> AnyTask:
@@ -122,7 +126,7 @@ class Loaded:
         )
 
     def sessions(self, task: AnyTask) -> Sessions:
-        """What makes the session of this task's handler."""
+        """Makes the session of this task's handler."""
         if self._of_worker is not None:
             return self._of_worker
         key = id(task.registry)
@@ -133,59 +137,26 @@ class Loaded:
     def _make_sessions(self, task: AnyTask) -> Sessions:
         setup, maker = self._setup, None
         if setup.maker is Maker.REGISTRY:
-            registries = (task.registry, *self._registries)
-            maker = next((one.sessionmaker for one in registries if one.sessionmaker is not None), None)
-        engine = None if setup.url is None else _engine(setup)
+            makers = (registry.sessionmaker for registry in (task.registry, *self._registries))
+            maker = next((made for made in makers if made is not None), None)
+        job: Any = importlib.import_module(setup.job[0])
+        for part in setup.job[1].split("."):
+            job = getattr(job, part)
+        translate, named, engine = dict(setup.translate), schema_of(job), None
+        if (
+            setup.url is not None
+        ):  # as the worker has made it, with one connection at most, because one job runs at a time
+            engine = Engines(
+                database_url(setup.url), schema=translate.get(named), named=named, slots=1, pooled=setup.pooled,
+                async_engine=None, listen=False, listen_url=None,
+            ).main  # fmt: skip
         if setup.maker is Maker.OWN or (engine is None and maker is None):
             maker = _refuse
-        return Sessions(
-            engine=engine,
-            maker=maker,
-            translate=dict(setup.translate),
-            idle_timeout=setup.idle,
-            store=_store(*setup.job),
-        )
-
-
-def _engine(setup: ChildSetup) -> Any:
-    """An engine as the worker has made it, with one connection at most, because one job runs at a time."""
-    assert setup.url is not None
-    named = schema_of(_job_class(*setup.job))
-    engines = Engines(
-        database_url(setup.url),
-        async_engine=None,
-        listen=False,
-        listen_url=None,
-        schema=dict(setup.translate).get(named),
-        named=named,
-        slots=1,
-        pooled=setup.pooled,
-    )
-    return engines.main
-
-
-def _store(module: str, qualname: str) -> Store:
-    return store_of(_job_class(module, qualname))
-
-
-def _job_class(module: str, qualname: str) -> type[JobMixin]:
-    found: Any = importlib.import_module(module)
-    for part in qualname.split("."):
-        found = getattr(found, part)
-    return cast(type[JobMixin], found)
-
-
-def _import_main(main: tuple[str, str] | None) -> None:
-    """Import the script of the worker, as multiprocessing does: its name is not `__main__`, but `__mp_main__`."""
-    if main is not None:
-        from multiprocessing import spawn
-
-        how, what = main
-        spawn.prepare({f"init_main_from_{how}": what})
+        return Sessions(engine=engine, maker=maker, translate=translate, idle_timeout=setup.idle, store=store_of(job))
 
 
 def _named(name: str) -> Any:
-    """What `--app` names: a module; or an attribute of one, called where it is a function."""
+    """The object that `--app` names: a module; or an attribute of a module, called where it is a function."""
     module_name, _, attribute = name.partition(":")
     module = importlib.import_module(module_name)
     if not attribute:

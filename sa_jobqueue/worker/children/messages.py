@@ -1,4 +1,4 @@
-"""What a worker and its children tell each other: a job, how its run ended, a record of the log. Each message is a pickle, as a line of base64."""
+"""Messages between a worker and its children: a job, how its run ended, a log record. Each is a pickle, as a line of base64."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Message: TypeAlias = dict[str, Any]
 #: Bytes read at a time.
 _CHUNK = 65_536
 _OURS = __name__.partition(".")[0]
-#: What makes a plain value of a text or a number, whatever methods its class has.
+#: Makes a plain value of a text or a number, also where its class has methods of its own.
 _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, float: float.__float__, int: int.__int__}
 
 
@@ -37,23 +37,23 @@ class _Pickler(pickle.Pickler):
 
 
 def to_line(message: Message) -> bytes:
-    """The message as a line, so that a reader knows without waiting whether a message has come to its end: its sender may hang or die."""
+    """The message as a line, so that a reader knows without waiting whether a message is complete: its sender may hang or die."""
     pickled = io.BytesIO()
     _Pickler(pickled).dump(message)
     return b2a_base64(pickled.getvalue())
 
 
 def from_line(line: bytes) -> Message:
-    """The message of such a line. Raises ValueError for any other line: a handler may have written to the socket."""
+    """The message in a line of `to_line`. Raises ValueError for any other line: a handler may have written to the socket."""
     try:
-        message: Message = pickle.loads(a2b_base64(line, strict_mode=True))  # noqa: S301 -- of the worker or its child
+        message: Message = pickle.loads(a2b_base64(line, strict_mode=True))  # noqa: S301 -- from the worker or its child
     except Exception as error:
         raise ValueError(f"not a message: {line[:80]!r}") from error
     return message
 
 
 class Channel:
-    """One end. Any thread may send; one thread receives."""
+    """An end of the socket. Any thread may send; a single thread receives."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -66,19 +66,19 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Message) -> None:
-        """Send a message. Raises OSError if the other end is gone, or takes nothing in for as long as the socket's timeout."""
+        """Send a message. Raises OSError if the other end is gone, or receives nothing within the socket's timeout."""
         line = to_line(message)
         with self._lock:
             self._socket.sendall(line)
 
     def receive(self) -> list[Message]:
-        """The messages that have come by now; none if the first is not there to its end. Waits only if nothing has come at all.
+        """The messages that have come by now; none if the first is not complete. Waits only if nothing has come at all.
 
         Raises EOFError if the other end is gone.
         """
         try:
             chunk = self._socket.recv(_CHUNK)
-        except ConnectionError:  # it had not read everything
+        except ConnectionError:  # the other end had not read everything
             chunk = b""
         if not chunk:
             raise EOFError
@@ -108,21 +108,21 @@ def message_of_job(job: ClaimedJob, task: AnyTask, elapsed: float) -> Message:
     return {"job": job, "task": place_of_task(task), "elapsed": elapsed}
 
 
-# ---- what a handler says
+# ---- a handler's progress and log lines
 
 
 def message_of_progress(job: ClaimedJob, fraction: float, message: str | None) -> Message:
-    """How far the job is."""
+    """The progress of a job."""
     return {"progress": [fraction, message], "claim": _claim_of(job)}
 
 
 def message_of_line(job: ClaimedJob, record: logging.LogRecord) -> Message:
-    """A line that is to be kept."""
+    """A log line to keep."""
     return {"line": line_from(record), "claim": _claim_of(job)}
 
 
-def is_said_of(message: Message, job: ClaimedJob) -> bool:
-    """Whether such a message is of this claim. A thread that another handler has left may still say something of its own."""
+def is_of_claim(message: Message, job: ClaimedJob) -> bool:
+    """Whether a message with a claim belongs to this claim. A thread that another handler has left may still send its own."""
     return bool(message["claim"] == _claim_of(job))
 
 
@@ -130,35 +130,34 @@ def _claim_of(job: ClaimedJob) -> list[int]:
     return [job.id, job.claim_token]
 
 
-# ---- records of the log
+# ---- log records
 
-#: What every record of the log has.
+#: The attributes of every log record.
 _STANDARD = frozenset(vars(logging.makeLogRecord({})))
 _SCALARS = (str, int, float, bool, type(None))
 _FORMATTER = logging.Formatter()
 
 
 def message_of_record(record: logging.LogRecord) -> Message:
-    """A record of the log. Its exception is formatted here, and of its own fields what JSON has no form for becomes text."""
-    said: Message = {
+    """A log record. Its exception is formatted here, and extra attributes that JSON cannot represent become text."""
+    values: Message = {
         name: value for name, value in vars(record).items() if name in _STANDARD and isinstance(value, _SCALARS)
     }
     args = record.args
     if isinstance(record.msg, str) and isinstance(args, tuple) and args and all(type(arg) in _SCALARS for arg in args):
-        said["args"] = args  # error trackers group by the template
+        values["args"] = args  # error trackers group by the template
     else:
-        said["msg"], said["args"] = record.getMessage(), None
+        values["msg"], values["args"] = record.getMessage(), None
     if record.exc_info and not record.exc_text:
-        said["exc_text"] = _FORMATTER.formatException(record.exc_info)
+        values["exc_text"] = _FORMATTER.formatException(record.exc_info)
     own = {name: _plain(value) for name, value in vars(record).items() if name not in _STANDARD}
-    return {"log": said | own}
+    return {"log": values | own}
 
 
 def record_of(message: Message) -> logging.LogRecord:
-    """The record of such a message."""
-    said = message["log"]
-    args = said.get("args")
-    return logging.makeLogRecord(said | {"args": tuple(args) if args else None})
+    """The record in a message of `message_of_record`."""
+    values = message["log"]
+    return logging.makeLogRecord(values | {"args": tuple(values.get("args") or ()) or None})
 
 
 def _plain(value: object) -> Any:

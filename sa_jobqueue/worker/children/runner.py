@@ -1,4 +1,4 @@
-"""Running one job in a child process: a thread of the worker's hands it over, waits, and kills the child where that is due."""
+"""Running a job in a child process: a thread of the worker hands it over, waits, and kills the child where necessary."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from time import monotonic
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
 from ...errors import ConfigurationError, TaskError
 from ...rules.failures import describe, entry
-from ...rules.outcomes import Crashed, ErrorEntry, Failed, Outcome, Released
+from ...rules.outcomes import Crashed, Failed, Outcome, Released
 from ...sql.workers import serves
 from ...tasks.registry import Registry
 from ...tasks.tasks import AnyTask
@@ -24,21 +25,21 @@ from ..running.notes import JobReports
 from ..running.run import Run
 from ..running.timeouts import timed_out, timeout_of
 from ..running.verdict import of_stop, unstarted
-from .child import Child, ChildUnavailable, say
+from .child import Child, ChildUnavailable, log_here
 from .loading import ChildSetup
-from .messages import Message, is_said_of, message_of_job
+from .messages import Message, is_of_claim, message_of_job
 
 logger = get_logger(__name__)
 
-#: Seconds that a child which was asked to end may take for it.
+#: Seconds that a child may take to end when it was asked to.
 _LEAVE = 10.0
-#: A child may keep what its jobs needed, and the next job would be killed for it. So another child runs a job with a memory limit if
-#: this one keeps more than this share of what the limit leaves a new child.
+#: A child may keep memory that its jobs needed, and the next job would be killed for it. So a job with a memory limit gets another
+#: child if this child keeps more than this share of the memory that the limit leaves a new child.
 _KEPT = 0.5
 
 
 class Children:
-    """Children, each of which runs one job at a time. There are as many as jobs have run in them at the same time.
+    """Child processes that run one job at a time each. There are as many as jobs have run in them at the same time.
 
     `max_jobs`: a child that has run this many jobs is replaced. For any thread.
     """
@@ -49,13 +50,13 @@ class Children:
         # All under the lock.
         self._all: set[Child] = set()
         self._idle: list[Child] = []
-        """Those that have a job no more; the one that had it last is the next to get one."""
+        """Children without a job; the child whose job ended last gets the next job."""
         self._leaving: list[tuple[float, Child]] = []
-        """Those that were asked to end, and until when they may take."""
+        """Children that were asked to end, and until when they may take."""
         self._closed = False
 
     def check(self, registry: Registry, queues: Collection[str]) -> None:
-        """Start a child, if these queues may have jobs for it, and let it look up their tasks. It waits for the first job.
+        """Start a child, if these queues may have jobs for it, and let it find their tasks. It waits for the first job.
 
         Raises ConfigurationError if it cannot be started, or does not know a task: then no job could run.
         """
@@ -68,8 +69,13 @@ class Children:
             raise ConfigurationError(f'a child process for tasks of executor="process": {error}') from None
 
     def take(self, memory_limit: int | None, *, new: bool = False) -> Child:
-        """A child for one job, which is `new` or any that is free; `give_back` or `drop` comes next. Raises ChildUnavailable."""
-        while not new and (child := self._pop()) is not None:
+        """A child for a job, a `new` child or any free child; `give_back` or `drop` comes next. Raises ChildUnavailable."""
+        while not new:
+            self._end_leaving()
+            with self._lock:
+                if not self._idle:
+                    break
+                child = self._idle.pop()
             if not child.is_ready():
                 logger.warning(
                     "the child process %d %s while it had no job; another takes its place", child.pid, self.drop(child)
@@ -81,7 +87,7 @@ class Children:
         return self._start(())
 
     def give_back(self, child: Child) -> None:
-        """Its job has ended, and it waits for the next one."""
+        """Let a child whose job has ended wait for the next job."""
         if self._max_jobs is not None and child.jobs >= self._max_jobs:
             self._retire(child)
             return
@@ -92,14 +98,14 @@ class Children:
         self.drop(child)
 
     def drop(self, child: Child) -> str:
-        """It has died, or is to: kill what is left. Returns how it ended, for people."""
+        """Kill a child, or its group if it has died. Returns how it ended, for people."""
         how = child.end()
         with self._lock:
             self._all.discard(child)
         return how
 
     def close(self) -> None:
-        """Kill all children, also those that have a job, and start no more."""
+        """Kill all children, with or without a job, and start no more."""
         with self._lock:
             self._closed = True
             everyone, idle = list(self._all), self._idle
@@ -109,11 +115,6 @@ class Children:
             child.kill()
         for child in (*idle, *(child for _, child in leaving)):
             self.drop(child)
-
-    def _pop(self) -> Child | None:
-        self._end_leaving()
-        with self._lock:
-            return self._idle.pop() if self._idle else None
 
     def _start(self, tasks: Iterable[AnyTask]) -> Child:
         with self._lock:
@@ -132,13 +133,13 @@ class Children:
         return child
 
     def _retire(self, child: Child) -> None:
-        """Let it end by itself; nothing waits for that."""
+        """Let a child end by itself, without waiting for that."""
         child.leave()
         self._wait_for(monotonic() + _LEAVE, child)
         self._end_leaving()
 
     def _wait_for(self, until: float, child: Child) -> None:
-        """It was asked to end. If the worker leaves, it is killed."""
+        """Note a child that was asked to end. If the worker leaves, kill it."""
         with self._lock:
             if not self._closed:
                 self._leaving.append((until, child))
@@ -146,7 +147,7 @@ class Children:
         self.drop(child)
 
     def _end_leaving(self) -> None:
-        """Forget the children that have ended, as they were asked to, and kill those that do not."""
+        """Forget the children that have ended when they were asked to, and kill those that do not."""
         with self._lock:
             if not self._leaving:
                 return
@@ -163,102 +164,96 @@ def _keeps_much(child: Child, memory_limit: int) -> bool:
     return kept > (memory_limit - child.memory_unused) * _KEPT
 
 
-#: Seconds between two looks at the memory of a child whose task has a limit.
-_LOOK = 0.05
-#: Seconds, on average, that a job waits which went back because there was no child for it.
+#: Seconds between two checks of the memory of a child whose task has a limit.
+_MEMORY_EVERY = 0.05
+#: Seconds, on average, until a job runs again that went back because there was no child for it.
 _AGAIN = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _DecidedHere:
-    """The outcome of a job that no child has ended: none was to be had, or it was killed, or has died. `note`: what the log adds."""
+class _DecidedHere(NamedTuple):
+    """The outcome of a job that no child has ended: there was no child, or it was killed, or died. `note` is added to the log line."""
 
     outcome: Outcome | Lost
     note: str = ""
 
 
 class _DiedIdle(Exception):
-    """The child has died while it had no job, and so has not begun this one."""
+    """The child died while it had no job, so it has not begun this job."""
 
 
+@dataclass(frozen=True)
 class ChildRunner:
-    """Runs jobs in `children`. What a child decides `executor` reports; what becomes of a job whose child is killed, it decides.
+    """Runs jobs in `children`. `executor` reports the ending that a child decides, and decides for a job whose child is killed.
 
     `grace`: seconds between asking a handler to stop and killing its child. `pause(queue, engine, why)`: as of `Executor`, with
-    the worker's own `engine`. `notes`: what takes what handlers say.
+    the worker's own `engine`. `notes` receives handlers' progress and log lines.
     """
 
-    def __init__(
-        self,
-        children: Children,
-        executor: Executor,
-        *,
-        grace: float,
-        engine: sa.Engine,
-        pause: Callable[[str, sa.Engine, str], None],
-        notes: JobReports,
-    ) -> None:
-        self._children, self._executor, self._grace = children, executor, grace
-        self._engine, self._pause, self._notes = engine, pause, notes
+    children: Children
+    executor: Executor
+    grace: float
+    engine: sa.Engine
+    pause: Callable[[str, sa.Engine, str], None]
+    notes: JobReports
 
     def run(self, run: Run) -> None:
-        """Run a job, on the thread that calls. When this returns, its child is free, or dead."""
+        """Run a job, on the calling thread. When this returns, its child is free, or dead."""
         try:
             ending = self._run_in_child(run)
         except _DiedIdle as died:
-            # It was killed while it had no job. One that dies of the job's message takes the new child along, and that counts.
+            # It was killed while it had no job. If the job's message kills a child, the new child dies, too, and that counts.
             logger.warning("%s before it began a job; another takes its place", died)
             run.started = None
             ending = self._run_in_child(run, new=True)
         if isinstance(ending, _DecidedHere):
-            self._executor.give_up(run, ending.outcome, ending.note)
+            self.executor.give_up(run, ending.outcome, ending.note)
         else:
             self._adopt(run, ending)
 
     def _run_in_child(self, run: Run, *, new: bool = False) -> Message | _DecidedHere:
-        """Run a job in a free child, or in a `new` one. Raises _DiedIdle if a free one has died meanwhile."""
+        """Run a job in a free child, or in a `new` child. Raises _DiedIdle if a free child has died meanwhile."""
         if (outcome := unstarted(run)) is not None:
             return _DecidedHere(outcome)
         try:
-            child = self._children.take(run.task.memory_limit, new=new)
+            child = self.children.take(run.task.memory_limit, new=new)
         except ChildUnavailable as error:
             logger.error(
                 "%s[%d] goes back, no attempt spent, because there is no child process for it: %s",
                 run.job.task, run.job.id, error, extra=run.job.fields,
             )  # fmt: skip
             return _DecidedHere(Released(_AGAIN * random.uniform(0.5, 1.5)))
-        run.wake = child.wake  # before the second look: from here on it is told of a stop
+        run.wake = child.wake  # before the second check: from here on a stop wakes us
         if (outcome := unstarted(run)) is not None:  # a child may take seconds to start
             run.wake = None
-            self._children.give_back(child)
+            self.children.give_back(child)
             return _DecidedHere(outcome)
         try:
             ending = self._follow(run, child, new)
         except BaseException:
-            self._children.drop(child)
+            self.children.drop(child)
             raise
         finally:
             run.wake = None
         if child.killed or isinstance(ending, _DecidedHere):
-            self._children.drop(child)
+            self.children.drop(child)
         else:
-            self._children.give_back(child)
+            self.children.give_back(child)
         return ending
 
     def _adopt(self, run: Run, message: Message) -> None:
         if "not found" in message:
             error = TaskError(message["not found"])
-            self._executor.give_up(run, Failed(error, describe(error)))
+            self.executor.give_up(run, Failed(error, describe(error)))
             return
         if (why := message.get("unopened")) is not None:
-            self._pause(run.job.queue, self._engine, why)
+            self.pause(run.job.queue, self.engine, why)
         ending: RunEnding = message["ended"]
-        self._executor.adopt(run, ending)
+        self.executor.adopt(run, ending)
 
     def _follow(self, run: Run, child: Child, new: bool) -> Message | _DecidedHere:
-        """Give the child its job, and wait for its end or that of the child."""
+        """Give the child its job, and wait for the end of the job or of the child."""
         run.started = monotonic()
-        watch = _Watch(run, child, self._grace)
+        watch = _Watch(run, child, self.grace)
         begun = new
         try:
             child.jobs += 1
@@ -274,7 +269,7 @@ class ChildRunner:
         except (OSError, EOFError):
             child.kill()
             words = child.last_words()
-            how = self._children.drop(child)
+            how = self.children.drop(child)
             if (ending := self._ended_in(run, words)) is not None:
                 return ending
             if not begun and not _has_begun(words):
@@ -282,31 +277,26 @@ class ChildRunner:
             return _crashed(run, f"its child process {how}")
 
     def _ended_in(self, run: Run, messages: list[Message]) -> Message | None:
-        """What came of the job, if these messages say so. The others are heeded, also those that came behind the last of the job:
-        another thread of the child may have logged.
+        """The last message about the job, if it is among these messages. The others are processed, also those after it: another
+        thread of the child may have logged.
         """
-        found: Message | None = None
+        last: Message | None = None
         for message in messages:
-            if _is_last(message):
-                found = message
+            if "ended" in message or "not found" in message:
+                last = message
+            elif "claim" in message and not is_of_claim(message, run.job):
+                continue
+            elif "progress" in message:
+                self.notes.report(run.job, *message["progress"])
+            elif "line" in message:
+                self.notes.add_line(run.job, run.task.keep_logs, message["line"])
             else:
-                self._heed(run, message)
-        return found
-
-    def _heed(self, run: Run, message: Message) -> None:
-        """What a child says beside the end of a job."""
-        if "claim" in message and not is_said_of(message, run.job):
-            return
-        if "progress" in message:
-            self._notes.report(run.job, *message["progress"])
-        elif "line" in message:
-            self._notes.add_line(run.job, run.task.keep_logs, message["line"])
-        else:
-            say(message)
+                log_here(message)
+        return last
 
 
 class _Watch:
-    """When the child of a run is to be killed, and why."""
+    """Decides when the child of a run must be killed, and why."""
 
     def __init__(self, run: Run, child: Child, grace: float) -> None:
         self._run, self._child, self._grace = run, child, grace
@@ -320,11 +310,11 @@ class _Watch:
         """Seconds until something is due; None: nothing is."""
         times = [at for at in (self._timeout_at, self._kill_at) if at is not None]
         if self._limit is not None:
-            times.append(monotonic() + _LOOK)
+            times.append(monotonic() + _MEMORY_EVERY)
         return min(times) - monotonic() if times else None
 
     def check(self) -> _DecidedHere | None:
-        """Tell the child what it was not told yet. Returns why it is to be killed now, if it is."""
+        """Pass a stop on to the child. Returns the outcome if the child must be killed now."""
         run, now = self._run, monotonic()
         if run.stop is not None and self._kill_at is None:
             self._kill_at = now + self._grace
@@ -339,24 +329,15 @@ class _Watch:
             )  # fmt: skip
             return _DecidedHere(of_stop(run))
         if self._limit is not None and (used := self._child.resident() or 0) > self._limit:
-            return _crashed(
-                run,
-                f"its child process was killed: {used:,} bytes were resident (memory_limit {self._limit:,})",
-                "MemoryLimit",
-            )
+            how = f"its child process was killed: {used:,} bytes were resident (memory_limit {self._limit:,})"
+            return _crashed(run, how, "MemoryLimit")
         return None
 
 
 def _crashed(run: Run, how: str, kind: str = "ChildDied") -> _DecidedHere:
-    reason: ErrorEntry = entry(kind, how)
-    # A handler that was asked to stop has had its time, whatever ended its process.
-    return _DecidedHere(of_stop(run) if run.stop is not None else Crashed(reason))
+    # A handler that was asked to stop has had its time, however its process ended.
+    return _DecidedHere(of_stop(run) if run.stop is not None else Crashed(entry(kind, how)))
 
 
 def _has_begun(messages: list[Message]) -> bool:
     return any("begun" in message for message in messages)
-
-
-def _is_last(message: Message) -> bool:
-    """Whether it is the last that a child says of a job."""
-    return "ended" in message or "not found" in message

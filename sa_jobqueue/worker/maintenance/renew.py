@@ -130,7 +130,6 @@ class Rescue(PagedChore):
     def __init__(
         self,
         connector: Connector,
-        *,
         registry: Registry,
         observer: Observer,
         max_rescues: int,
