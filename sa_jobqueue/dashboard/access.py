@@ -1,4 +1,4 @@
-"""What a viewer may see and do. The application says it for each request; without that, the dashboard is closed.
+"""What a viewer may see and do. The application decides for each request; without `access=` the dashboard is closed.
 
 >>> Access.READ.may("read"), Access.READ.may("retry")
 (True, False)
@@ -18,25 +18,25 @@ from starlette.requests import Request
 
 from ..errors import ConfigurationError
 
-#: What can be allowed one by one. "read" is meant with each of the others.
+#: The rights that can be granted singly. Each includes "read".
 Action: TypeAlias = Literal[
     "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow",
     "discard", "delete", "edit", "copy", "limit", "backfill", "cancel_workflow", "search_arguments",
 ]  # fmt: skip
 
 _ALL: frozenset[str] = frozenset(get_args(Action))
-#: What can be taken back, or does what would have been done anyway.
+#: Actions that can be undone, or that only do earlier what would be done anyway.
 _OPERATE = frozenset(("read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow"))
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What one viewer may do.
+    """The rights of a viewer.
 
-    `can`: names of actions, as in `Access(can={"retry", "cancel"})`. `queues`: only what belongs to these queues. `where`: only these
-    jobs, such as `Job.tenant_id == 3`; pages that add up the jobs of all tenants are not shown then. `who`: the viewer's name, for the audit.
+    `can`: names of actions, as in `Access(can={"retry", "cancel"})`. `queues`: only these queues and their jobs. `where`: only these
+    jobs, such as `Job.tenant_id == 3`, without pages that sum up the jobs of all tenants. `who`: the viewer's name, for the audit.
 
-    Raises ConfigurationError for an action that there is not.
+    Raises ConfigurationError for an unknown action.
     """
 
     can: Iterable[str] = frozenset()
@@ -47,9 +47,9 @@ class Access:
     NONE: ClassVar[Access]
     """Nothing: the answer is 403."""
     READ: ClassVar[Access]
-    """Look at everything, change nothing."""
+    """See everything, change nothing."""
     OPERATE: ClassVar[Access]
-    """And what can be taken back: retry, cancel, pause, run a schedule, ask a worker to drain."""
+    """Also actions that can be undone: retry, cancel, pause, run a schedule, ask a worker to drain."""
     ADMIN: ClassVar[Access]
     """Everything."""
 
@@ -71,12 +71,12 @@ class Access:
         return action in frozenset(self.can)
 
     def named(self, who: str) -> Access:
-        """The same for a viewer of this name: `Access.OPERATE.named(user.email)`."""
+        """A copy with the viewer's name: `Access.OPERATE.named(user.email)`."""
         return replace(self, who=who)
 
     @property
     def is_partial(self) -> bool:
-        """Whether some jobs are hidden from the viewer by a condition, so that sums over all jobs are not for them."""
+        """Whether a condition hides some jobs from the viewer, who then must not see sums over all jobs."""
         return self.where is not None
 
 
@@ -85,12 +85,12 @@ Access.READ = Access(can=("read",))
 Access.OPERATE = Access(can=_OPERATE)
 Access.ADMIN = Access(can=_ALL)
 
-#: Says of each request what its sender may do; a coroutine function or a plain one.
+#: Returns the rights of a request's sender; a coroutine function or a plain function.
 Who: TypeAlias = Callable[[Request], Access | Awaitable[Access]]
 
 
 async def access_of(who: Who | None, request: Request) -> Access:
-    """What the application says of this request; nothing is allowed where it says nothing."""
+    """The rights that the application grants to this request; none without an access callback."""
     if who is None:
         return Access.NONE
     found: Any = who(request)

@@ -148,7 +148,7 @@ def _read(context: PageContext, window: Window) -> _Sums:
         "since": window.back,
         "step": window.step,
         "queues": queues,
-        "stat": context.options.beside.stat,
+        "stat": context.tables.stat,
     }
     steps = sum_stats(**asked, values=_OF_STEP)
     ended = sum_stats(**asked, by=_BY_QUEUE, values=ENDS)

@@ -1,18 +1,17 @@
-"""The filter of the jobs, as an address or a form says it, and the criteria that it means: for pages and for actions."""
+"""The filter of jobs in an address or a form, and its criteria, for pages and for actions."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 from sqlalchemy.sql import visitors
 from sqlalchemy.sql.elements import ColumnClause, TextClause
 
 from ..arguments.subjects import Subject
-from ..models import ArchivedJob, Job, JobMixin, companions_of, status_literal
+from ..models import ArchivedJob, Job, JobMixin, status_literal
 from ..rules.lifecycle import JobStatus
 from ..sql.archived import archive_parts
 from ..sql.chosen import Status, criteria_of, queued_in_order
@@ -22,17 +21,17 @@ from ..sql.readings.depths import CAP, capped
 from ..util.schema import schema_on
 from .query import Query, as_id
 from .refusals import BadInput
-from .request import PageContext
+from .request import ONE, PageContext
 from .shared import Kept
 
-#: The names of a filter's values. All of them narrow what is shown, and what is done.
+#: The names of a filter's values. All of them narrow what is shown and what is changed.
 FILTERS = (
     "id", "status", "queue", "task", "tag", "subject", "key", "error", "args", "workflow", "older_than", "newer_than", "from",
 )  # fmt: skip
 
 
 def chosen(context: PageContext) -> list[sa.ColumnElement[bool]]:
-    """The criteria of the jobs that the viewer asks for, and may see. Raises BadInput."""
+    """The criteria of the filter, and of the jobs that the viewer may see. Raises BadInput."""
     query, job = context.query, context.job
     found: list[sa.ColumnElement[bool]] = []
     if ids := query.ids("id"):
@@ -45,8 +44,8 @@ def chosen(context: PageContext) -> list[sa.ColumnElement[bool]]:
     named: dict[str, Any] = {name: query.all(name) for name in ("queue", "task", "tag", "key", "error")}
     found += criteria_of(
         **named,
-        status=[_status(one) for one in query.all("status")],
-        subject=[_subject(one) for one in query.all("subject")],
+        status=list(map(_status, query.all("status"))),
+        subject=list(map(_subject, query.all("subject"))),
         args=_args(context),
         older_than=query.duration("older_than"),
         newer_than=query.duration("newer_than"),
@@ -72,49 +71,37 @@ def _subject(text: str) -> str:
 
 
 def _args(context: PageContext) -> dict[str, Any] | None:
-    """The arguments that a job must have. A viewer who may not see them must not find them by guessing, either."""
-    if not (given := context.query.one("args")):
-        return None
-    if context.options.format_args is not None and not context.access.may("search_arguments"):
+    """The arguments that a job must have. A viewer who may not see arguments must not find them by guessing, either."""
+    given = context.query.one("args")
+    if given and context.options.format_args is not None and not context.access.may("search_arguments"):
         raise BadInput("args", given, "nothing: arguments are masked here, and you may not search them")
-    try:
-        found = json.loads(given)
-    except (ValueError, RecursionError) as error:
-        raise BadInput("args", given, 'a JSON object, as in {"order_id": 7}') from error
-    if not isinstance(found, dict):
-        raise BadInput("args", given, 'a JSON object, as in {"order_id": 7}')
-    return found
+    return context.query.json_object("args")
 
 
-# ---- How many jobs a page searches: as many as take milliseconds, however many jobs there are.
+# ---- The jobs that a page searches: as many as take milliseconds, in a table of any size.
 
-#: Ids that are looked at where no index finds the jobs.
+#: The ids that are searched if no index finds the jobs.
 RANGE = 100_000
-#: Jobs that are looked at of those to which an index leads.
+#: The jobs that are searched if an index finds them.
 MOST = CAP - 1
 
 _IN_ORDER = (JobStatus.FAILED, JobStatus.RUNNING)
-"""An index has the ids of these, each in their order."""
+"""Statuses with an index on the ids."""
 _REST = (JobStatus.COMPLETED, JobStatus.CANCELLED)
-"""No index has the ids of these."""
+"""Statuses without an index."""
 _FALSE: sa.ColumnElement[bool] = sa.literal_column("false")
 _QUEUED = frozenset((Status.QUEUED, Status.DUE, Status.SCHEDULED, Status.RETRYING))
-#: Jobs that are looked at in each line of queued jobs, if more than their queue, key and time must be looked at, and not all are of one queue.
-_OF_LINE = 500
+#: The jobs of each queue and key that are searched by other columns than queue, key and time, unless all are in one queue.
+_OF_EACH_KEY = 500
 
 
 def highest_id(context: PageContext) -> int:
-    """The id of the newest job; 0 where there is none."""
-    return (
-        context.connection.scalar(
-            sa.select(context.job.id).order_by(context.job.id.desc()).limit(sa.literal_column("1"))
-        )
-        or 0
-    )
+    """The id of the newest job; 0 without jobs."""
+    return context.connection.scalar(sa.select(context.job.id).order_by(context.job.id.desc()).limit(ONE)) or 0
 
 
 def reach(context: PageContext, above: int) -> tuple[int, list[sa.ColumnElement[bool]]]:
-    """The lowest id that is looked at of the jobs with lower ids than `above`, 0 where all are; and as criteria."""
+    """The lowest searched id of jobs with ids below `above`, 0 if all are searched; and the criteria of the searched jobs."""
     query, job, found = context.query, context.job, None
     within: list[sa.ColumnElement[bool]] = [job.id < above]
     if _is_about_few(query) or not (any(query.one(name) for name in FILTERS) or context.mine()):
@@ -128,36 +115,35 @@ def reach(context: PageContext, above: int) -> tuple[int, list[sa.ColumnElement[
         if status in _IN_ORDER:
             found = _of(context, status)
     lowest = _floor(context, above) if found is None else context.connection.scalar(_last(context, found, *within)) or 0
-    # Ids are from 1 on, unless they were said by hand.
+    # Ids begin at 1, unless they were inserted by hand.
     return (lowest, [*within, job.id >= lowest]) if lowest > 1 else (0, within)
 
 
 def _floor(context: PageContext, above: int) -> int:
-    """The lowest id of a range of ids, which has some jobs at least, also where ids are missing; 0: it has all."""
+    """The lowest id of a range of ids with at least some jobs, even if ids are missing; 0: it has all jobs."""
     last: int | None = context.connection.scalar(_last(context, context.job.id < above))
     return 0 if last is None else max(min(last, above - RANGE), 0)
 
 
 def tabs(context: PageContext, highest: int) -> list[tuple[str, str]]:
-    """Each status, and how many of the jobs that are looked at have it, up to a cap."""
-    asked = PageContext(context.connection, context.query.but(status=()), context.access, context.options)
-    found = dict.fromkeys(JobStatus, (0, False))
-    for part in _counts(asked, highest):
-        rows: Any = context.connection.execute(part)
+    """Each status with the number of searched jobs that have it, up to a cap."""
+    counts = dict.fromkeys(JobStatus, (0, False))
+    for statement in _counts(replace(context, query=context.query.but(status=())), highest):
+        rows: Any = context.connection.execute(statement)
         for status, number, is_cut in rows:
-            before, was_cut = found[JobStatus(status)]
-            found[JobStatus(status)] = before + number, was_cut or is_cut
-    return [(status.value, _said(*one)) for status, one in found.items()]
+            before, was_cut = counts[JobStatus(status)]
+            counts[JobStatus(status)] = before + number, was_cut or is_cut
+    return [(status.value, _shown(number, is_cut)) for status, (number, is_cut) in counts.items()]
 
 
-def _said(number: int, is_cut: bool) -> str:
+def _shown(number: int, is_cut: bool) -> str:
     if number >= CAP or not is_cut:
         return capped(number)
     return f"{number:,}+" if number else "–"
 
 
 def _counts(context: PageContext, highest: int) -> list[Any]:
-    """Statements that count by status: the status, a number, and whether there are jobs that were not looked at."""
+    """Statements that count by status: the status, a number, and whether some jobs were not searched."""
     job, criteria = context.job, chosen(context)
     if _is_about_few(context.query) or context.query.one("workflow"):
         most = len(JobStatus) * CAP
@@ -169,91 +155,79 @@ def _counts(context: PageContext, highest: int) -> list[Any]:
     for status in (JobStatus.BLOCKED, *_IN_ORDER):
         which = among_newest(context, status) if is_narrow else _of(context, status)
         is_cut = _is_cut(context, status) if is_narrow else _FALSE
-        some = (
-            sa.select(sa.literal_column("1"))
-            .select_from(job)
-            .where(*criteria, which)
-            .limit(CAP)
-            .subquery(f"of_{status}")
-        )
+        some = sa.select(ONE).select_from(job).where(*criteria, which).limit(CAP).subquery(f"of_{status}")
         parts.append(sa.select(status_literal(status), sa.func.count(), is_cut).select_from(some))
     return [*parts, *_queued(context, criteria)]
 
 
 def _split(statuses: Any, wanted: Sequence[JobStatus], is_cut: sa.ColumnElement[bool]) -> Any:
-    """How many of these are each of the wanted ones."""
+    """Count the rows with each of the wanted statuses."""
     some = statuses.subquery("some")
-    numbers = (sa.func.count().filter(some.c.status == status_literal(one)).label(one.value) for one in wanted)
+    numbers = (sa.func.count().filter(some.c.status == status_literal(status)).label(status.value) for status in wanted)
     counted = sa.select(*numbers, is_cut.label("is_cut")).select_from(some).cte("counted")
-    return sa.union_all(*(sa.select(status_literal(one), counted.c[one.value], counted.c.is_cut) for one in wanted))
+    return sa.union_all(
+        *(sa.select(status_literal(status), counted.c[status.value], counted.c.is_cut) for status in wanted)
+    )
 
 
 def _queued(context: PageContext, criteria: list[sa.ColumnElement[bool]]) -> list[Any]:
-    """Of each index of queued jobs its first ones, of the queues that are asked for."""
-    table, names, found = table_of(context.job), _queues(context), []
+    """Statements that count the first jobs of each index of queued jobs, in the queues of the filter."""
+    table, names, statements = table_of(context.job), _queues(context), []
     for kind in (is_keyless, is_ready, is_later):
-        of = [] if names is None else [table.c.queue.in_(names)]
+        in_queues = [] if names is None else [table.c.queue.in_(names)]
         fits = sa.case((sa.and_(sa.true(), *criteria), sa.true()), else_=False).label("fits")
-        some = sa.select(fits).where(kind(table), *of).limit(CAP).subquery("some")
+        some = sa.select(fits).where(kind(table), *in_queues).limit(CAP).subquery("some")
         number, is_cut = sa.func.count().filter(some.c.fits), sa.func.count() >= CAP
-        found.append(sa.select(status_literal(JobStatus.QUEUED), number, is_cut).select_from(some))
-    return found
+        statements.append(sa.select(status_literal(JobStatus.QUEUED), number, is_cut).select_from(some))
+    return statements
 
 
 def _is_cut(context: PageContext, status: JobStatus) -> sa.ColumnElement[bool]:
-    """Whether there are more jobs of this status than are looked at."""
+    """Whether more jobs have this status than are searched."""
     which = _of(context, status)
     if status is JobStatus.BLOCKED:
-        return (
-            sa.select(context.job.id)
-            .where(which)
-            .offset(MOST - 1)
-            .limit(sa.literal_column("1"))
-            .correlate(None)
-            .exists()
-        )
+        return sa.select(context.job.id).where(which).offset(MOST - 1).limit(ONE).correlate(None).exists()
     return _last(context, which).exists()
 
 
 def _queues(context: PageContext) -> list[str] | None:
-    """The queues whose jobs are asked for, and may be seen; None: all."""
+    """The queues of the filter that the viewer may see; None: all."""
     asked = context.query.all("queue")
     if context.queues is None:
         return asked or None
     return sorted(context.queues.intersection(asked) if asked else context.queues)
 
 
-# ---- queued jobs, by the time at which they are due
+# ---- Queued jobs, in the order in which they are due.
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(NamedTuple):
     """A page of queued jobs, oldest due first."""
 
     ids: Sequence[int]
     after: str | None
-    """Where the next page begins; None: there is none."""
+    """The start of the next page; None: there is none."""
     until: str | None
-    """Due until when the jobs were looked at, where the page is not full and there are more."""
+    """The time until which due jobs were searched, if the page is not full and there are more jobs."""
     is_cut: bool
-    """Whether a queue has more keys than were looked at."""
+    """Whether a queue has more keys than were searched."""
 
 
 def is_by_due(query: Query) -> bool:
-    """Whether queued jobs alone are asked for, which are shown in the order in which they are due."""
+    """Whether the filter asks for queued jobs only, which are shown in the order in which they are due."""
     statuses = query.all("status")
     return len(statuses) == 1 and statuses[0] in _QUEUED and not _is_about_few(query) and not query.one("workflow")
 
 
 def due_page(context: PageContext, most: int) -> Due:
-    """The first `most` queued jobs of the filter, behind those of the page before. Raises BadInput."""
+    """The next `most` queued jobs of the filter, after the previous page. Raises BadInput."""
     query, job, names = context.query, context.job, _queues(context)
     after, number = query.one("due").rpartition(",")[::2]
     narrowing = [name for name in FILTERS if name not in ("queue", "key", "status") and query.one(name)]
     status = Status(query.one("status"))
     each = most + 1
     if narrowing or status is Status.RETRYING or context.access.where is not None:
-        each = MOST if names is not None and len(names) == 1 else _OF_LINE
+        each = MOST if names is not None and len(names) == 1 else _OF_EACH_KEY
     times = {Status.DUE: [job.run_at <= sa.func.now()], Status.SCHEDULED: [job.run_at > sa.func.now()]}.get(status, [])
     statement = queued_in_order(
         *chosen(context), queues=names, keys=query.all("key"), times=times, after=(after, as_id("due", number)) if after else None,
@@ -271,20 +245,20 @@ def due_page(context: PageContext, most: int) -> Due:
 
 
 def _is_about_few(query: Query) -> bool:
-    """Whether a primary key or the row of a subject leads to the jobs."""
+    """Whether an id or a subject finds the jobs."""
     subjects = query.all("subject")
     return bool(query.one("id") or (subjects and all(":" in subject for subject in subjects)))
 
 
 def _last(context: PageContext, *criteria: sa.ColumnElement[bool]) -> sa.Select[int]:
-    """The id of the last of the jobs that are looked at, newest first."""
+    """The id of the last searched job, newest first."""
     ids = sa.select(context.job.id).where(*criteria).order_by(context.job.id.desc())
-    # It is part of a statement on the same table, of which it is not about the same row.
-    return ids.offset(MOST - 1).limit(sa.literal_column("1")).correlate(None)
+    # Not correlated, because the outer statement reads the same table.
+    return ids.offset(MOST - 1).limit(ONE).correlate(None)
 
 
 def among_newest(context: PageContext, status: JobStatus) -> sa.ColumnElement[bool]:
-    """Whether a job is one of those of a status that are looked at: failed, running or blocked."""
+    """Whether a job is among the searched jobs of a status: failed, running or blocked."""
     which = _of(context, status)
     if status is JobStatus.BLOCKED:
         return context.job.id.in_(sa.select(context.job.id).where(which).limit(MOST).correlate(None))
@@ -292,61 +266,52 @@ def among_newest(context: PageContext, status: JobStatus) -> sa.ColumnElement[bo
 
 
 def _of(context: PageContext, status: JobStatus) -> sa.ColumnElement[bool]:
-    """As the condition of the status's index says it."""
+    """The condition of the status's index."""
     found = context.job.status == status_literal(status)
     return sa.and_(found, context.job.blocked_by.is_not(None)) if status is JobStatus.BLOCKED else found
 
 
 def _are_many_blocked(context: PageContext) -> bool:
-    some = (
-        sa.select(sa.literal_column("1"))
-        .select_from(context.job)
-        .where(_of(context, JobStatus.BLOCKED))
-        .limit(MOST + 1)
-        .subquery()
-    )
-    return (context.connection.scalar(sa.select(sa.func.count()).select_from(some)) or 0) > MOST
+    blocked = sa.select(ONE).select_from(context.job).where(_of(context, JobStatus.BLOCKED))
+    return context.count(blocked.limit(MOST + 1)) > MOST
 
 
-# ---- The archive: the same question, with the same access, asked of jobs that are not in their table any more.
+# ---- The archive, with the filter and the access of the jobs.
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """What is known of an archive."""
+class Archive(NamedTuple):
+    """An archive."""
 
     parts: Sequence[str]
-    """Its months, as "2026-11", the newest first; or names of partitions that are not the queue's."""
+    """Its months, as "2026-11", newest first; or names of partitions that are not the queue's."""
     has_jobs: bool
 
 
-#: Months are made by workers, weeks before there are jobs in them.
+#: Workers make months weeks before they contain jobs.
 _KEPT: Kept[Archive] = Kept(60.0)
 
 
 def archive_of(context: PageContext) -> Archive:
-    """The archive of the jobs; without months where nothing is archived, or the role may not read it."""
-    connection, job = context.connection, context.job
-    key = schema_on(connection, table_of(job)), table_of(job).name
-    return _KEPT.get(connection, key, lambda: _read(connection, *key, job))
+    """The archive of the jobs; without months if nothing is archived, or the role may not read it."""
+    connection, table = context.connection, table_of(context.job)
+    schema = schema_on(connection, table)
 
+    def read() -> Archive:
+        parts = connection.scalars(archive_parts(schema=schema, table=table.name)).all()
+        some: sa.Select[Any] = sa.select(ONE).select_from(context.tables.archived_job).limit(ONE)
+        return Archive(parts, bool(parts) and connection.scalar(some) is not None)
 
-def _read(connection: sa.Connection, schema: str, table: str, job: type[JobMixin]) -> Archive:
-    parts = connection.scalars(archive_parts(schema=schema, table=table)).all()
-    some: sa.Select[Any] = (
-        sa.select(sa.literal_column("1")).select_from(companions_of(job).archived_job).limit(sa.literal_column("1"))
-    )
-    return Archive(parts, bool(parts) and connection.scalar(some) is not None)
+    return _KEPT.get(connection, (schema, table.name), read)
 
 
 def seen_in_archive(context: PageContext) -> PageContext | None:
-    """The context with the archive in place of the jobs. None: there is no archive, or the viewer's condition cannot be asked of it, so nothing is shown."""
+    """The context with the archive instead of the jobs. None if there is no archive, or the viewer's condition cannot be applied to it."""
     if not archive_of(context).parts:
         return None
-    archived, where = context.options.beside.archived_job, context.access.where
+    archived, where = context.tables.archived_job, context.access.where
     if where is not None and (where := of_archive(where, context.job, archived)) is None:
         return None
-    # It reads like a class of jobs.
+    # The archive's class has the columns of a class of jobs.
     options = replace(context.options, job=cast(type[JobMixin], archived))
     return replace(context, access=replace(context.access, where=where), options=options)
 
@@ -356,51 +321,51 @@ def has_archive(context: PageContext) -> bool:
     return archive_of(context).has_jobs and seen_in_archive(context) is not None
 
 
-# ---- the condition of a viewer
+# ---- The condition of a viewer.
 
 
 def of_archive(
     condition: sa.ColumnElement[bool], job: type[JobMixin], archived: type[ArchivedJob]
 ) -> sa.ColumnElement[bool] | None:
-    """The condition on jobs as one on the archive. None: it cannot be said there.
+    """Translate a condition on jobs into a condition on the archive. None: it cannot be translated.
 
-    A column of the application's own is in `columns`, as JSON. A condition with SQL as text, or with a query of its own on the jobs, may
-    mean anything, and so means nothing here.
+    A column of the application's own is in `columns`, as JSON. Conditions that contain SQL text, or a query on the jobs, are not
+    translated.
     """
     table = table_of(job)
-    # An attribute that is a bool is a condition, too.
+    # A boolean attribute is a condition, too.
     condition = getattr(condition, "__clause_element__", lambda: condition)()
-    places: dict[str, Any] = {}
-    for one in visitors.iterate(condition):
-        if isinstance(one, sa.Column):
-            if _is_of(one, table):
-                place = _place(table.c[one.key], archived)
-                if place is None:
+    columns: dict[str, Any] = {}
+    for part in visitors.iterate(condition):
+        if isinstance(part, sa.Column):
+            if _is_of(part, table):
+                column = _archived_column(table.c[part.key], archived)
+                if column is None:
                     return None
-                places[one.key] = place
+                columns[part.key] = column
         elif (
-            isinstance(one, TextClause)
-            or (isinstance(one, sa.Table) and one.fullname == table.fullname)
-            or (isinstance(one, ColumnClause) and one.table is None and not one.name.isdecimal())
+            isinstance(part, TextClause)
+            or (isinstance(part, sa.Table) and part.fullname == table.fullname)
+            or (isinstance(part, ColumnClause) and part.table is None and not part.name.isdecimal())
         ):
             return None
 
-    def placed(one: Any, **_: Any) -> Any:
-        return places[one.key] if isinstance(one, sa.Column) and _is_of(one, table) else None
+    def replaced(part: Any, **_: Any) -> Any:
+        return columns[part.key] if isinstance(part, sa.Column) and _is_of(part, table) else None
 
     traverse: Any = visitors.replacement_traverse
-    found: sa.ColumnElement[bool] = traverse(condition, {}, placed)
-    # Another table, an alias of the jobs' for one, would be joined to the archive, each row to each.
-    tables = sa.select(sa.literal_column("1")).where(found).get_final_froms()
-    return found if all(one is table_of(archived) for one in tables) else None
+    found: sa.ColumnElement[bool] = traverse(condition, {}, replaced)
+    # Another table, such as an alias of the jobs' table, would be joined to the archive without a condition.
+    tables = sa.select(ONE).where(found).get_final_froms()
+    return found if all(each is table_of(archived) for each in tables) else None
 
 
 def _is_of(column: sa.Column[Any], table: sa.Table) -> bool:
     return isinstance(column.table, sa.Table) and column.table.fullname == table.fullname
 
 
-def _place(column: sa.Column[Any], archived: type[ArchivedJob]) -> Any:
-    """Where the archive has what was in this column."""
+def _archived_column(column: sa.Column[Any], archived: type[ArchivedJob]) -> Any:
+    """The expression for the column's value in the archive; None if there is none."""
     if column.name in table_of(Job).c:
         return table_of(archived).c[column.name]
     own = table_of(archived).c.columns[column.name]

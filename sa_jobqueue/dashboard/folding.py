@@ -139,13 +139,13 @@ class _Graph:
         return Picture(drawn, [(*edge, policy) for edge, policy in edges.items()], len(boxes) - len(drawn))
 
     def _alike(
-        self, order: Iterable[int], beside: Mapping[int, list[tuple[int, str]]], first: Callable[[int], Hashable]
+        self, order: Iterable[int], neighbours: Mapping[int, list[tuple[int, str]]], first: Callable[[int], Hashable]
     ) -> Key:
         """Number the kinds: two members are of one kind if they begin alike, and what is beside them is of the same kinds."""
         numbers: dict[Hashable, int] = {}
         kinds: dict[int, int] = {}
         for one in order:
-            kind = first(one), frozenset((kinds[other], policy) for other, policy in beside[one])
+            kind = first(one), frozenset((kinds[other], policy) for other, policy in neighbours[one])
             kinds[one] = numbers.setdefault(kind, len(numbers))
         return kinds.__getitem__
 

@@ -1,11 +1,12 @@
-"""What the address of a page says: values by name, read with care, and written again."""
+"""The values in the address of a page or in a form, by name: parsed, checked, and written again."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.requests import Request
@@ -13,15 +14,15 @@ from starlette.requests import Request
 from ..rules.retry import read_duration
 from .refusals import BadInput
 
-#: Bytes of a form, and values in it or in an address, up to which they are read.
+#: The most bytes of a form, and the most values in a form or an address.
 _LARGEST, _MOST = 1_000_000, 5_000
-#: Values of one name: each of a filter is a condition of its own, and each link of a page has them all. A form may name more ids.
+#: The most values of one name: each value of a filter is a condition, and each link of a page has them all. A form may have more ids.
 _EACH = 100
 _IDS = range(1, 2**63)
 
 
 class Query(Mapping[str, list[str]]):
-    """Values by name, each as often as it was given; those that are empty are left out.
+    """Values by name, each as often as it was given; empty values are left out.
 
     >>> query = Query.parse("status=failed&queue=mail&queue=sync&tag=")
     >>> query.all("queue"), query.one("status"), str(query.but(queue=()))
@@ -36,7 +37,7 @@ class Query(Mapping[str, list[str]]):
 
     @classmethod
     def parse(cls, text: str, *, ids: int = _EACH) -> Query:
-        """Raises BadInput for a text with too many values, more than `ids` ids among them, or with one that no row can have."""
+        """Parse a query. Raises BadInput for too many values, more than `ids` ids, or a value that no row can have."""
         try:
             pairs = parse_qsl(text, max_num_fields=_MOST)
         except ValueError as error:
@@ -59,18 +60,28 @@ class Query(Mapping[str, list[str]]):
 
     def id(self, name: str) -> int | None:
         """An id: 64 bits. Raises BadInput."""
-        if not (given := self.one(name)):
-            return None
-        return as_id(name, given)
+        return as_id(name, given) if (given := self.one(name)) else None
 
     def ids(self, name: str) -> list[int]:
-        """All of them. Raises BadInput."""
-        return [as_id(name, one) for one in self.all(name)]
+        """All ids of this name. Raises BadInput."""
+        return [as_id(name, value) for value in self.all(name)]
+
+    def json_object(self, name: str, *, reason: bool = False) -> dict[str, Any] | None:
+        """A JSON object. Raises BadInput, with the parser's `reason`."""
+        expected = 'a JSON object, as in {"order_id": 7}'
+        if not (given := self.one(name)):
+            return None
+        try:
+            found = json.loads(given)
+        except (ValueError, RecursionError) as error:
+            raise BadInput(name, given, f"{expected} ({error})" if reason else expected) from error
+        if not isinstance(found, dict):
+            raise BadInput(name, given, expected)
+        return cast(dict[str, Any], found)
 
     def number(self, name: str, default: int, allowed: range) -> int:
         """A whole number. Raises BadInput."""
-        given = self.one(name)
-        if not given:
+        if not (given := self.one(name)):
             return default
         if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) in allowed):
             raise BadInput(name, given, f"a number from {allowed[0]:,} to {allowed[-1]:,}")
@@ -86,7 +97,7 @@ class Query(Mapping[str, list[str]]):
             raise BadInput(name, given, "a time such as 45s, 10m, 2h, 3d, 1w") from error
 
     def moment(self, name: str) -> datetime | None:
-        """A time; one without a zone is of UTC. Raises BadInput."""
+        """A time, in UTC if it has no zone. Raises BadInput."""
         if not (given := self.one(name)):
             return None
         try:
@@ -96,23 +107,23 @@ class Query(Mapping[str, list[str]]):
         return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
     def but(self, **changed: Any) -> Query:
-        """The same with other values; `()`, None or an empty string takes one away."""
-        pairs = [(name, value) for name, values in self._values.items() if name not in changed for value in values]
-        for name, value in changed.items():
-            several = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
-            pairs += [(name, str(one)) for one in several if one is not None]
+        """A copy with other values; `()`, None or an empty string removes a value."""
+        pairs = [(name, value) for name, value in self.pairs() if name not in changed]
+        for name, given in changed.items():
+            values = given if isinstance(given, (list, tuple, set, frozenset)) else [given]
+            pairs += [(name, str(value)) for value in values if value is not None]
         return Query(pairs)
 
     def only(self, *names: str) -> Query:
-        """The values of these names alone."""
+        """A copy with these names only."""
         return Query((name, value) for name in names for value in self.all(name))
 
     def as_dict(self) -> dict[str, list[str]]:
-        """For JSON."""
+        """All values by name, for JSON."""
         return {name: list(values) for name, values in self._values.items()}
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Name and value, for the hidden fields of a form."""
+        """Names and values, for the hidden fields of a form."""
         return [(name, value) for name, values in self._values.items() for value in values]
 
     def __getitem__(self, name: str) -> list[str]:
@@ -136,7 +147,7 @@ def as_id(name: str, text: str) -> int:
 
 
 async def read_form(request: Request) -> Query:
-    """The fields of a form that was sent. Raises BadInput for one that is too large, or is none."""
+    """Read the fields of a form. Raises BadInput for a body that is too large, or is no form."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
         raise BadInput("the request", kind, "a form, application/x-www-form-urlencoded")

@@ -1,4 +1,4 @@
-"""What keeps a page from being shown, in words for its reader. None of it is a fault of the page's."""
+"""Reasons for which a page or an action is refused, in words for its reader. None is a fault of our code."""
 
 from __future__ import annotations
 
@@ -15,48 +15,40 @@ from ..util.urls import mask_passwords
 
 What: TypeAlias = Literal["slow", "away", "rights", "schema", "locked", "conflict", "replica", "refused", "value"]
 
-#: The HTTP status that says it to a program, and the words for a reader; backticks mark what can be typed.
+#: The HTTP status for programs, and the words for a reader; backticks mark commands.
 _ANSWERS: Mapping[What, tuple[int, str]] = MappingProxyType(
     {
-        "slow": (200, "The database took too long for this, and it was given up. Narrow the filter."),
+        "slow": (200, "The database took too long, and the page was given up. Narrow the filter."),
         "value": (400, "The database cannot take a value of this request."),
         "rights": (
             403,
-            "The database role of this dashboard may not do this. `sa-jobqueue grants --can read --can admin` prints what it needs.",
+            "The database role of this dashboard may not do this. `sa-jobqueue grants --can read --can admin` prints the GRANTs that it needs.",
         ),
         "locked": (409, "Another transaction has locked it. Try again."),
         "replica": (
             409,
             "This database is a standby, which can only be read. Give the dashboard the primary as its engine.",
         ),
-        "refused": (409, "It was refused."),
-        "away": (503, "The database does not answer. This page tries again by itself."),
-        "conflict": (503, "Another transaction, or what the standby has to replay, was in the way. Try again."),
+        "refused": (409, "The database refused it."),
+        "away": (503, "The database does not answer. This page tries again on its own."),
+        "conflict": (503, "It conflicted with another transaction, or with the standby's replay. Try again."),
         "schema": (503, "The tables do not fit this release."),
     }
 )
 _BY_SQLSTATE: Mapping[str, What] = MappingProxyType(
     {
-        "57014": "slow",
-        "25P03": "slow",
-        "25P04": "slow",
-        "42501": "rights",
-        "42P01": "schema",
-        "42703": "schema",
-        "42883": "schema",
-        "55P03": "locked",
-        "25006": "replica",
-        "P0001": "refused",
+        "57014": "slow", "25P03": "slow", "25P04": "slow", "42501": "rights", "42P01": "schema", "42703": "schema",
+        "42883": "schema", "55P03": "locked", "25006": "replica", "P0001": "refused",
     }
-)
-#: By the class of it: values and filters that the database cannot take; constraints of a table; a deadlock, or what a standby has to replay.
+)  # fmt: skip
+#: By class: values and filters that the database cannot take; constraints of a table; deadlocks, and conflicts with a standby's replay.
 _BY_CLASS: Mapping[str, What] = MappingProxyType({"22": "value", "54": "value", "23": "refused", "40": "conflict"})
-#: Classes of a connection that is gone, of a server that has no room or goes; of a role that may not come in.
+#: Classes of lost connections, of servers without resources or in shutdown, and of roles that may not log in.
 _AWAY = frozenset(("08", "53", "57", "58", "28", "3D"))
 
 
 class Refusal(Exception):
-    """A page or an action that the database did not let through."""
+    """A page or an action that the database did not allow."""
 
     def __init__(self, what: What, detail: str = "") -> None:
         super().__init__(f"{what}: {detail}")
@@ -66,7 +58,7 @@ class Refusal(Exception):
 
 
 class BadInput(ValueError):
-    """A value of a filter or a form that cannot be read; as text it says what was expected. `there`: the name whose limits say what there is."""
+    """An invalid value of a filter or a form; the text says what was expected. `there`: the name whose current limits can be shown."""
 
     def __init__(self, name: str, value: str, expected: str, *, there: str = "") -> None:
         shown = value if len(value) <= 60 else f"{value[:60]}…"
@@ -75,24 +67,22 @@ class BadInput(ValueError):
 
 
 def refusal_of(error: Exception) -> Refusal | None:
-    """What this error of a read or an action means to a reader; None: it is a fault of ours, and to be raised."""
+    """The refusal that an error of a read or an action means; None: the error is a fault of our code."""
     if isinstance(error, SchemaError):
         return Refusal("schema", str(error))
     if isinstance(error, JobQueueError) and isinstance(error.__cause__, DBAPIError):
-        return refusal_of(error.__cause__)  # a role that may not even look which version the tables have
+        return refusal_of(error.__cause__)  # a role that may not even read the version of the tables
     if isinstance(error, PoolTimeout):
         return Refusal("away", "all connections of this dashboard are in use")
     if not isinstance(error, DBAPIError):
-        # Of a function that connects, or of a driver before it has a connection.
+        # An OSError comes from a function that connects, or from a driver before it has a connection.
         return Refusal("away", str(error)) if isinstance(error, OSError) else None
-    said = one_line(mask_passwords(str(error.orig)))
+    detail = one_line(mask_passwords(str(error.orig)))
     state = str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or "")
     if state[:2] in _BY_CLASS and state != "23503":
-        # The rest of it shows the row, which the application may mask.
-        said = said.partition(" DETAIL:")[0]
+        # The rest of the message shows the row, which the application may mask.
+        detail = detail.partition(" DETAIL:")[0]
     if (what := _BY_SQLSTATE.get(state) or _BY_CLASS.get(state[:2])) is not None:
-        return Refusal(what, said)
+        return Refusal(what, detail)
     is_away = isinstance(error, (OperationalError, InterfaceError)) and not state
-    if error.connection_invalidated or is_away or state[:2] in _AWAY:
-        return Refusal("away", said)
-    return None
+    return Refusal("away", detail) if error.connection_invalidated or is_away or state[:2] in _AWAY else None

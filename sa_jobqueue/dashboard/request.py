@@ -1,4 +1,4 @@
-"""What a page has at hand while it reads: a connection, what was asked for, and for whom."""
+"""Pages, and the context in which they read: a connection, the query, the viewer's access, the dashboard's options."""
 
 from __future__ import annotations
 
@@ -14,37 +14,33 @@ from .access import Access
 from .query import Query
 
 Part: TypeAlias = Literal["args", "meta", "result"]
-#: Gets a task's name, which part of the job it is, and its JSON; returns what is shown of it.
+#: Takes a task's name, the part of the job, and its JSON; returns the value to show.
 FormatArgs: TypeAlias = Callable[[str, Part, Any], Any]
-#: Gets the row that a job is about; returns the address of its page in the application, or None.
+#: Takes the row that a job is about; returns the address of its page in the application, or None.
 LinkSubject: TypeAlias = Callable[[Subject], str | None]
+ONE: sa.ColumnElement[int] = sa.literal_column("1")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the application said of its dashboard."""
+    """The application's options of its dashboard."""
 
     title: str = "Jobs"
     job: type[JobMixin] = Job
     format_args: FormatArgs | None = None
     link_subject: LinkSubject | None = None
 
-    @property
-    def beside(self) -> Companions:
-        """The tables beside the jobs."""
-        return companions_of(self.job)
-
 
 @dataclass(frozen=True, slots=True)
 class PageContext:
-    """What a page or an action works with: a connection, the query, the viewer's access, and the dashboard's options."""
+    """The connection, the query, the viewer's access, and the dashboard's options of a page or an action."""
 
     connection: sa.Connection
     query: Query
     access: Access
     options: Options
     path: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What stands in the path, by name."""
+    """The parameters in the path, by name."""
 
     @property
     def job(self) -> type[JobMixin]:
@@ -52,16 +48,30 @@ class PageContext:
         return self.options.job
 
     @property
+    def tables(self) -> Companions:
+        """The other tables in the schema of the jobs."""
+        return companions_of(self.job)
+
+    def now(self) -> Any:
+        """The database's time."""
+        return self.connection.scalar(sa.select(sa.func.now()))
+
+    def count(self, some: sa.Select[Any]) -> int:
+        """The number of rows of a query, which has a limit."""
+        return self.connection.scalar(sa.select(sa.func.count()).select_from(some.subquery())) or 0
+
+    @property
     def queues(self) -> frozenset[str] | None:
         """The queues that the viewer may see; None: all."""
         return None if self.access.queues is None else frozenset(self.access.queues)
 
     def mine(self) -> list[sa.ColumnElement[bool]]:
-        """The criteria of the jobs that the viewer may see."""
-        return jobs_of(self.access, self.job)
+        """The criteria of the jobs that the viewer may see, and act on."""
+        criteria = [] if self.access.where is None else [self.access.where]
+        return criteria if self.queues is None else [self.job.queue.in_(sorted(self.queues)), *criteria]
 
     def seen(self, ids: Sequence[int]) -> Sequence[int]:
-        """Those of these jobs that the viewer may see."""
+        """The ids among these of jobs that the viewer may see."""
         if not ids or not (mine := self.mine()):
             return ids
         which = sa.literal(list(ids), sa.ARRAY(sa.BigInteger))
@@ -69,28 +79,18 @@ class PageContext:
         return self.connection.scalars(statement).all()
 
 
-def jobs_of(access: Access, job: type[JobMixin]) -> list[sa.ColumnElement[bool]]:
-    """The criteria of the jobs that this access reaches, for pages and for actions alike."""
-    found: list[sa.ColumnElement[bool]] = []
-    if access.queues is not None:
-        found.append(job.queue.in_(sorted(access.queues)))
-    if access.where is not None:
-        found.append(access.where)
-    return found
+# ---- Pages.
 
-
-# ---- A page: where it is, what it reads, and how it is shown.
-
-#: Reads what the template shows, by name. Raises BadInput for a filter that cannot be read, Missing, and Elsewhere.
+#: Reads the template's values, by name. Raises BadInput for an invalid filter, Missing, and Elsewhere.
 Read: TypeAlias = Callable[[PageContext], dict[str, Any]]
 
 
 class Missing(Exception):
-    """There is no such thing, or the viewer may not know that there is; as text it says what was looked for."""
+    """The thing does not exist, or the viewer may not know that it does. The text names it."""
 
 
 class Elsewhere(Exception):
-    """What was asked for is at another path, below the dashboard."""
+    """The page is at another path, below the dashboard."""
 
     def __init__(self, path: str, query: Query | None = None) -> None:
         super().__init__(path)
@@ -103,13 +103,13 @@ class Page:
 
     name: str
     title: str
-    """Its heading, and the text of its link."""
+    """The heading, and the text of the link."""
     path: str
     read: Read
     in_menu: bool = True
     adds_up: bool = False
-    """Whether it shows sums over the jobs of all tenants, and so is not for a viewer who may see only some of them."""
+    """Whether it shows sums over the jobs of all tenants, and is hidden from a viewer who may see only some tenants."""
     of_all_queues: bool = False
-    """Whether it shows what concerns all queues, and so is not for a viewer who may see only some."""
+    """Whether it concerns all queues, and is hidden from a viewer who may see only some queues."""
     is_live: bool = True
     """Whether it refreshes itself."""

@@ -1,4 +1,4 @@
-"""What many viewers ask for at once is read once."""
+"""Answers that are shared: among simultaneous viewers of a page, and among all pages of a process for some seconds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 
 T = TypeVar("T")
-#: Answers that are kept at most.
+#: The most answers that are kept.
 _MOST = 100
 
 
 class Shared(Generic[T]):
-    """Answers by key, each kept for some seconds; of several that ask for one at the same time, one reads it.
+    """Answers by key, each kept for some seconds, and read once for simultaneous callers.
 
-    An answer that is an error goes to all that wait for it, and is not kept.
+    An error goes to all callers that wait for the answer, and is not kept.
     """
 
     def __init__(self, *, keep: float = 1.0) -> None:
@@ -38,11 +38,13 @@ class Shared(Generic[T]):
         if len(self._kept) >= _MOST:
             self._forget(now)
         future = asyncio.ensure_future(read())
-        future.add_done_callback(_is_well)  # which also says that its error was seen, if all who waited have gone
+        future.add_done_callback(
+            _is_well
+        )  # it retrieves an error that nobody waits for any more, so that it is not logged
         self._kept[key] = now + self._keep, future
-        # One viewer that goes away ends nothing for the others.
+        # A viewer that goes away does not end the reading for the others.
         answer = await asyncio.shield(future)
-        # It is as old as its end.
+        # The answer's age counts from the end of the reading.
         if self._kept.get(key, (0.0, None))[1] is future:
             self._kept[key] = monotonic() + self._keep, future
         return answer
@@ -55,15 +57,15 @@ def _is_well(future: asyncio.Future[T]) -> bool:
     return not future.cancelled() and future.exception() is None
 
 
-# ---- What changes slowly and costs much is read once in a while for a whole process, whichever page asks for it.
+# ---- Expensive answers that change slowly are kept for a whole process.
 
-#: Answers that are kept of an engine at most.
+#: The most answers that are kept of an engine.
 _MOST_KEPT = 200
 
 
 @dataclass(slots=True)
 class _Place(Generic[T]):
-    """One answer. `lock` is held by the one that reads it again."""
+    """An answer. The page that reads it again holds the `lock`."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     until: float = 0.0
@@ -73,8 +75,8 @@ class _Place(Generic[T]):
 class Kept(Generic[T]):
     """Answers by engine and key, each kept for some seconds.
 
-    While a page reads an answer again, the others get the last one; where there is none yet, they read it as well. They must not
-    wait: over an async engine all pages are read on one thread. An error goes to the one that reads, and is not kept.
+    While a page reads an answer again, other pages get the last answer, or read it as well if there is none. They must not wait:
+    over an async engine all pages are read on one thread. An error goes to the page that reads, and is not kept.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -42,7 +42,7 @@ def test_a_running_job_is_said_to_be_asked_and_not_to_be_cancelled(engine: Engin
     viewer = Viewer(engine)
     page = viewer.do("cancel", id=[waits, runs], next=f"/jobs/{runs}")
     assert "Cancelled 1 job." in page.text
-    assert "Asked to stop, because they run: 1 job." in page.text
+    assert "Asked to stop, because they are running: 1 job." in page.text
     assert not [form for form in page.all("form") if form["action"] == "/act/cancel"]
     again = viewer.do("cancel", id=runs)
     assert "Cancelled" not in again.text

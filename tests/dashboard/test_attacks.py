@@ -173,7 +173,7 @@ def test_an_action_that_is_given_up_in_the_middle_says_what_was_done(engine: Eng
     assert answer.status_code == 409
     assert "not_this" in said
     assert "a_task" not in said  # the row itself is not shown
-    assert "Before that it was done: 1,000 jobs." in said
+    assert "Done before that: 1,000 jobs." in said
     assert sorted(statuses(connection).values()).count("queued") == 1_000
 
 

@@ -414,9 +414,9 @@ def test_a_schedule_is_paused_run_and_backfilled_by_clicking(browser: Any, site:
         page.fill("input[name=from]", "2025-11-03")
         page.fill("input[name=to]", "2025-11-08")
         page.click("button:text('Preview')")
-        assert "It would be 5 jobs" in page.text_content(".notice")
+        assert "This would enqueue 5 jobs" in page.text_content(".notice")
         page.click("button:text('Enqueue them')")
-        assert "Enqueued 5 jobs of the past of the schedule" in page.text_content(".said")
+        assert "Enqueued 5 jobs for past ticks of the schedule" in page.text_content(".said")
         assert tab.said == []
     with site.engine.connect() as connection:
         number = connection.scalar(select(func.count()).where(Job.schedule_id == site.scene.schedule))

@@ -28,7 +28,7 @@ def near(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look goes not far."""
     monkeypatch.setattr("sa_jobqueue.dashboard.filters.RANGE", 10)
     monkeypatch.setattr("sa_jobqueue.dashboard.filters.MOST", 5)
-    monkeypatch.setattr("sa_jobqueue.dashboard.filters._OF_LINE", 3)
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters._OF_EACH_KEY", 3)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_filter_that_no_index_has_is_looked_for_in_steps_and_none_is_left_out(
     viewer = Viewer(engine)
     page = viewer.see("/jobs", status="queued", task="later")
     assert "None among these." in page.text
-    assert "“More” goes on behind them." in page.text
+    assert "“More” continues after them." in page.text
     found, pages = all_shown(viewer, status="queued", task="later")
     assert found == order[-2:]
     assert pages > 3

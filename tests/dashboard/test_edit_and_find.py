@@ -108,7 +108,7 @@ def test_a_job_whose_key_another_has_is_not_changed_either(engine: Engine, conne
 def test_a_job_that_runs_by_now_is_left(engine: Engine, connection: Connection) -> None:
     id = made(connection, "running", args={"a": 1})
     page = Viewer(engine).see(f"/jobs/{id}/edit")
-    assert "its worker has its arguments already" in page.text
+    assert "its worker already has its arguments" in page.text
     assert page.all("textarea") == []
     assert "Nothing was changed" in Viewer(engine).do("edit", id=id, args="{}").text
     assert found(connection, id).args == {"a": 1}
@@ -220,7 +220,7 @@ def test_what_is_not_known_is_asked(engine: Engine, connection: Connection) -> N
     assert {f"/jobs?{kind}=else" for kind in ("task", "queue", "tag", "key", "error", "subject")} <= set(page.links)
     for odd in (":", "9" * 50, "0", "½", "a:b:c", "<b>", "%"):
         assert viewer.get("/find", q=odd).status_code in (200, 303)
-    assert "Type the number of a job" in viewer.see("/find").text
+    assert "Type the id of a job" in viewer.see("/find").text
 
 
 def test_what_one_may_not_see_is_not_found(engine: Engine, connection: Connection) -> None:

@@ -65,7 +65,7 @@ def test_jobs_that_failed_alike_are_one_line(engine: Engine, some: Any) -> None:
     assert "5 in the last 24 hours" in page.html
     assert "0 in the last 24 hours" in page.html
     assert re.search(r"4h ago \d+s ago", lines[0])
-    assert "no error is written down" in page.text
+    assert "no error recorded" in page.text
 
 
 def test_the_jobs_of_a_group_are_shown(engine: Engine, some: Any) -> None:
@@ -119,7 +119,7 @@ def test_a_group_is_done_down_to_the_floor_that_was_shown(
     connection.commit()
     viewer = Viewer(engine)
     page = viewer.see("/errors")
-    assert "Only the newest 10,000 failed jobs are looked at." in page.text
+    assert "Only the newest 10,000 failed jobs are counted." in page.text
     viewer.do("retry_group", **fields(page, "retry_group")[0])
     assert list(statuses(connection).values()).count("failed") == 500
 

@@ -76,7 +76,7 @@ def test_its_way_is_drawn_and_listed(engine: Engine, connection: Connection) -> 
     bars = {one["class"]: (int(one["x"] or 0), int(one["width"] or 0)) for one in page.all("rect")}
     assert bars == {"wait": (0, 1000), "good": (500, 500)}
     assert re.search(r"enqueued .* attempt 1 started 40 s .* completed 40 s", page.text)
-    assert "Waited, once it was due 40 s" in page.text
+    assert "Waited once due 40 s" in page.text
     for odd in (
         {"finished_at": timedelta(days=-3)},
         {"created_at": timedelta(days=3)},
@@ -108,7 +108,7 @@ def test_what_it_belongs_to_is_linked(engine: Engine) -> None:
         assert f"/workflows/{member.workflow_id}" in viewer.see(f"/jobs/{member.id}").links
         page = viewer.see(f"/jobs/{first.id}")
         assert {"/jobs?key=shop-1", "/jobs?subject=Shop%3A1"} <= set(page.links)
-        assert "sync-1 it has the key" in page.text
+        assert "sync-1 it holds the key" in page.text
         page = viewer.see(f"/jobs/{second.id}")
         assert page.links.count(f"/jobs/{first.id}") >= 2  # of whom it is a duplicate, and who has the key
 
@@ -353,7 +353,7 @@ def test_a_scheduled_job_is_run_now(engine: Engine, connection: Connection) -> N
 def test_a_copy_is_enqueued_and_shown(engine: Engine, connection: Connection) -> None:
     id = made(connection, "failed", args={"a": 1})
     page = Viewer(engine).do("copy", id=id, next=f"/jobs/{id}")
-    assert "Enqueued a copy: this one." in page.text
+    assert "Enqueued this copy." in page.text
     (copy,) = set(statuses(connection)) - {id}
     assert f"Job {copy}" in page.text
     assert row(connection, copy).args == {"a": 1}

@@ -50,7 +50,7 @@ def test_limits_are_shown_with_what_of_them_is_used(engine: Engine, scene: Scene
 def test_who_waits_for_whom_is_shown(engine: Engine, scene: Scene) -> None:
     """Limits all of whose permits are taken: by which jobs, and how many wait."""
     page = Viewer(engine, Access.READ).see("/limits")
-    full = section(page, "At their limit: who waits for whom")
+    full = section(page, "At their limit")
     first, second, third = scene.running[:3]
     assert f"queue mail 2 / 2 12 {first} , {second} " in full
     assert f"queue sync , key 42 1 / 1 2 {third} " in full
@@ -71,7 +71,7 @@ def test_a_rate_that_holds_jobs_back_says_until_when(engine: Engine) -> None:
             )
         for one in ("7", "42"):
             make_jobs(connection, 3, queue="sync", concurrency_key=one)
-    full = section(Viewer(engine, Access.READ).see("/limits"), "At their limit: who waits for whom")
+    full = section(Viewer(engine, Access.READ).see("/limits"), "At their limit")
     assert "queue calls – 2 Rate 6/1h: the next start is possible in " in full
     assert "queue sync , key 42 – 3 Rate 6/1h" in full
     assert "queue sync , key 7 – 3 Rate 12/1h" in full
@@ -213,7 +213,7 @@ def test_the_limits_of_a_key_are_set_and_removed(engine: Engine, scene: Scene) -
         found = connection.execute(select(KEYS).where(KEYS.c.key == "99")).one()
     assert (found.running, found.weight, found.rate_count) == (3, 7, None)
     assert (
-        "Removed those of queue sync, key 99: "
+        "Removed the limits of queue sync, key 99: "
         in viewer.do("remove_limit", owner="queue", name="sync", key="99", next="/limits").text
     )
     with engine.connect() as connection:
@@ -239,7 +239,7 @@ def test_the_limit_of_a_task_is_set_and_removed(engine: Engine, scene: Scene) ->
         ({"rate": "fast"}, "rate: 'fast' was given, expected a number and a time, as in 500/1m or 20/s"),
         ({"rate": "0/1m"}, "a rate's count must be an integer from 1"),
         ({"rate": "5/9000d"}, "from a microsecond to a year"),
-        ({"burst": "5"}, "burst: '5' was given, expected nothing: it is that of a rate"),
+        ({"burst": "5"}, "burst: '5' was given, expected nothing: it belongs to a rate"),
         ({"rate": "5/s", "burst": "0"}, "burst: '0' was given, expected a number from 1"),
         ({"key_running": "-1"}, "key_running: '-1' was given"),
         ({"key_rate": "x"}, "key_rate: 'x' was given"),

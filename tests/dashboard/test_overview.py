@@ -38,7 +38,7 @@ def test_the_numbers_of_all_queues_are_added_up(engine: Engine, scene: Scene) ->
     for said in (
         "Due now 19 22 queued",
         "Running 4 live workers: 2, 1 stale",
-        "Failed 9 that are kept",
+        "Failed 9 still kept",
         "Oldest wait 1h",
     ):
         assert said in page.text
@@ -144,7 +144,7 @@ def test_what_the_doctor_finds_is_an_alarm_with_its_advice(engine: Engine) -> No
     with engine.begin() as connection:
         make_job(connection, queue="forgotten")
     page = Viewer(engine).see("/")
-    assert "What is not well" in page.text
+    assert "Problems and notices" in page.text
     assert "problem queues : " in page.text
     assert "forgotten" in page.text
     assert "/queues" in Seen(page.html.partition('id="alarm-queues"')[2].partition("</div>")[0]).links
@@ -179,8 +179,8 @@ def test_a_doctor_that_takes_long_is_not_waited_for_to_the_end(engine: Engine, m
     """What was not looked at is said."""
     monkeypatch.setattr("sa_jobqueue.dashboard.pages.database._WHOLE", -1.0)
     page = Viewer(engine).see("/")
-    assert "notice doctor : not looked at" in page.text
-    assert "schema" in page.text.partition("not looked at")[2]
+    assert "notice doctor : not checked" in page.text
+    assert "schema" in page.text.partition("not checked")[2]
 
 
 def test_the_numbers_of_others_are_not_shown(engine: Engine, scene: Scene) -> None:
@@ -189,12 +189,12 @@ def test_the_numbers_of_others_are_not_shown(engine: Engine, scene: Scene) -> No
     page = viewer.see("/")
     assert "Due now 0 0 queued" in page.text
     assert "Running 1 live workers: 1 " in page.text
-    assert "Failed 2 that are kept" in page.text
+    assert "Failed 2 still kept" in page.text
     for other in ("mail", "sync", "reports", "send_receipt", "SMTP"):
         assert other not in page.html
     assert sum(charts(page)[0]["series"][0]["values"]) < sum(charts(Viewer(engine).see("/"))[0]["series"][0]["values"])
     nothing = Viewer(engine, Access(can=["read"], queues=[])).see("/")
-    assert "Failed 0 that are kept" in nothing.text
+    assert "Failed 0 still kept" in nothing.text
     assert "index" not in nothing.text.replace("indexes", "")
 
 

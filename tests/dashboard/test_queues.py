@@ -57,7 +57,9 @@ def test_jobs_that_come_in_are_counted_by_queue(engine: Engine) -> None:
 
 def test_a_queue_is_paused_and_resumed(engine: Engine, scene: Scene) -> None:
     viewer = Viewer(engine, Access.OPERATE.named("ada"))
-    assert "Paused queue mail: what runs goes on" in viewer.do("pause", owner="queue", name="mail", next="/queues").text
+    assert (
+        "Paused queue mail: running jobs go on" in viewer.do("pause", owner="queue", name="mail", next="/queues").text
+    )
     assert re.match(r"mail paused for \d+s 12", row_of(viewer.see("/queues"), "mail"))
     assert "Resumed queue mail." in viewer.do("resume", owner="queue", name="mail", next="/queues").text
     assert "Nothing was changed." in viewer.do("resume", owner="queue", name="mail", next="/queues").text

@@ -89,7 +89,7 @@ def test_what_keeps_a_schedule_from_going_on_is_said(engine: Engine, connection:
         "because its jobs failed",
         "3 in a row",
         "no such task",
-        "because no code declares it any more",
+        "because no code declares it any longer",
         "1,234",
     ):
         assert said in page.text
@@ -163,7 +163,7 @@ def test_a_schedule_is_paused_with_a_reason_and_resumed(engine: Engine, connecti
     assert "by an operator" in page.text
     assert "the provider is down (ada)" in page.text
     assert row(connection, id).paused_by == "operator"
-    assert "Resumed the schedule report: " in viewer.do("resume_schedule", id=id).text
+    assert "Resumed the schedule report, " in viewer.do("resume_schedule", id=id).text
     assert row(connection, id).paused_at is None
     assert "Nothing was changed." in viewer.do("resume_schedule", id=id).text
     assert audited(connection) == [
@@ -192,14 +192,14 @@ def test_a_backfill_is_what_its_preview_has_said(engine: Engine, connection: Con
     viewer = Viewer(engine, Access.ADMIN.named("ada"))
     path = f"/schedules/{id}/backfill"
     page = viewer.see(path, **{"from": "2025-10-26T00:00", "to": "2025-10-27T00:00"})
-    assert "It would be 25 jobs, due at once" in page.text  # the day on which the clock is put back
+    assert "This would enqueue 25 jobs, due at once" in page.text  # the day on which the clock is put back
     assert "Sun 2025-10-26 00:00:00 +02:00" in page.text
     assert "Sun 2025-10-26 23:00:00 +01:00" in page.text
     assert "… and 5 between these …" in page.text
     assert connection.scalar(select(func.count()).select_from(Job)) == 0
     connection.rollback()
     fields = {str(one["name"]): one["value"] for one in page.all("input", type="hidden")}
-    assert "Enqueued 25 jobs of the past of the schedule report." in viewer.do("backfill", **fields).text
+    assert "Enqueued 25 jobs for past ticks of the schedule report." in viewer.do("backfill", **fields).text
     ticks = connection.scalars(select(Job.tick_at).order_by(Job.tick_at)).all()
     assert (len(ticks), ticks[0].isoformat(), ticks[-1].isoformat()) == (
         25,
@@ -212,7 +212,7 @@ def test_a_backfill_is_what_its_preview_has_said(engine: Engine, connection: Con
     connection.rollback()
     again = viewer.see(path, **{"from": "2025-10-26T00:00", "to": "2025-10-27T00:00"})
     assert "It would be 0 jobs" in again.text
-    assert "Left out are ticks whose jobs are there: 25." in again.text
+    assert "Ticks left out, because their jobs are in the table: 25." in again.text
     assert again.all("button", type="submit") != []
     assert "/act/" not in again.html
 

@@ -177,7 +177,7 @@ def test_a_standby_that_is_away_is_said_and_its_return_is_seen(scene: Scene, pri
             for path in ("/", "/jobs", f"/jobs/{scene.failed}", "/archived", "/database"):
                 answer = viewer.get(path)
                 assert answer.status_code == 503, path
-                assert "The database does not answer. This page tries again by itself." in answer.text
+                assert "The database does not answer. This page tries again on its own." in answer.text
             assert "data-live" in viewer.get("/jobs").text
             assert viewer.send("retry", {"id": id}).status_code == 303
         finally:

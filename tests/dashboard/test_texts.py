@@ -38,7 +38,7 @@ def test_a_text_is_good_english_of_one_thing_too() -> None:
 @pytest.mark.parametrize("action", ACTIONS.values(), ids=ACTIONS)
 def test_the_texts_of_an_action_can_be_filled_in(action: PageAction) -> None:
     """With how many, and what it was done to; without what a browser would take for markup."""
-    for text in (action.label, action.done, *action.apart.values()):
+    for text in (action.label, action.done, *action.variants.values()):
         filled = text.format(n="7 jobs", of="mail")
         assert filled.strip()
         assert "<" not in filled

@@ -69,7 +69,7 @@ def test_it_is_said_that_a_worker_which_is_dead_hears_of_nothing(engine: Engine,
     """Its row has no button for it; one may have gone since the page was read."""
     viewer = Viewer(engine)
     assert str(scene.stale) not in {found["value"] for found in viewer.see("/workers").all("input", name="worker")}
-    assert "Asked, but it is stale." in viewer.do("drain_worker", worker=scene.stale, next="/workers").text
+    assert "Asked, but the worker is stale." in viewer.do("drain_worker", worker=scene.stale, next="/workers").text
 
 
 @pytest.mark.parametrize("given", ["", "7", "x" * 40])

@@ -189,7 +189,7 @@ def test_a_workflow_is_cancelled_after_a_question(engine: Engine, connection: Co
     assert flow.statuses()["b"] == "queued"
     connection.rollback()
     page = viewer.do("cancel_workflow", id=flow.id, next=f"/workflows/{flow.id}")
-    assert "Cancelled 1 workflow: what waited has ended, and what runs is asked to stop." in page.text
+    assert "Cancelled 1 workflow: waiting jobs have ended, and running jobs are asked to stop." in page.text
     assert set(flow.statuses().values()) == {"completed", "cancelled"}
     assert "cancelled by ada" in flow.reason("b")
     entries = connection.execute(select(AuditEntry.action, AuditEntry.target, AuditEntry.count)).all()
@@ -255,7 +255,7 @@ def test_what_another_job_has_failed_for_is_not_retried_before_it(engine: Engine
     assert offered == {str(flow.job("a"))}
     refused = viewer.send("retry_node", {"id": flow.id, "node": flow.job("c")})
     assert refused.status_code == 400
-    assert f"job {flow.job('b')} before it has not completed" in refused.text
+    assert f"its parent, job {flow.job('b')}, has not" in refused.text
     page = viewer.do("retry", id=flow.job("b"))
     assert "Back in their workflows, where they wait for the jobs before them: 1 job." in page.text
     assert "Retried" not in page.text

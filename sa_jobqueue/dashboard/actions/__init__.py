@@ -1,4 +1,4 @@
-"""What a form of a page may do: each action is a statement of `sa_jobqueue.statements`, and a row that says who did it, in one transaction."""
+"""Actions of forms: each executes statements of `sa_jobqueue.statements`, and writes its row of the audit, in one transaction."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from ..request import PageContext
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What came of it."""
+    """The result of an action."""
 
     count: int
-    """How many things were changed."""
+    """The number of changed things."""
     left: int = 0
-    """How many were left because others had locked them, or changed them meanwhile."""
+    """The number of things that were not changed, because others had locked or changed them."""
     after: int | None = None
-    """There is more to do, behind this id; None: it is done."""
+    """The id after which more is to be done; None: all is done."""
     to: str | None = None
-    """The page to show then, as a path below the dashboard; None: the one that the form was on."""
+    """The next page, as a path below the dashboard; None: the page with the form."""
     target: Mapping[str, Any] | None = None
-    """What it was done to, for the audit; None: the fields of the form say it."""
+    """The target in the audit; None: the fields of the form."""
     of: str = ""
-    """The name of what it was done to, where the text names it."""
-    apart: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Of `count`, how many became something else than `PageAction.done` says, by the names of `PageAction.apart`."""
+    """The name of the target, if the text names it."""
+    variants: Mapping[str, int] = field(default_factory=dict[str, int])
+    """The numbers of things, of `count`, with another result than `PageAction.done`, by the names of `PageAction.variants`."""
 
 
-#: Performs the action in the request's transaction. Raises BadInput for a form that cannot be read.
+#: Performs the action in the request's transaction. Raises BadInput for an invalid form.
 Do: TypeAlias = Callable[[PageContext], Done]
 
 
 @dataclass(frozen=True, slots=True)
 class PageAction:
-    """One thing that a form can ask for, at `act/NAME`."""
+    """An action that forms can request at `act/NAME`."""
 
     name: str
     """Its name in the audit."""
     label: str
     """The text of its button."""
     done: str
-    """What came of it, as the next page says it: `{n}` is how many, `{of}` what it was done to."""
+    """The text about its result on the next page: `{n}` is the number, `{of}` the name of the target."""
     needs: Action
     do: Do
     count: Callable[[PageContext], int] | None = None
-    """Says how many it would be, up to a cap: it is asked where a filter says which, and the viewer must confirm. None: it is done at once."""
+    """Counts the things that it would change, up to a cap, if a filter chooses them: the viewer must confirm the number. None: it is done at once."""
     question: str = ""
-    """What the viewer is asked to confirm: `{n}` is how many, `{unit}` what is counted."""
+    """The question to confirm: `{n}` is the number, `{unit}` the unit."""
     careful: bool = False
-    """Whether the viewer must confirm it also where each was named."""
+    """Whether the viewer must confirm it even if each thing was chosen singly."""
     asks: Callable[[PageContext], bool] | None = None
-    """Says whether the viewer must confirm it for those that were named."""
+    """Whether the viewer must confirm it for these things, which were chosen singly."""
     typed: str | None = None
-    """The field whose value the viewer must type once more to confirm it."""
+    """The field whose value the viewer must type again to confirm it."""
     target: tuple[str, ...] = ("id",)
-    """The fields that say what it is done to."""
-    apart: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What may come of some of them instead, by the names that `Done.apart` may have: texts such as `done`."""
+    """The fields that name the target."""
+    variants: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Other possible results, by the names that `Done.variants` may have: texts like `done`."""
     unit: str = "job"
-    """What is counted, in the singular."""
+    """The counted things, in the singular."""

@@ -1,10 +1,9 @@
-"""Whose limits or pause a form or an address means: a queue's, a task's, or those of one key."""
+"""Actions on queues, tasks and their keys: set and remove limits, pause, resume, and cancel all waiting jobs of a queue."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
@@ -23,31 +22,24 @@ from ..refusals import BadInput
 from ..request import Missing, PageContext
 from . import Done, PageAction
 
-#: The fields that say it.
+#: The fields of a form that name a place.
 PLACE = ("owner", "name", "key")
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A queue or a task, and perhaps one key of it."""
+class Place(NamedTuple):
+    """A queue or a task, and perhaps one of its keys."""
 
     owner: Owner
     name: str
-    key: str | None = None
+    key: str | None
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """As statements take it, beside the name."""
-        return {"owner": self.owner, "key": self.key}
-
-    @property
-    def said(self) -> str:
-        """As in "queue mail, key acme"."""
+    def __str__(self) -> str:
+        """Return it in words: "queue mail, key acme"."""
         return f"{self.owner} {self.name}" + (f", key {self.key}" if self.key else "")
 
 
 def place_of(context: PageContext) -> Place:
-    """The place that the viewer names, and may change. Raises BadInput, and Missing for one that belongs to others as well."""
+    """The place that the form names. Raises BadInput, and Missing if not all of its jobs are the viewer's."""
     query = context.query
     owner: Any = query.one("owner", "queue")
     if owner not in get_args(Owner):
@@ -60,74 +52,74 @@ def place_of(context: PageContext) -> Place:
 
 
 def done_to(context: PageContext, place: Place, count: int) -> Done:
-    """The result of an action on a queue or a task. It warns if no live worker serves a queue of this name, which may be misspelt."""
+    """The result of an action on a queue or a task, with a warning if no live worker serves a queue of this name."""
     live = [worker.queues for worker in context.connection.execute(list_workers(job=context.job)) if not worker.stale]
     unserved = place.owner == "queue" and bool(live) and not any(serves(queues, place.name) for queues in live)
-    return Done(count, of=place.said, apart={"unserved": count} if unserved else {})
+    return Done(count, of=str(place), variants={"unserved": count} if unserved else {})
 
 
 def shown_limits(row: Mapping[str, Any]) -> str:
-    """The values of a row that a form of limits shows, in one text: the form sends it back, and so says what it has shown."""
+    """The limits in a form, as one text, which the form sends back to prove which limits it has shown."""
     names = ("running", "rate_count", "rate_seconds", "rate_burst", "weight")
-    of_keys = tuple(f"key_{name}" for name in names[:-1])
-    values = ((name, row.get(name)) for name in (*names, *of_keys))
+    values = ((name, row.get(name)) for name in (*names, *(f"key_{name}" for name in names[:-1])))
     return ", ".join(
         f"{name}={value}" for name, value in values if value is not None and (name, value) != ("weight", 1)
     )
 
 
 def is_mine(context: PageContext, owner: str, name: str) -> bool:
-    """Whether the viewer sees all of its jobs. The jobs of a task may be in any queue."""
+    """Whether the viewer may see all of its jobs. The jobs of a task may be in any queue."""
     if context.access.is_partial:
         return False
     return context.queues is None or (owner == "queue" and name in context.queues)
 
 
-# ---- What is done to limits: set those of a queue, a task or a key as a form says them, and take them back.
+def _changed(context: PageContext, place: Place, build: Callable[..., Any], field: str, **options: Any) -> int:
+    """Execute a statement about the place, and return the number of changed rows. Raises BadInput for the field."""
+    tables = {"limit": context.tables.limit, "limit_key": context.tables.key}
+    try:
+        statement = build(place.name, owner=place.owner, key=place.key, **options, **tables)
+    except OptionError as error:
+        raise BadInput(field, place.name, str(error)) from error
+    return len(context.connection.execute(statement).all())
+
+
+# ---- Limits.
 
 _BURSTS = range(1, 1_000_000_001)
 
 
 def _set(context: PageContext) -> Done:
-    """An empty field takes the limit away. So a form that has not shown all there are is refused."""
-    place, query, beside = place_of(context), context.query, context.options.beside
-    there = _there(context, place)
-    if there != query.one("seen"):
+    """Set all limits of the place. An empty field removes a limit, so a form that did not show the current limits is refused."""
+    place, query = place_of(context), context.query
+    current = _current(context, place)
+    if current != query.one("seen"):
         shown = query.one("seen") or "none"
-        expected = f"{there}, which there are" if there else "none: they were removed meanwhile"
+        expected = f"the current limits, {current}" if current else "none: they were removed meanwhile"
         raise BadInput("the limits that the form has shown", shown, expected, there=place.name)
-    given: dict[str, Any] = {"running": _running(query, "running"), "rate": _rate(query, "")}
+    limits: dict[str, Any] = {"running": _running(query, "running"), "rate": _rate(query, "")}
     if place.key is None:
-        of_keys = KeyLimits(_running(query, "key_running"), _rate(query, "key_"))
-        given["per_key"] = of_keys
+        limits["per_key"] = KeyLimits(_running(query, "key_running"), _rate(query, "key_"))
     else:
-        given["weight"] = query.number("weight", 1, range(1, 1_001))
-    try:
-        statement = set_limit(place.name, **place.given, **given, limit=beside.limit, limit_key=beside.key)
-    except OptionError as error:
-        raise BadInput("the limit", place.name, str(error)) from error
-    return done_to(context, place, len(context.connection.execute(statement).all()))
+        limits["weight"] = query.number("weight", 1, range(1, 1_001))
+    return done_to(context, place, _changed(context, place, set_limit, "the limit", **limits))
 
 
-def _there(context: PageContext, place: Place) -> str:
-    """The limits that there are, as a form says that it has shown them. They stay until the transaction ends.
+def _current(context: PageContext, place: Place) -> str:
+    """The current limits, as `shown_limits` returns them, locked until the transaction ends.
 
-    A row that is not there is made, without limits: another that makes it, too, is waited for, and its limits are found.
+    A missing row is inserted without limits, which waits for another transaction that inserts it, and then finds its limits.
     """
-    of = table_of(context.options.beside.limit if place.key is None else context.options.beside.key)
-    its = {"owner": place.owner, "name": place.name, **({} if place.key is None else {"key": place.key})}
-    context.connection.execute(insert(of).values(its).on_conflict_do_nothing())
-    row = context.connection.execute(sa.select(of).filter_by(**its).with_for_update()).mappings().one_or_none()
+    table = table_of(context.tables.limit if place.key is None else context.tables.key)
+    columns = {name: value for name, value in place._asdict().items() if value is not None}
+    context.connection.execute(insert(table).values(columns).on_conflict_do_nothing())
+    row = context.connection.execute(sa.select(table).filter_by(**columns).with_for_update()).mappings().one_or_none()
     return shown_limits({} if row is None else {**row})
 
 
 def _remove(context: PageContext) -> Done:
-    place, beside = place_of(context), context.options.beside
-    try:
-        statement = remove_limit(place.name, **place.given, limit=beside.limit, limit_key=beside.key)
-    except OptionError as error:
-        raise BadInput("the limit", place.name, str(error)) from error
-    return Done(len(context.connection.execute(statement).all()), of=place.said)
+    place = place_of(context)
+    return Done(_changed(context, place, remove_limit, "the limit"), of=str(place))
 
 
 def _running(query: Query, name: str) -> int | None:
@@ -135,19 +127,18 @@ def _running(query: Query, name: str) -> int | None:
 
 
 def _rate(query: Query, prefix: str) -> Rate | None:
-    name, of_burst = f"{prefix}rate", f"{prefix}burst"
+    name, burst_name = f"{prefix}rate", f"{prefix}burst"
     given = query.one(name)
-    burst = query.number(of_burst, 0, _BURSTS) or None
+    burst = query.number(burst_name, 0, _BURSTS) or None
     if not given:
         if burst is not None:
-            raise BadInput(of_burst, str(burst), f"nothing: it is that of a rate, and {name} is empty")
+            raise BadInput(burst_name, str(burst), f"nothing: it belongs to a rate, and {name} is empty")
         return None
     try:
         return read_rate(given, burst=burst)
-    except OptionError as error:
-        raise BadInput(name, given, f"a number and a time, as in 500/1m or 20/s: {error}") from error
     except ValueError as error:
-        raise BadInput(name, given, "a number and a time, as in 500/1m or 20/s") from error
+        reason = f": {error}" if isinstance(error, OptionError) else ""
+        raise BadInput(name, given, f"a number and a time, as in 500/1m or 20/s{reason}") from error
 
 
 #: By name.
@@ -157,50 +148,35 @@ LIMIT_ACTIONS = {
         PageAction(
             "set_limit", "Set limits", "The limits of {of} are set. Code does not change them until they are removed.", "limit", _set,
             target=(*PLACE, "running", "rate", "burst", "weight", "key_running", "key_rate", "key_burst"),
-            apart={"unserved": "The limits of {of} are set, but no live worker serves it. Is its name right?"},
+            variants={"unserved": "The limits of {of} are set, but no live worker serves it. Is its name right?"},
             unit="limit",
         ),
         PageAction(
-            "remove_limit", "Remove", "Removed those of {of}: what code declares holds again, or no limit.", "limit", _remove,
+            "remove_limit", "Remove", "Removed the limits of {of}: the limits that code declares apply again.", "limit", _remove,
             target=PLACE, unit="limit",
         ),
     )
 }  # fmt: skip
 
-# ---- What is done to queues: pause and resume one, which tasks and keys have as well, and cancel all that waits in it.
+# ---- Queues: pause and resume, also for tasks and keys, and cancel all waiting jobs.
 
 #: Jobs that are cancelled in one transaction.
 _PAGE = 1_000
 
 
 def _pause(context: PageContext) -> Done:
-    place, beside = place_of(context), context.options.beside
-    try:
-        statement = pause(
-            place.name,
-            **place.given,
-            reason=context.query.one("reason") or None,
-            limit=beside.limit,
-            limit_key=beside.key,
-        )
-    except OptionError as error:
-        raise BadInput("name", place.name, str(error)) from error
-    return done_to(context, place, len(context.connection.execute(statement).all()))
+    place, reason = place_of(context), context.query.one("reason") or None
+    return done_to(context, place, _changed(context, place, pause, "name", reason=reason))
 
 
 def _resume(context: PageContext) -> Done:
-    place, beside = place_of(context), context.options.beside
-    try:
-        statement = resume(place.name, **place.given, limit=beside.limit, limit_key=beside.key)
-    except OptionError as error:
-        raise BadInput("name", place.name, str(error)) from error
-    return Done(len(context.connection.execute(statement).all()), of=place.said)
+    place = place_of(context)
+    return Done(_changed(context, place, resume, "name"), of=str(place))
 
 
 def _waiting(context: PageContext, most: int) -> sa.Select[Any]:
-    """The ids of jobs that wait in the queue of the form, `most` at most. In no order: each index of queued jobs is read from its front."""
-    name = context.query.one("queue")
-    if not name:
+    """The ids of at most `most` waiting jobs of the form's queue, unordered: each index of queued jobs is read from its front."""
+    if not (name := context.query.one("queue")):
         raise BadInput("queue", "", "the name of a queue")
     if context.queues is not None and name not in context.queues:
         raise Missing(f"There is no queue {name} that you may change.")
@@ -214,7 +190,7 @@ def _waiting(context: PageContext, most: int) -> sa.Select[Any]:
 
 
 def _count(context: PageContext) -> int:
-    return context.connection.scalar(sa.select(sa.func.count()).select_from(_waiting(context, CAP).subquery())) or 0
+    return context.count(_waiting(context, CAP))
 
 
 def _cancel(context: PageContext) -> Done:
@@ -222,11 +198,11 @@ def _cancel(context: PageContext) -> Done:
     ids = list(context.connection.scalars(_waiting(context, _PAGE)))
     if not ids:
         return Done(0)
-    still = (job.id.in_(ids), job.status == status_literal(JobStatus.QUEUED), *context.mine())
-    rows = context.connection.execute(cancel_jobs(*still, locked="skip", job=job)).all()
+    still_queued = (job.id.in_(ids), job.status == status_literal(JobStatus.QUEUED), *context.mine())
+    rows = context.connection.execute(cancel_jobs(*still_queued, locked="skip", job=job)).all()
     changed = sum(row.changed for row in rows)
     if len(ids) == _PAGE and changed:
-        return Done(changed, after=1, of=context.query.one("queue"))  # what was cancelled is not found again
+        return Done(changed, after=1, of=context.query.one("queue"))  # cancelled jobs are not found again
     return Done(changed, left=len(ids) - changed, of=context.query.one("queue"))
 
 
@@ -235,14 +211,14 @@ QUEUE_ACTIONS = {
     action.name: action
     for action in (
         PageAction(
-            "pause", "Pause", "Paused {of}: what runs goes on, and nothing more is started.", "pause", _pause, target=PLACE,
-            apart={"unserved": "Paused {of}, which no live worker serves. Is its name right?"}, unit="pause",
+            "pause", "Pause", "Paused {of}: running jobs go on, and no more jobs start.", "pause", _pause, target=PLACE,
+            variants={"unserved": "Paused {of}, which no live worker serves. Is its name right?"}, unit="pause",
         ),
         PageAction("resume", "Resume", "Resumed {of}.", "pause", _resume, target=PLACE, unit="pause"),
         PageAction(
             "cancel_queue", "Cancel all waiting…", "Cancelled {n} of queue {of}.", "discard", _cancel, _count,
-            "Cancel {n} waiting {unit} of this queue, also what is due later? What runs goes on. "
-            "Type the name of the queue to say that you mean it.",
+            "Cancel {n} waiting {unit} of this queue, including jobs that are due later? Running jobs go on. "
+            "Type the name of the queue to confirm.",
             careful=True, target=("queue",), typed="queue",
         ),
     )

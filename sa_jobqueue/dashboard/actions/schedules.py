@@ -1,8 +1,8 @@
-"""What is done to schedules. A viewer reaches those whose jobs go to a queue of theirs."""
+"""Actions on schedules and workers. A viewer may act on schedules whose jobs go to one of the viewer's queues."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, tzinfo
 from typing import Any
 from uuid import UUID
@@ -21,27 +21,27 @@ from ..refusals import BadInput
 from ..request import Missing, PageContext
 from . import Done, PageAction
 
-#: A backfill of the dashboard has at most this many ticks: they are worked out while the viewer waits.
+#: The most ticks of a backfill, which are computed while the viewer waits.
 MOST = 5_000
-#: Characters of a reason that are kept.
+#: The most characters of a reason.
 _REASON = 300
 _A_TIME = "a time such as 2030-01-31 or 2030-01-31T09:00+01:00"
 
 
 def schedule_of(context: PageContext) -> type[Schedule]:
     """The mapped class of the schedules."""
-    return context.options.beside.schedule
+    return context.tables.schedule
 
 
 def reached_schedules(context: PageContext) -> list[sa.ColumnElement[bool]]:
-    """The criteria of the schedules that the viewer may see. No tenant has any."""
+    """The criteria of the schedules that the viewer may see. Tenants see none."""
     if context.access.is_partial:
         return [sa.false()]
     return [] if context.queues is None else [schedule_of(context).queue.in_(sorted(context.queues))]
 
 
 def found_schedule(context: PageContext, id: str) -> sa.RowMapping:
-    """The schedule of this id, a row of `list_schedules`. Raises BadInput, and Missing."""
+    """The schedule with this id, a row of `list_schedules`. Raises BadInput, and Missing."""
     schedule = schedule_of(context)
     statement = list_schedules(job=context.job).where(schedule.id == as_id("id", id), *reached_schedules(context))
     row = context.connection.execute(statement).mappings().one_or_none()
@@ -51,7 +51,7 @@ def found_schedule(context: PageContext, id: str) -> sa.RowMapping:
 
 
 def zone_in(row: sa.RowMapping) -> tzinfo:
-    """The zone of the schedule. Raises BadInput for a rule that cannot be read."""
+    """The zone of the schedule. Raises BadInput for an invalid rule."""
     try:
         return zone_of(rule_of(row["expression"], row["timezone"]))
     except OptionError as error:
@@ -59,7 +59,7 @@ def zone_in(row: sa.RowMapping) -> tzinfo:
 
 
 def plan_of(context: PageContext, row: sa.RowMapping, zone: tzinfo, *, lock: bool) -> Backfill:
-    """What a backfill would enqueue, or will: from the form's `from` on, and before its `to`. Raises BadInput."""
+    """The ticks of a backfill, from the form's `from` on and before its `to`. Raises BadInput."""
     start, end = _time(context, "from", zone), _time(context, "to", zone)
     if start is None:
         raise BadInput("from", "", _A_TIME)
@@ -75,8 +75,7 @@ def plan_of(context: PageContext, row: sa.RowMapping, zone: tzinfo, *, lock: boo
 
 
 def _time(context: PageContext, name: str, zone: tzinfo) -> datetime | None:
-    given = context.query.one(name)
-    if not given:
+    if not (given := context.query.one(name)):
         return None
     try:
         found = datetime.fromisoformat(given)
@@ -90,88 +89,74 @@ def _named(row: sa.RowMapping, **more: Any) -> dict[str, Any]:
 
 
 def _action(
-    name: str, label: str, done: str, needs: Action, act: Callable[[PageContext, sa.ColumnElement[bool]], Sequence[Any]], *, unit: str = "schedule"
-) -> PageAction:  # fmt: skip
+    name: str, label: str, done: str, needs: Action, build: Callable[..., sa.Executable], *, unit: str = "schedule"
+) -> PageAction:
     def do(context: PageContext) -> Done:
         row = found_schedule(context, context.query.one("id"))
-        chosen = schedule_of(context).id == row["id"]
-        return Done(len(act(context, chosen)), target=_named(row), of=row["name"])
+        schedule = schedule_of(context)
+        options = {"reason": _reason(context)} if build is pause_schedules else {}
+        statement = build(schedule.id == row["id"], schedule=schedule, **options)
+        return Done(len(context.connection.scalars(statement).all()), target=_named(row), of=row["name"])
 
     return PageAction(name, label, done, needs, do, unit=unit)
 
 
-def _pause(context: PageContext, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
+def _reason(context: PageContext) -> str:
     who = context.access.who
     given = context.query.one("reason")[:_REASON]
-    reason = f"{given} ({who})" if given and who else given or f"paused by {who or 'an operator'}"
-    return context.connection.scalars(pause_schedules(chosen, reason=reason, schedule=schedule_of(context))).all()
-
-
-def _resume(context: PageContext, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
-    return context.connection.scalars(resume_schedules(chosen, schedule=schedule_of(context))).all()
-
-
-def _run(context: PageContext, chosen: sa.ColumnElement[bool]) -> Sequence[Any]:
-    return context.connection.scalars(run_schedules(chosen, schedule=schedule_of(context))).all()
+    return f"{given} ({who})" if given and who else given or f"paused by {who or 'an operator'}"
 
 
 def _backfill(context: PageContext) -> Done:
     row = found_schedule(context, context.query.one("id"))
     plan = plan_of(context, row, zone_in(row), lock=True)
     plan.enqueue(context.connection)
-    return Done(
-        len(plan.ticks),
-        to="/schedules",
-        of=row["name"],
-        target=_named(row, **{name: context.query.all(name) for name in ("from", "to") if context.query.one(name)}),
-    )
+    target = _named(row, **{name: context.query.all(name) for name in ("from", "to") if context.query.one(name)})
+    return Done(len(plan.ticks), to="/schedules", of=row["name"], target=target)
 
 
 SCHEDULE_ACTIONS = {
     action.name: action
     for action in (
-        _action("pause_schedule", "Pause", "Paused the schedule {of}.", "pause", _pause),
-        _action("resume_schedule", "Resume", "Resumed the schedule {of}: it goes on from now.", "pause", _resume),
-        _action("run_schedule", "Run now", "Enqueued {n} of the schedule {of}.", "run_schedule", _run, unit="job"),
-        PageAction("backfill", "Enqueue them", "Enqueued {n} of the past of the schedule {of}.", "backfill", _backfill),
+        _action("pause_schedule", "Pause", "Paused the schedule {of}.", "pause", pause_schedules),
+        _action("resume_schedule", "Resume", "Resumed the schedule {of}, from now on.", "pause", resume_schedules),
+        _action(
+            "run_schedule", "Run now", "Enqueued {n} of the schedule {of}.", "run_schedule", run_schedules, unit="job"
+        ),
+        PageAction(
+            "backfill", "Enqueue them", "Enqueued {n} for past ticks of the schedule {of}.", "backfill", _backfill
+        ),
     )
 }
 
-# ---- What is done to workers: to ask one to drain.
+# ---- Workers.
 
 
 def may_drain(context: PageContext) -> bool:
-    """Whether the viewer may ask any worker to drain. One that serves several queues does not drain for one of them alone."""
+    """Whether the viewer may ask any worker to drain: not if the viewer sees only some queues, since a worker may serve others."""
     return context.access.may("drain_worker") and context.queues is None and not context.access.is_partial
 
 
 def _drain(context: PageContext) -> Done:
     given = context.query.one("worker")
     try:
-        wanted = UUID(given)
+        worker_id = UUID(given)
     except ValueError as error:
         raise BadInput("worker", given, "the id of a worker") from error
     if not may_drain(context):
         raise Missing("There is no worker that you may ask.")
-    worker = context.options.beside.worker
-    asked = context.connection.execute(drain_workers(worker.id == wanted, job=context.job)).all()
-    seen = list_workers(job=context.job)
-    stale = sum(row.stale for row in context.connection.execute(seen) if row.id == wanted) if asked else 0
-    return Done(len(asked), apart={"stale": stale})
+    asked = context.connection.execute(drain_workers(context.tables.worker.id == worker_id, job=context.job)).all()
+    workers = context.connection.execute(list_workers(job=context.job)) if asked else ()
+    return Done(len(asked), variants={"stale": sum(row.stale for row in workers if row.id == worker_id)})
 
 
 #: By name.
 WORKER_ACTIONS = {
     "drain_worker": PageAction(
-        "drain_worker",
-        "Ask to drain",
-        "Asked. It hears of it within 20 s, finishes what it runs, and ends.",
-        "drain_worker",
-        _drain,
-        target=("worker",),
-        apart={
-            "stale": "Asked, but it is stale. One that is dead never hears of it; one that was frozen drains once it goes on."
+        "drain_worker", "Ask to drain", "Asked. The worker notices within 20 s, finishes its running jobs, and ends.",
+        "drain_worker", _drain, target=("worker",), unit="worker",
+        variants={
+            "stale": "Asked, but the worker is stale. A dead worker never notices; a frozen worker drains once it goes on."
         },
-        unit="worker",
     )
-}
+}  # fmt: skip

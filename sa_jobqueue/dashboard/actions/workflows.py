@@ -1,4 +1,4 @@
-"""What is done to workflows. Whoever may see some jobs of a workflow sees it; only who may see all of them may change it."""
+"""Actions on workflows. A viewer who may see some jobs of a workflow sees it; only a viewer who may see all of them may change it."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from ...statements import cancel_workflows, pause_workflows, resume_workflows, r
 from ..access import Action
 from ..query import as_id
 from ..refusals import BadInput
-from ..request import Missing, PageContext
+from ..request import ONE, Missing, PageContext
 from . import Done, PageAction
 
-_ONE: sa.ColumnElement[int] = sa.literal_column("1")
 BROKEN = (JobStatus.FAILED, JobStatus.CANCELLED)
 
 
 def workflow_of(context: PageContext) -> type[WorkflowRow]:
     """The mapped class of the workflows."""
-    return context.options.beside.workflow
+    return context.tables.workflow
 
 
 def reached_workflows(context: PageContext) -> list[sa.ColumnElement[bool]]:
-    """The criteria of the workflows that the viewer may see: those with a job of theirs."""
+    """The criteria of the workflows that the viewer may see: they have a job that the viewer may see."""
     mine = context.mine()
     if not mine:
         return []
     job, workflow = context.job, workflow_of(context)
-    return [sa.select(_ONE).where(job.workflow_id == workflow.id, *mine).correlate(workflow).exists()]
+    return [sa.select(ONE).where(job.workflow_id == workflow.id, *mine).correlate(workflow).exists()]
 
 
 def _of_others(context: PageContext) -> sa.ColumnElement[bool]:
@@ -42,11 +41,11 @@ def _of_others(context: PageContext) -> sa.ColumnElement[bool]:
     if not mine:
         return sa.false()
     not_mine = sa.not_(sa.func.coalesce(sa.and_(sa.true(), *mine), sa.false()))
-    return sa.select(_ONE).where(job.workflow_id == workflow.id, not_mine).correlate(workflow).exists()
+    return sa.select(ONE).where(job.workflow_id == workflow.id, not_mine).correlate(workflow).exists()
 
 
 def found_workflow(context: PageContext, id: str) -> Any:
-    """The workflow of this id, and `now`. Raises BadInput, and Missing."""
+    """The workflow with this id, and `now`. Raises BadInput, and Missing."""
     workflow = workflow_of(context)
     row = context.connection.execute(
         sa.select(
@@ -61,7 +60,7 @@ def found_workflow(context: PageContext, id: str) -> Any:
 
 
 def may_change(context: PageContext, id: int) -> bool:
-    """Whether all jobs of the workflow are the viewer's."""
+    """Whether the viewer may see all jobs of the workflow."""
     if not context.mine():
         return True
     workflow = workflow_of(context)
@@ -83,22 +82,21 @@ def _action(
     build: Callable[[PageContext, int], sa.Executable],
     *,
     unit: str = "workflow",
-    count: Callable[[PageContext], int] | None = None,
-    question: str = "",
-    target: tuple[str, ...] = ("id",),
+    **options: Any,
 ) -> PageAction:
     def do(context: PageContext) -> Done:
         return Done(len(context.connection.scalars(build(context, _to_change(context))).all()))
 
-    return PageAction(name, label, done, needs, do, count, question, count is not None, target=target, unit=unit)
+    return PageAction(name, label, done, needs, do, unit=unit, **options)
 
 
 def _live_jobs(context: PageContext) -> int:
-    """How many jobs of the workflow have not ended, up to a cap."""
+    """The number of jobs of the workflow that have not ended, up to a cap."""
     job = context.job
     live = [status for status in JobStatus if status not in FINISHED]
-    some = sa.select(_ONE).where(job.workflow_id == _to_change(context), status_in(job.status, live)).limit(CAP)
-    return context.connection.scalar(sa.select(sa.func.count()).select_from(some.subquery())) or 0
+    return context.count(
+        sa.select(ONE).where(job.workflow_id == _to_change(context), status_in(job.status, live)).limit(CAP)
+    )
 
 
 def _cancel(context: PageContext, id: int) -> sa.Executable:
@@ -111,40 +109,32 @@ def _retry_node(context: PageContext, id: int) -> sa.Executable:
     if node is None:
         raise BadInput("node", "", "the id of a job of the workflow")
     if (parent := lacks_parent(context, [node]).get(node)) is not None:
-        raise BadInput(
-            "node",
-            str(node),
-            f"a job that has all it needs: job {parent} before it has not completed. Retry from that one",
-        )
+        expected = f"a job whose parents have completed: its parent, job {parent}, has not. Retry from that job"
+        raise BadInput("node", str(node), expected)
     return retry_workflow(id, from_node=node, schema=schema_of(context.job))
 
 
 def reopened(context: PageContext, ids: Sequence[int]) -> list[int]:
-    """Retry those of these jobs because of which others of their workflows were cancelled, and these. Returns the ids of all that come back.
+    """Retry jobs among these whose failure cancelled others of their workflows, with the cancelled ones. Returns the ids of all retried jobs.
 
     Call it before `retry_jobs`: it locks a workflow's row, and then its jobs.
     """
     if not context.access.may("retry_workflow"):
         return []
     job, workflow = context.job, workflow_of(context)
-    mine = (
-        sa.select(job.id)
-        .join(workflow, workflow.id == job.workflow_id)
-        .where(job.id.in_(ids), sa.not_(_of_others(context)))
-    )
-    if not (members := context.connection.scalars(mine).all()):
-        return []
-    return list(context.connection.scalars(reopen_below(members, job=job)))
+    joined = sa.select(job.id).join(workflow, workflow.id == job.workflow_id)
+    members = context.connection.scalars(joined.where(job.id.in_(ids), sa.not_(_of_others(context)))).all()
+    return list(context.connection.scalars(reopen_below(members, job=job))) if members else []
 
 
 def lacks_parent(context: PageContext, ids: Sequence[int]) -> dict[int, int]:
-    """Of these jobs of workflows, those that would be cancelled again at once, and for each a job before it that has failed or was cancelled."""
-    job, its = context.job, context.options.beside.dependency
+    """The jobs among these that a retry would cancel again at once, each with a parent that has failed or was cancelled."""
+    job, dependency = context.job, context.tables.dependency
     statement = (
-        sa.select(its.child_id, sa.func.min(its.parent_id).label("parent_id"))
-        .join(job, job.id == its.parent_id)
-        .where(its.child_id.in_(ids), its.policy == "cancel", status_in(job.status, BROKEN))
-        .group_by(its.child_id)
+        sa.select(dependency.child_id, sa.func.min(dependency.parent_id).label("parent_id"))
+        .join(job, job.id == dependency.parent_id)
+        .where(dependency.child_id.in_(ids), dependency.policy == "cancel", status_in(job.status, BROKEN))
+        .group_by(dependency.child_id)
     )
     return {row.child_id: row.parent_id for row in context.connection.execute(statement)}
 
@@ -153,12 +143,12 @@ WORKFLOW_ACTIONS = {
     action.name: action
     for action in (
         _action(
-            "cancel_workflow", "Cancel the workflow", "Cancelled {n}: what waited has ended, and what runs is asked to stop.",
-            "cancel_workflow", _cancel, count=_live_jobs,
-            question="Cancel this workflow? Jobs that have not ended: {n}. What runs is asked to stop.",
+            "cancel_workflow", "Cancel the workflow", "Cancelled {n}: waiting jobs have ended, and running jobs are asked to stop.",
+            "cancel_workflow", _cancel, count=_live_jobs, careful=True,
+            question="Cancel this workflow? Jobs that have not ended: {n}. Running jobs are asked to stop.",
         ),
         _action(
-            "pause_workflow", "Pause the workflow", "Paused {n}: no more of its jobs are started.", "pause",
+            "pause_workflow", "Pause the workflow", "Paused {n}: no more of its jobs start.", "pause",
             lambda context, flow: pause_workflows(flow, schema=schema_of(context.job)),
         ),
         _action(
@@ -166,11 +156,11 @@ WORKFLOW_ACTIONS = {
             lambda context, flow: resume_workflows(flow, schema=schema_of(context.job)),
         ),
         _action(
-            "retry_workflow", "Retry what failed", "Retried {n}: each waits for those before it again.", "retry_workflow",
+            "retry_workflow", "Retry what failed", "Retried {n}: each waits for its parents again.", "retry_workflow",
             lambda context, flow: retry_workflow(flow, schema=schema_of(context.job)), unit="job",
         ),
         _action(
-            "retry_node", "Retry from here", "Retried {n}: this one, and those that were cancelled because of it.",
+            "retry_node", "Retry from here", "Retried {n}: this job, and jobs that were cancelled because of it.",
             "retry_workflow", _retry_node, unit="job", target=("id", "node"),
         ),
     )

@@ -14,20 +14,6 @@ from .workflow import WORKFLOW
 from .workflows import WORKFLOWS
 
 PAGES = (
-    OVERVIEW,
-    JOBS,
-    ERRORS,
-    QUEUES_PAGE,
-    LIMITS,
-    WORKERS,
-    SCHEDULES,
-    WORKFLOWS,
-    DATABASE,
-    AUDIT,
-    BACKFILL,
-    ARCHIVED,
-    WORKFLOW,
-    JOB,
-    EDIT,
-    FIND,
-)
+    OVERVIEW, JOBS, ERRORS, QUEUES_PAGE, LIMITS, WORKERS, SCHEDULES, WORKFLOWS, DATABASE, AUDIT,
+    BACKFILL, ARCHIVED, WORKFLOW, JOB, EDIT, FIND,
+)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Jobs of the archive: those with the highest ids first, a page at a time, narrowed by a month and by the filter of the jobs."""
+"""Archived jobs: highest ids first, a page at a time, filtered by month and by the filter of the jobs."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from ...arguments.subjects import Subject
 from ...health.one_job import clamped
-from ...rules.failures import error_text
 from ...rules.lifecycle import FINISHED
 from ...sql.chosen import error_type
 from ..filters import FILTERS, archive_of, chosen, seen_in_archive
 from ..refusals import BadInput
-from ..request import Page, PageContext
+from ..request import ONE, Page, PageContext
+from .jobs import error_and_subject
 
 _PAGE = 50
-#: Jobs that are looked at where no index and no month finds those of a filter.
+#: The jobs that are searched if neither an index nor a month finds the filter's jobs.
 MOST = 10_000
 _MONTH = re.compile(r"(19[789]\d|[2-8]\d{3})-(0[1-9]|1[0-2])")
 
 
 def read_archived(context: PageContext) -> dict[str, Any]:
-    """A page of them; none where nothing is archived, or the viewer may see nothing of it."""
+    """A page of archived jobs; no jobs if nothing is archived, or the viewer may not see it."""
     query, connection = context.query, context.connection
     month, before = _month(query.one("month")), query.id("before")
     archived = seen_in_archive(context)
     shown: dict[str, Any] = {
-        "now": connection.scalar(sa.select(sa.func.now())),
+        "now": context.now(),
         "jobs": [],
         "before": None,
         "searched": None,
-        "months": [one for one in archive_of(context).parts if _MONTH.fullmatch(one)],
+        "months": list(filter(_MONTH.fullmatch, archive_of(context).parts)),
         "statuses": [status.value for status in FINISHED],
         "filtered": any(query.one(name) for name in (*FILTERS, "month")),
         "may_search_arguments": context.options.format_args is None or context.access.may("search_arguments"),
@@ -43,7 +42,10 @@ def read_archived(context: PageContext) -> dict[str, Any]:
     job: Any = archived.job
     within = [*month_of(job, month), *([] if before is None else [job.id < before])]
     criteria = chosen(archived)
-    lowest = None if _is_found(archived) else connection.scalar(_last(job, within))
+    lowest = None
+    if not _is_found(archived):  # the id of the last searched job
+        ids = sa.select(job.id).where(*within).order_by(job.id.desc())
+        lowest = connection.scalar(ids.offset(MOST - 1).limit(ONE))
     if lowest is not None:
         within.append(job.id >= lowest)
     error = error_type(job)
@@ -60,23 +62,18 @@ def read_archived(context: PageContext) -> dict[str, Any]:
     is_full = len(rows) > _PAGE
     return {
         **shown,
-        "jobs": [_shown(row) for row in rows[:_PAGE]],
+        "jobs": [{**row, **error_and_subject(row)} for row in rows[:_PAGE]],
         "before": rows[_PAGE - 1]["id"] if is_full else lowest,
         "searched": None if is_full else lowest,
     }
 
 
 def _is_found(context: PageContext) -> bool:
-    """Whether an index finds the jobs: by their ids, or their row; or all are asked for, of which the newest are shown."""
+    """Whether the filter can use an index: by id, by subject, or no filter at all (newest first)."""
     query, subjects = context.query, context.query.all("subject")
     if query.one("id") or (subjects and all(":" in subject for subject in subjects)):
         return True
     return not (context.mine() or any(query.one(name) for name in FILTERS))
-
-
-def _last(job: Any, within: list[sa.ColumnElement[bool]]) -> Any:
-    """The id of the last of the jobs that are looked at."""
-    return sa.select(job.id).where(*within).order_by(job.id.desc()).offset(MOST - 1).limit(sa.literal_column("1"))
 
 
 def _month(given: str) -> tuple[int, int] | None:
@@ -88,21 +85,12 @@ def _month(given: str) -> tuple[int, int] | None:
 
 
 def month_of(job: Any, month: tuple[int, int] | None) -> list[sa.ColumnElement[bool]]:
-    """The criteria of the jobs that ended in this month, of which each is a partition."""
+    """The criteria of the jobs that ended in this month. Each month is a partition."""
     if month is None:
         return []
     year, number = month
     begin, end = datetime(year, number, 1, tzinfo=UTC), datetime(year + number // 12, number % 12 + 1, 1, tzinfo=UTC)
     return [job.finished_at >= begin, job.finished_at < end]
-
-
-def _shown(row: sa.RowMapping) -> dict[str, Any]:
-    """A row as the table shows it."""
-    error = ""
-    if row["error_type"] is not None:
-        error = error_text(row["error_type"].rpartition(".")[2], row["error_message"])
-    subject = None if row["subject_type"] is None else str(Subject(row["subject_type"], row["subject_id"]))
-    return {**row, "error": error, "subject": subject}
 
 
 ARCHIVED = Page("archived", "Archive", "/archived", read_archived, in_menu=False)

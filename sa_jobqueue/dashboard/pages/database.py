@@ -1,12 +1,11 @@
-"""The database below the queue: what the doctor finds, how large tables and indexes are, and who holds old snapshots."""
+"""The audit; and the database: the doctor's findings, sizes of tables and indexes, and sessions that hold old snapshots."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -21,15 +20,15 @@ from ..request import Page, PageContext
 from ..shared import Kept
 
 _PAGE = 50
-#: Values of a target that are named.
-_NAMED = 10
-#: No index finds an entry by these; so it is looked for among this number, the newest.
+#: The most values of a target that are listed.
+_LISTED = 10
+#: The newest entries, among which a filter searches, because it has no index.
 _NEWEST = 100_000
 
 
 def read_audit(context: PageContext) -> dict[str, Any]:
-    """A page of entries."""
-    query, audit = context.query, context.options.beside.audit
+    """A page of the audit."""
+    query, audit = context.query, context.tables.audit
     who, action = query.one("who"), query.one("action")
     statement = list_audit(
         before=query.id("before"), who=who or None, action=action or None, limit=_PAGE + 1, job=context.job
@@ -38,31 +37,31 @@ def read_audit(context: PageContext) -> dict[str, Any]:
         statement = statement.where(audit.id > sa.select(sa.func.max(audit.id) - _NEWEST).scalar_subquery())
     rows = context.connection.execute(statement).mappings().all()
     return {
-        "now": context.connection.scalar(sa.select(sa.func.now())),
-        "entries": [{**row, "target": _said(row["target"])} for row in rows[:_PAGE]],
+        "now": context.now(),
+        "entries": [{**row, "target": _shown_target(row["target"])} for row in rows[:_PAGE]],
         "before": rows[_PAGE - 1]["id"] if len(rows) > _PAGE else None,
         "filtered": bool(who or action),
         "newest": _NEWEST,
     }
 
 
-def _said(target: Any) -> list[tuple[str, str]]:
-    """What it was done to: each field of the form, and its values."""
+def _shown_target(target: Any) -> list[tuple[str, str]]:
+    """The fields of the form that name the target, and their values."""
     if not isinstance(target, dict):
         return [("", str(target))]
-    found = []
+    fields: list[tuple[str, str]] = []
     for name, given in target.items():
-        values = [str(one) for one in given] if isinstance(given, list) else [str(given)]
-        more = len(values) - _NAMED
-        found.append((str(name), ", ".join(values[:_NAMED]) + (f", … {more:,}" if more > 0 else "")))
-    return found
+        values = list(map(str, given)) if isinstance(given, list) else [str(given)]
+        more = len(values) - _LISTED
+        fields.append((str(name), ", ".join(values[:_LISTED]) + (f", … {more:,}" if more > 0 else "")))
+    return fields
 
 
 AUDIT = Page("audit", "Audit", "/audit", read_audit, adds_up=True, of_all_queues=True)
 
-# ---- What the doctor finds, once a minute in a process: some of its checks cost more than a page does.
+# ---- The doctor's findings, once a minute in a process, because some checks cost more than a page.
 
-#: Checks of the server and of tables as such. The others name queues, tasks, workers or jobs, or what sessions of the database do.
+#: Checks of the server and of tables. The others name queues, tasks, workers or jobs, or show statements of sessions.
 _OF_SERVER = frozenset(
     (
         "database", "clock", "schema", "plans", "indexes", "dead-rows", "vacuum", "bloat", "connections", "notify-queue", "frozen-age",
@@ -71,84 +70,81 @@ _OF_SERVER = frozenset(
 )  # fmt: skip
 
 
-#: Seconds after which no further check is made: a viewer waits for them.
+#: Seconds after which no more checks begin, because a viewer waits for them.
 _WHOLE = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Examined:
-    """When the doctor looked, and what it found, the worst first."""
+class Examined(NamedTuple):
+    """The time of an examination, and the doctor's findings, the worst first."""
 
     at: datetime
     findings: Sequence[Finding]
-
-    @property
-    def alarms(self) -> list[Finding]:
-        """What is not well."""
-        return [one for one in self.findings if one.level != "ok"]
 
 
 _kept: Kept[Examined] = Kept(60.0)
 
 
 def examined(context: PageContext) -> Examined:
-    """What it found. A viewer who may see some queues alone gets what is said of the server."""
+    """The doctor's findings; only those about the server for a viewer who may see only some queues."""
     found = _kept.get(context.connection, context.job, lambda: _examine(context))
     if context.queues is None:
         return found
-    return Examined(found.at, [one for one in found.findings if one.name in _OF_SERVER])
+    return Examined(found.at, [finding for finding in found.findings if finding.name in _OF_SERVER])
 
 
 def _examine(context: PageContext) -> Examined:
-    connection = context.connection
-    at = connection.scalar(sa.select(sa.func.now()))
-    # LISTEN and NOTIFY are not tried: that takes two more connections.
+    connection, at = context.connection, context.now()
+    # LISTEN and NOTIFY are not tried, because that takes two more connections.
     findings: list[Finding] = []
     until = monotonic() + _WHOLE
     for finding in look_at(Examination(connection, store=store_of(context.job)), patience=PATIENCE):
         findings.append(finding)
         if monotonic() > until:
-            left = [check.name for check in CHECKS if check.name not in {one.name for one in findings}]
-            said = f"not looked at, because the other checks took longer than {_WHOLE:g} s: {listed(left)}"
-            findings += [Finding("doctor", "notice", said, "run `sa-jobqueue doctor`")] if left else []
+            done = {finding.name for finding in findings}
+            if left := [check.name for check in CHECKS if check.name not in done]:
+                detail = f"not checked, because the other checks took longer than {_WHOLE:g} s: {listed(left)}"
+                findings.append(Finding("doctor", "notice", detail, "run `sa-jobqueue doctor`"))
             break
     if connection.scalar(sa.select(sa.func.pg_is_in_recovery())):
-        # A replica that pages are read from is read-only, and that is well.
-        findings = [one for one in findings if one.name != "database"]
-    assert at is not None
-    return Examined(at, sorted(findings, key=lambda one: -LEVELS.index(one.level)))
+        # A replica from which pages are read is rightly read-only.
+        findings = [finding for finding in findings if finding.name != "database"]
+    return Examined(at, sorted(findings, key=lambda finding: -LEVELS.index(finding.level)))
 
 
-#: Sizes change slowly; to ask for them touches each file of the tables.
+#: Sizes change slowly, and reading them touches each file of the tables.
 _sizes: Kept[tuple[list[TableSize], list[IndexSize]]] = Kept(15.0)
-#: Indexes and holders that are shown, the largest and the oldest.
+#: The most indexes and holders that are shown, the largest and the oldest.
 _INDEXES, _HOLDERS = 100, 20
-#: Seconds and transactions up to which a session is not worth a line: pages, claims and commands hold theirs for milliseconds.
+#: Sessions with less seconds and transactions are not shown: pages, claims and commands hold theirs for milliseconds.
 _SHORT, _FEW = 5.0, 1_000
-#: Characters of a statement that are shown.
+#: The most characters of a statement that are shown.
 _QUERY = 300
 
 
 def read_database(context: PageContext) -> dict[str, Any]:
-    """All of it. A viewer who may see some queues alone is not shown what sessions of the database do."""
+    """The database; without its sessions for a viewer who may see only some queues."""
     connection = context.connection
     doctor = examined(context)
     readings = Readings(connection, store_of(context.job))
     tables, indexes = _sizes.get(connection, context.job, lambda: (readings.tables, readings.indexes))
-    levels = [one.level for one in doctor.findings]
+    levels = [finding.level for finding in doctor.findings]
     return {
-        "now": connection.scalar(sa.select(sa.func.now())),
+        "now": context.now(),
         "server": readings.server,
-        "looked": doctor.at,
+        "examined_at": doctor.at,
         "findings": doctor.findings,
         "levels": {level: levels.count(level) for level in ("problem", "notice", "ok")},
-        "tables": sorted(tables, key=lambda one: -(one.bytes + one.index_bytes + one.toast_bytes)),
-        "total": sum(one.bytes + one.index_bytes + one.toast_bytes for one in tables),
-        "indexes": sorted(indexes, key=lambda one: -one.bytes)[:_INDEXES],
+        "tables": sorted(tables, key=_size, reverse=True),
+        "total": sum(map(_size, tables)),
+        "indexes": sorted(indexes, key=lambda index: -index.bytes)[:_INDEXES],
         "sees_sessions": context.queues is None,
-        "holders": [one for one in readings.holders if _lasts(one)][:_HOLDERS] if context.queues is None else [],
+        "holders": list(filter(_lasts, readings.holders))[:_HOLDERS] if context.queues is None else [],
         "letters": _QUERY,
     }
+
+
+def _size(table: TableSize) -> int:
+    return table.bytes + table.index_bytes + table.toast_bytes
 
 
 def _lasts(holder: Holder) -> bool:

@@ -1,4 +1,4 @@
-"""What goes wrong: failed jobs by task, error and first line, the most frequent first; and the jobs of one such group."""
+"""Failed jobs, grouped by task, error and first line, the most frequent first; and the jobs of a group."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ..query import Query
 from ..refusals import BadInput
 from ..request import Page, PageContext
 
-#: What names a group in an address, and in a form.
+#: The names of the values that identify a group in an address or a form.
 _NAMES = ("task", "error", "group")
 
 
 def _where(context: PageContext) -> list[sa.ColumnElement[bool]]:
-    """Those that the viewer may see. They are looked for among the newest of all, so that few behind many of others cost no more."""
+    """The viewer's jobs among the newest failed jobs of all viewers, so that the search stays short if most belong to others."""
     return [among_newest(context, JobStatus.FAILED), *mine] if (mine := context.mine()) else []
 
 
 def groups(
     context: PageContext, *, newest: int = NEWEST_FAILED, most: int = MOST_GROUPS
 ) -> tuple[Sequence[Any], int, int, int]:
-    """The `most` largest groups of the `newest` jobs; how many there are of them all; of how many jobs; and the lowest id of these."""
+    """The `most` largest groups among the `newest` jobs, the number of all groups, the number of jobs, and their lowest id."""
     where = _where(context)
     statement = group_errors(*where, newest=newest, most=most, job=context.job)
     rows: Sequence[Any] = context.connection.execute(statement).all()
@@ -41,13 +41,13 @@ def groups(
 
 
 def of_group(context: PageContext) -> list[sa.ColumnElement[bool]]:
-    """The criteria of the jobs of one group, as an address or a form names it. Raises BadInput where it names none."""
+    """The criteria of the jobs of the group in an address or a form. Raises BadInput if it names none."""
     query, job = context.query, context.job
     if not (task := query.one("task")) or not (group := query.one("group")):
         raise BadInput("the form", "no group", "a task, and a group of its errors")
     last = job.errors[-1]
     return [
-        # First what an index finds; the floor is what keeps to those that the page has counted.
+        # The index comes first; the floor excludes jobs that the page has not counted.
         job.status == status_literal(JobStatus.FAILED),
         job.id >= (query.id("floor") or 1),
         job.task == task,
@@ -58,17 +58,17 @@ def of_group(context: PageContext) -> list[sa.ColumnElement[bool]]:
 
 
 def named(query: Query) -> Query:
-    """What of an address names the group."""
+    """The values that identify the group."""
     return query.only(*_NAMES, "floor")
 
 
-#: By name. A failed job can be run again, or be deleted.
+#: By name.
 ERROR_ACTIONS = {
     action.name: action
     for action in (
         action_on_jobs(
             "retry_group", "Retry all", "Retried {n}.", "retry", which=of_group, build=retry_jobs,
-            question="Run {n} {unit} that failed like this again, now?", target=_NAMES, apart=WAITS, locked="skip",
+            question="Run {n} {unit} that failed like this again, now?", target=_NAMES, variants=WAITS, locked="skip",
         ),
         action_on_jobs(
             "delete_group", "Delete all", "Deleted {n}.", "delete", which=of_group, build=prune_jobs,
@@ -77,18 +77,17 @@ ERROR_ACTIONS = {
     )
 }  # fmt: skip
 
-#: Jobs of a group that are shown.
+#: The jobs of a group that are shown.
 _PAGE = 50
-#: The drawing of a group's hours.
+#: The size of the drawing of a group's hours.
 _WIDTH, _HEIGHT = 96, 20
 _COLUMNS = ("task", "group", "jobs", "first", "last", "error")
 
 
 def read_errors(context: PageContext) -> dict[str, Any]:
-    """The groups; or, where one is named, its newest jobs."""
-    now = context.connection.scalar(sa.select(sa.func.now()))
+    """The groups; or the newest jobs of a given group."""
     actions = [name for name, action in ERROR_ACTIONS.items() if context.access.may(action.needs)]
-    shown: dict[str, Any] = {"now": now, "actions": actions, "most": NEWEST_FAILED, "group": None}
+    shown: dict[str, Any] = {"now": context.now(), "actions": actions, "most": NEWEST_FAILED, "group": None}
     if context.query.one("group"):
         return {**shown, "group": named(context.query), "jobs": _jobs(context)}
     rows, number, of_all, floor = groups(context)

@@ -147,7 +147,7 @@ def _lines(context: PageContext, seen: JobSeen) -> tuple[Sequence[Any], int]:
     """Its last log lines, and how many there are before them."""
     if seen.job.archived_at is None:
         found: Sequence[Any] = (
-            context.connection.execute(job_logs(seen.job.id, log=context.options.beside.log)).mappings().all()
+            context.connection.execute(job_logs(seen.job.id, log=context.tables.log)).mappings().all()
         )
     else:
         found = archived_lines(seen.job)
@@ -159,7 +159,7 @@ def _worker(context: PageContext, id: str | None) -> str:
     """Its host and process, if it has not left; else its id."""
     if id is None:
         return ""
-    worker = context.options.beside.worker
+    worker = context.tables.worker
     row = context.connection.execute(
         sa.select(worker.host, worker.pid).where(sa.cast(worker.id, sa.Text) == id)
     ).first()
@@ -170,7 +170,7 @@ def _schedule(context: PageContext, id: int | None) -> str:
     """The name of the one that made it."""
     if id is None:
         return ""
-    schedule = context.options.beside.schedule
+    schedule = context.tables.schedule
     name = context.connection.scalar(sa.select(schedule.name).where(schedule.id == id))
     return f"number {id}, which was removed" if name is None else name
 
@@ -179,7 +179,7 @@ def _holder(context: PageContext, key: str | None) -> int | None:
     """The job that has this unique key now."""
     if key is None:
         return None
-    held = context.options.beside.unique_key
+    held = context.tables.unique_key
     holder = context.connection.scalars(sa.select(held.job_id).where(held.key == key)).all()
     return next(iter(context.seen(holder)), None)
 

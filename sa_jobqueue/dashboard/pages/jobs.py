@@ -1,5 +1,5 @@
-"""The list of jobs: newest first, a page at a time, narrowed by a filter, with a tab and a capped number for each status. Queued jobs
-alone are listed oldest due first.
+"""The list of jobs: newest first, a page at a time, with a filter, and a tab with a capped number for each status. A list of queued
+jobs is ordered by the time at which they are due.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ _TIMES = ("created_at", "run_at", "claimed_at", "finished_at")
 
 
 def read_jobs(context: PageContext) -> dict[str, Any]:
-    """A page of jobs, and how many there are of each status."""
-    query, connection = context.query, context.connection
-    highest = highest_id(context)
+    """A page of jobs, and the numbers of jobs by status."""
+    query, highest = context.query, highest_id(context)
     page = _by_due(context) if is_by_due(query) else _by_id(context, highest)
     return {
-        "now": connection.scalar(sa.select(sa.func.now())),
+        "now": context.now(),
         **page,
         "tabs": tabs(context, highest),
         "actions": [name for name, action in JOB_ACTIONS.items() if context.access.may(action.needs)],
@@ -56,11 +55,9 @@ def _by_id(context: PageContext, highest: int) -> dict[str, Any]:
 
 def _by_due(context: PageContext) -> dict[str, Any]:
     job, page = context.job, due_page(context, _PAGE)
-    rows = _rows(context, job.id == sa.func.any(sa.literal(page.ids, sa.ARRAY(sa.BigInteger)))).order_by(
-        job.run_at, job.id
-    )
+    rows = _rows(context, job.id == sa.func.any(sa.literal(page.ids, sa.ARRAY(sa.BigInteger))))
     return {
-        "jobs": [_shown(row) for row in context.connection.execute(rows).mappings()],
+        "jobs": [_shown(row) for row in context.connection.execute(rows.order_by(job.run_at, job.id)).mappings()],
         "next": ("due", page.after),
         "searched": None,
         "until": page.until,
@@ -78,12 +75,17 @@ def _rows(context: PageContext, *where: sa.ColumnElement[bool]) -> sa.Select[Any
     ).where(*where)  # fmt: skip
 
 
-def _shown(row: sa.RowMapping) -> dict[str, Any]:
-    """A row as the table shows it."""
+def error_and_subject(row: sa.RowMapping) -> dict[str, Any]:
+    """The texts of the job's error and subject."""
     error = ""
     if row["error_type"] is not None:
         error = error_text(row["error_type"].rpartition(".")[2], mask_passwords(row["error_message"] or ""))
     subject = None if row["subject_type"] is None else str(Subject(row["subject_type"], row["subject_id"]))
+    return {"error": error, "subject": subject}
+
+
+def _shown(row: sa.RowMapping) -> dict[str, Any]:
+    """A row of the table."""
     when, at = "", None
     if row["finished_at"] is not None:
         when, at = "ended", row["finished_at"]
@@ -91,7 +93,7 @@ def _shown(row: sa.RowMapping) -> dict[str, Any]:
         when, at = "started", row["claimed_at"]
     elif row["status"] is JobStatus.QUEUED:
         when, at = "due", row["run_at"]
-    return {**row, "error": error, "subject": subject, "when": when, "at": at}
+    return {**row, **error_and_subject(row), "when": when, "at": at}
 
 
 JOBS = Page("jobs", "Jobs", "/jobs", read_jobs)

@@ -1,4 +1,4 @@
-"""The limits that there are, what of them is used, who waits for whom, and what is paused."""
+"""The limits, their use, the jobs that hold full limits, and pauses."""
 
 from __future__ import annotations
 
@@ -17,19 +17,22 @@ from ...sql.store import store_of
 from ..actions.limits import is_mine, shown_limits
 from ..request import Page, PageContext
 
-#: Rows of a table.
+#: The most rows of a table.
 _MOST = 100
 _RATES = ("", "key_")
 
 
 def read_limits(context: PageContext) -> dict[str, Any]:
-    """All of it. A viewer who may see some queues alone is shown the limits of these queues, and not those of tasks."""
+    """The limits. A viewer who may see only some queues is shown the limits of these queues, and not those of tasks."""
     connection, store, access = context.connection, store_of(context.job), context.access
     used = _used(context)
-    owners, keys = _owners(context, used), _keys(context, used)
-    paused: list[LimitUse | PausedKey] = [one for one in read_limit_uses(connection, store) if one.paused is not None]
+    owners = [_shown(row, None, used) for row in _rows(context, context.tables.limit, sa.literal(""))]
+    key = table_of(context.tables.key).c.key
+    wanted = [key == context.query.one("key")] if context.query.one("key") else []
+    keys = [_shown(row, row["key"], used) for row in _rows(context, context.tables.key, key, *wanted)]
+    paused: list[LimitUse | PausedKey] = [use for use in read_limit_uses(connection, store) if use.paused is not None]
     paused += read_paused_keys(connection, store)
-    now: Any = connection.scalar(sa.select(sa.func.now()))
+    now: Any = context.now()
     return {
         "now": now,
         "name": context.query.one("name"),
@@ -38,11 +41,11 @@ def read_limits(context: PageContext) -> dict[str, Any]:
         "rates": _full_rates(context, now),
         "paused": [
             {
-                "owner": one.owner, "name": one.name, "key": _key_of(one), "place": _place(one.owner, one.name, _key_of(one)),
-                "since": one.paused, "reason": one.pause_reason, "due": one.due,
+                "owner": use.owner, "name": use.name, "key": _key_of(use), "place": _place(use.owner, use.name, _key_of(use)),
+                "since": use.paused, "reason": use.pause_reason, "due": use.due,
             }
-            for one in paused
-            if is_mine(context, one.owner, one.name)
+            for use in paused
+            if is_mine(context, use.owner, use.name)
         ],
         "owners": owners[:_MOST],
         "keys": keys[:_MOST],
@@ -53,17 +56,17 @@ def read_limits(context: PageContext) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _key_of(one: LimitUse | PausedKey) -> str | None:
-    return one.key if isinstance(one, PausedKey) else None
+def _key_of(use: LimitUse | PausedKey) -> str | None:
+    return use.key if isinstance(use, PausedKey) else None
 
 
 def _place(owner: str, name: str, key: str | None) -> list[tuple[str, str]]:
-    """The hidden fields of a form about it."""
+    """The hidden fields of a form about a queue, a task or a key."""
     return [("owner", owner), ("name", name), *([] if key is None else [("key", key)])]
 
 
 def _used(context: PageContext) -> Counter[tuple[str, str, str | None]]:
-    """How many jobs of each queue, task and key run."""
+    """The numbers of running jobs by queue, task and key."""
     used: Counter[tuple[str, str, str | None]] = Counter()
     for row in context.connection.execute(running_of_keys(job=context.job)):
         for owner, name in (("queue", row.queue), ("task", row.task)):
@@ -73,52 +76,38 @@ def _used(context: PageContext) -> Counter[tuple[str, str, str | None]]:
     return used
 
 
-def _owners(context: PageContext, used: Counter[tuple[str, str, str | None]]) -> list[dict[str, Any]]:
-    """The queues and tasks."""
-    return [_shown(row, None, used) for row in _rows(context, context.options.beside.limit, sa.literal(""))]
-
-
-def _keys(context: PageContext, used: Counter[tuple[str, str, str | None]]) -> list[dict[str, Any]]:
-    """The single keys of which an operator has said something."""
-    mapped = context.options.beside.key
-    key = table_of(mapped).c.key
-    wanted = context.query.one("key")
-    return [_shown(row, row["key"], used) for row in _rows(context, mapped, key, *([key == wanted] if wanted else []))]
-
-
 def _rows(context: PageContext, mapped: type[Any], key: Any, *where: sa.ColumnElement[bool]) -> Sequence[sa.RowMapping]:
-    """The rows that the viewer asks for, and may see, and until when each is blocked."""
-    of, state = table_of(mapped), table_of(context.options.beside.limit_state)
+    """The rows that meet the filter, and that the viewer may see, with the time until which each is blocked."""
+    table, state = table_of(mapped), table_of(context.tables.limit_state)
     criteria = list(where)
     if context.queues is not None:
-        criteria += [of.c.owner == "queue", of.c.name.in_(sorted(context.queues))]
+        criteria += [table.c.owner == "queue", table.c.name.in_(sorted(context.queues))]
     if name := context.query.one("name"):
-        criteria.append(of.c.name == name)
-    its_own = sa.and_(state.c.owner == of.c.owner, state.c.name == of.c.name, state.c.key == key)
+        criteria.append(table.c.name == name)
+    its_state = sa.and_(state.c.owner == table.c.owner, state.c.name == table.c.name, state.c.key == key)
     statement = (
-        sa.select(*of.c, state.c.blocked_until)
-        .select_from(of.outerjoin(state, its_own))
+        sa.select(*table.c, state.c.blocked_until)
+        .select_from(table.outerjoin(state, its_state))
         .where(*criteria)
-        .order_by(*of.primary_key.columns)
+        .order_by(*table.primary_key.columns)
         .limit(_MOST + 1)
     )
     return context.connection.execute(statement).mappings().all()
 
 
 def _shown(row: Any, key: str | None, used: Counter[tuple[str, str, str | None]]) -> dict[str, Any]:
-    said = {f"{prefix}said": rate_said(*_rate(row, prefix)) for prefix in _RATES if f"{prefix}rate_count" in row}
-    alone = {f"{prefix}rate": rate_said(*_rate(row, prefix)[:2]) for prefix in _RATES if f"{prefix}rate_count" in row}
-    its = {"key": key, "seen": shown_limits(row), "place": _place(row["owner"], row["name"], key)}
-    return {**row, **said, **alone, **its, "used": used[row["owner"], row["name"], key]}
-
-
-def _rate(row: Any, prefix: str) -> tuple[Any, Any, Any]:
-    count, seconds, burst = (row[f"{prefix}rate_{part}"] for part in ("count", "seconds", "burst"))
-    return count, seconds, burst
+    rates: dict[str, str] = {}
+    for prefix in _RATES:
+        if f"{prefix}rate_count" in row:
+            count, seconds, burst = (row[f"{prefix}rate_{part}"] for part in ("count", "seconds", "burst"))
+            rates |= {f"{prefix}said": rate_said(count, seconds, burst), f"{prefix}rate": rate_said(count, seconds)}
+    place = _place(row["owner"], row["name"], key)
+    use = used[row["owner"], row["name"], key]
+    return {**row, **rates, "key": key, "seen": shown_limits(row), "place": place, "used": use}
 
 
 def _full(context: PageContext) -> list[dict[str, Any]]:
-    """The limits all of whose permits are held: by which jobs, for how long, and how many jobs wait for one."""
+    """The limits whose permits are all held: by which jobs, for how long, and how many jobs wait."""
     statement = stuck_permits(seconds=0.0, most=_MOST, job=context.job)
     full = [row for row in context.connection.execute(statement) if is_mine(context, row.owner, row.name)]
     waiting = _waiting(context, full)
@@ -132,7 +121,7 @@ def _full(context: PageContext) -> list[dict[str, Any]]:
 
 
 def _full_rates(context: PageContext, now: datetime) -> list[dict[str, Any]]:
-    """The rates that hold jobs back now: how many jobs, and until when."""
+    """The rates that hold jobs back now: the number of jobs, and the time of the next start."""
     statement = full_rates(most=_MOST, job=context.job)
     full = [row for row in context.connection.execute(statement) if is_mine(context, row.owner, row.name)]
     waiting = _waiting(context, full)
@@ -148,7 +137,7 @@ def _full_rates(context: PageContext, now: datetime) -> list[dict[str, Any]]:
 
 
 def _waiting(context: PageContext, full: Sequence[Any]) -> dict[tuple[str, str, str | None], int]:
-    """How many due jobs wait behind each of them."""
+    """The numbers of due jobs that wait for full limits."""
     connection, job = context.connection, context.job
     found: dict[tuple[str, str, str | None], int] = {}
     if queues := [row.name for row in full if row.owner == "queue" and row.key is None]:

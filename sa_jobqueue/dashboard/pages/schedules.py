@@ -1,4 +1,4 @@
-"""The schedules: when each is due next and what it made last, by name, a page at a time."""
+"""The schedules, with their next times and their last job, by name, a page at a time."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ..request import Page, PageContext
 _PAGE = 50
 #: The next times that are shown.
 _TIMES = 5
-#: A year in which no tick is: the schedule names no more times.
+#: The year of a tick that means that there are no more.
 _NEVER = 9_999
-#: What becomes of ticks that no worker was there for, and of those that come while a job runs, in words.
+#: The treatment of ticks that no worker served, and of ticks during which a job runs, in words.
 MISSED: Mapping[Missed, str] = MappingProxyType(
     {"once": "one job for all", "skip": "left out", "all": "a job for each"}
 )
 OVERLAP: Mapping[Overlap, str] = MappingProxyType(
-    {"allow": "allowed", "skip": "left out", "queue_one": "one waits", "cancel_running": "the running one is cancelled"}
+    {"allow": "allowed", "skip": "left out", "queue_one": "one waits", "cancel_running": "the running job is cancelled"}
 )
 _PAUSED_BY = {
     "operator": "by an operator",
     "failures": "because its jobs failed",
-    "undeclared": "because no code declares it any more",
+    "undeclared": "because no code declares it any longer",
 }
 
 
@@ -63,13 +63,13 @@ def read_schedules(context: PageContext) -> dict[str, Any]:
 
 
 def _shown(row: sa.RowMapping) -> dict[str, Any]:
-    """A row as the table shows it."""
+    """A row of the table."""
     words, zone, times, problem = "", None, list[datetime](), row["error"]
     try:
         rule = rule_of(row["expression"], row["timezone"])
         zone, words = zone_of(rule), rule_in_words(rule)
         times = [at for at in islice(coming_ticks(rule, row), _TIMES) if at.year < _NEVER]
-    except OptionError as error:  # a row that was written by hand, or a zone that is not known here
+    except OptionError as error:  # a row that was written by hand, or an unknown zone
         problem = problem or str(error)
     return {
         **row,
@@ -88,21 +88,21 @@ def _shown(row: sa.RowMapping) -> dict[str, Any]:
 
 def local(at: datetime, zone: tzinfo | None) -> str:
     """A time in the zone of its schedule, as in Mon 2026-11-30 07:30:00 +01:00."""
-    there = at.astimezone(zone)
-    offset = f"{there:%z}"
-    return f"{there:%a %Y-%m-%d %H:%M:%S} {offset[:3]}:{offset[3:5]}"
+    time = at.astimezone(zone)
+    offset = f"{time:%z}"
+    return f"{time:%a %Y-%m-%d %H:%M:%S} {offset[:3]}:{offset[3:5]}"
 
 
 SCHEDULES = Page("schedules", "Schedules", "/schedules", read_schedules, adds_up=True)
 
-# ---- A backfill before it is done: which ticks of a schedule would become jobs, by the rule that will decide.
+# ---- The preview of a backfill.
 
-#: Ticks that are named at each end of the range.
-_NAMED = 10
+#: The ticks that are listed at each end of the range.
+_LISTED = 10
 
 
 def read_backfill(context: PageContext) -> dict[str, Any]:
-    """The form, and what it would do."""
+    """The form, and the jobs that it would enqueue."""
     row = found_schedule(context, context.path["id"])
     zone = zone_in(row)
     rule = rule_of(row["expression"], row["timezone"])
@@ -121,11 +121,11 @@ def read_backfill(context: PageContext) -> dict[str, Any]:
     return {
         **shown,
         "plan": plan,
-        "first": ticks[:_NAMED],
-        "last": ticks[max(len(ticks) - _NAMED, _NAMED) :],
-        "between": max(len(ticks) - 2 * _NAMED, 0),
+        "first": ticks[:_LISTED],
+        "last": ticks[max(len(ticks) - _LISTED, _LISTED) :],
+        "between": max(len(ticks) - 2 * _LISTED, 0),
         "left_from": None if plan.left_from is None else local(plan.left_from, zone),
-        # What is confirmed is what was shown: a range that ends now ends when this was read.
+        # The confirmed range is the shown range: without a given end it ends when this was read.
         "fields": [("id", row["id"]), ("from", context.query.one("from")), ("to", until)],
     }
 

@@ -1,4 +1,4 @@
-"""One workflow: its graph, when each part ran, its jobs, and what can be done about it."""
+"""A workflow: its graph, the times of its parts, its jobs and its actions."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from ..request import Page, PageContext
 from .workflows import bar_of, counted, numbers_of, state_of_workflow
 
 _PAGE = 50
-#: Jobs that are read for the graph: 40 ms of the database, and 80 ms here (2026-11).
+#: The jobs that are read for the graph: 40 ms of the database, and 80 ms here (2026-11).
 _DRAWN = 5_000
-#: Lines of the chart of times.
+#: The lines of the chart of times.
 _LINES = 60
-#: Parents that are named.
-_NAMED = 5
+#: The parents that are listed.
+_LISTED = 5
 
 
 def read_workflow(context: PageContext) -> dict[str, Any]:
-    """The workflow, as far as it is the viewer's."""
+    """The workflow, with the jobs that the viewer may see."""
     row = found_workflow(context, context.path["id"])
     counts = counted(context, [row.id], CAP)[row.id]
     statement = workflow_graph(row.id, limit=_DRAWN, job=context.job).where(*context.mine())
@@ -44,7 +44,7 @@ def read_workflow(context: PageContext) -> dict[str, Any]:
     page = workflow_nodes(row.id, after=FIRST_ID if after is None else after, limit=_PAGE + 1, job=context.job)
     members = context.connection.execute(page.where(*context.mine())).all()
     shown = members[:_PAGE]
-    seen = frozenset(context.seen([parent for one in shown for parent in one.parents or ()]))
+    seen = frozenset(context.seen([parent for node in shown for parent in node.parents or ()]))
     changes = may_change(context, row.id)
     ended = [node.id for node in shown if node.status in BROKEN]
     stuck = lacks_parent(context, ended) if changes else {}
@@ -59,7 +59,7 @@ def read_workflow(context: PageContext) -> dict[str, Any]:
         "numbers": numbers_of(counts),
         "graph": {
             "boxes": [_drawn(box, of_its_task[box.task]) for box in boxes],
-            "edges": [[str(one), str(other), policy] for one, other, policy in picture.edges],
+            "edges": [[str(start), str(end), policy] for start, end, policy in picture.edges],
             "workflow": str(row.id),
         },
         "undrawn": picture.hidden,
@@ -80,25 +80,25 @@ def read_workflow(context: PageContext) -> dict[str, Any]:
 
 
 def _first_failed(context: PageContext, id: int) -> dict[str, Any] | None:
-    """The first of its jobs that failed, as a row of the table: why the workflow did."""
+    """The first failed job, which is why the workflow failed, as a row of the table."""
     job = context.job
     failed = workflow_nodes(id, limit=1, job=job).where(job.status == status_literal(JobStatus.FAILED), *context.mine())
     return next((_node(node, (), ()) for node in context.connection.execute(failed)), None)
 
 
-def _drawn(box: Box, alike: int) -> dict[str, Any]:
-    """A box for the page's script. `alike`: how many boxes are of its task."""
+def _drawn(box: Box, of_its_task: int) -> dict[str, Any]:
+    """A box for the page's script. `of_its_task`: the number of boxes with its task."""
     if box.number == 1:
-        said = f"{box.status} · {box.id}" if alike > 1 else box.status
+        text = f"{box.status} · {box.id}" if of_its_task > 1 else box.status
     else:
-        said = ", ".join(f"{number:,} {status}" for status, number in numbers_of(box.statuses))
+        text = ", ".join(f"{number:,} {status}" for status, number in numbers_of(box.statuses))
     return {
-        "id": str(box.id), "task": box.task, "name": name_of(box.task), "number": box.number, "state": box.status, "said": said,
+        "id": str(box.id), "task": box.task, "name": name_of(box.task), "number": box.number, "state": box.status, "said": text,
     }  # fmt: skip
 
 
 def _lines(boxes: Sequence[Box], row: Any) -> list[dict[str, Any]]:
-    """When each box waited and ran, on a line that is 1,000 wide."""
+    """The times at which each box waited and ran, on a line that is 1,000 wide."""
     start: datetime = row.created_at
     end: datetime = row.finished_at or row.now
     whole = max((end - start).total_seconds(), 1e-6)
@@ -125,24 +125,25 @@ def _lines(boxes: Sequence[Box], row: Any) -> list[dict[str, Any]]:
 
 
 def _node(node: Any, seen: Collection[int], stuck: Collection[int]) -> dict[str, Any]:
-    """A row of the table of jobs. `seen`: the parents that the viewer may see; `stuck`: the jobs that cannot be retried before another one."""
+    """A row of the table. `seen`: the parents that the viewer may see; `stuck`: the jobs that cannot be retried before a parent."""
     parents = [parent for parent in node.parents or () if parent in seen]
     error = ""
     if isinstance(node.error, dict) and node.status != JobStatus.COMPLETED:
         kind = str(node.error.get("type", "")).rpartition(".")[2]
-        said = one_line(mask_passwords(str(node.error.get("message", ""))))
-        error = error_text(kind, said) if kind else said
+        message = one_line(mask_passwords(str(node.error.get("message", ""))))
+        error = error_text(kind, message) if kind else message
+    ran = None
+    if node.claimed_at is not None and node.finished_at is not None:
+        ran = max((node.finished_at - node.claimed_at).total_seconds(), 0.0)
     return {
         **node._mapping,  # noqa: SLF001
         "name": name_of(node.task),
-        "parents": parents[:_NAMED],
-        "more_parents": max(len(parents) - _NAMED, 0),
+        "parents": parents[:_LISTED],
+        "more_parents": max(len(parents) - _LISTED, 0),
         "joins": joins_of(node),
         "why": error,
         "can_retry": node.status in BROKEN and node.id not in stuck,
-        "ran": None
-        if node.claimed_at is None or node.finished_at is None
-        else max((node.finished_at - node.claimed_at).total_seconds(), 0.0),
+        "ran": ran,
     }
 
 

@@ -1,4 +1,4 @@
-"""The list of workflows: newest first, a page at a time by id, each with how far it is."""
+"""The list of workflows: newest first, a page at a time, with their progress."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ from ..refusals import BadInput
 from ..request import Page, PageContext
 
 _PAGE = 50
-#: Of each workflow of the list, jobs that are counted at most: 50 such lists take 40 ms.
+#: The most jobs of each workflow that are counted: 50 workflows take 40 ms.
 _COUNTED = 1_001
-#: No index finds workflows by these; so they are looked for among this number of ids, the newest.
-_UNINDEXED = ("name",)
-_RARE = ("cancelled",)
+#: The newest ids, among which names and cancelled workflows are searched, because they have no index.
 _NEWEST = 100_000
 
 STATES = ("running", "paused", "completed", "failed", "cancelled")
 
 
 def read_workflows(context: PageContext) -> dict[str, Any]:
-    """A page of workflows, and how many jobs of each have which status."""
+    """A page of workflows, with the numbers of their jobs by status."""
     query, workflow = context.query, workflow_of(context)
     state, name, before = query.one("state"), query.one("name"), query.id("before")
     criteria = reached_workflows(context)
@@ -37,7 +35,7 @@ def read_workflows(context: PageContext) -> dict[str, Any]:
         criteria.append(_is(state, workflow))
     if name:
         criteria.append(workflow.name == name)
-    if is_partly := bool(name) or state in _RARE:
+    if is_partly := bool(name) or state == "cancelled":
         criteria.append(workflow.id > sa.select(sa.func.max(workflow.id) - _NEWEST).scalar_subquery())
     if before is not None:
         criteria.append(workflow.id < before)
@@ -54,7 +52,7 @@ def read_workflows(context: PageContext) -> dict[str, Any]:
     shown = rows[:_PAGE]
     counts = counted(context, [row.id for row in shown], _COUNTED)
     return {
-        "now": context.connection.scalar(sa.select(sa.func.now())),
+        "now": context.now(),
         "workflows": [_shown(row, counts[row.id]) for row in shown],
         "before": shown[-1].id if len(rows) > _PAGE else None,
         "tabs": _tabs(context),
@@ -65,7 +63,7 @@ def read_workflows(context: PageContext) -> dict[str, Any]:
 
 
 def _is(state: str, workflow: type[WorkflowRow]) -> sa.ColumnElement[bool]:
-    """Each as the index says it that finds them."""
+    """The condition of the state's index."""
     if state == "running":
         return sa.and_(workflow.finished_at.is_(None), workflow.paused_at.is_(None))
     if state == "paused":
@@ -76,8 +74,8 @@ def _is(state: str, workflow: type[WorkflowRow]) -> sa.ColumnElement[bool]:
 
 
 def counted(context: PageContext, ids: Sequence[int], cap: int) -> dict[int, Counter[str]]:
-    """How many of the viewer's jobs of these workflows have which status, up to a cap of each workflow."""
-    found: dict[int, Counter[str]] = {one: Counter() for one in ids}
+    """The numbers of the viewer's jobs of these workflows by status, up to a cap for each workflow."""
+    found: dict[int, Counter[str]] = {workflow_id: Counter() for workflow_id in ids}
     if ids:
         statement = count_some_members(ids, cap=cap, where=context.mine(), job=context.job)
         for row in context.connection.execute(statement):
@@ -86,7 +84,7 @@ def counted(context: PageContext, ids: Sequence[int], cap: int) -> dict[int, Cou
 
 
 def _tabs(context: PageContext) -> list[tuple[str, int | None]]:
-    """Each state, and how many workflows have it, where an index counts them for all tenants alike."""
+    """Each state, with the number of workflows if an index can count them, which counts all tenants."""
     numbers: dict[str, int] = {}
     if not context.mine():
         row = context.connection.execute(count_workflows(job=context.job)).one()
@@ -108,23 +106,23 @@ def _shown(row: Any, counts: Counter[str]) -> dict[str, Any]:
 
 
 def state_of_workflow(row: Any) -> str:
-    """Its status; or paused."""
+    """The status; or paused."""
     return "paused" if row.paused_at is not None and row.finished_at is None else str(row.status)
 
 
-#: From the left: what has ended well, badly, what runs, what waits.
+#: The order of the bar, from the left: completed, failed, running, waiting jobs.
 _BAR = (
     JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.RUNNING, JobStatus.QUEUED, JobStatus.BLOCKED,
 )  # fmt: skip
 
 
 def numbers_of(counts: Counter[str]) -> list[tuple[str, int]]:
-    """Each status that is there, in the order of the bar."""
+    """The numbers by status, in the order of the bar, without zeros."""
     return [(status.value, counts[status.value]) for status in _BAR if counts[status.value]]
 
 
 def bar_of(counts: Counter[str]) -> list[tuple[str, float, float]]:
-    """The parts of a bar that is 100 wide: status, where it begins, how wide it is."""
+    """The parts of a bar that is 100 wide: status, start, width."""
     parts, at, total = list[tuple[str, float, float]](), 0.0, counts.total()
     for status in _BAR:
         if number := counts[status.value]:
