@@ -211,7 +211,7 @@ def test_a_backfill_is_what_its_preview_has_said(engine: Engine, connection: Con
     assert target == {"id": [str(id)], "name": ["report"], "from": ["2025-10-26T00:00"], "to": ["2025-10-27T00:00"]}
     connection.rollback()
     again = viewer.see(path, **{"from": "2025-10-26T00:00", "to": "2025-10-27T00:00"})
-    assert "It would be 0 jobs" in again.text
+    assert "This would enqueue 0 jobs" in again.text
     assert "Ticks left out, because their jobs are in the table: 25." in again.text
     assert again.all("button", type="submit") != []
     assert "/act/" not in again.html
