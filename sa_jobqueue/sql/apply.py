@@ -31,7 +31,7 @@ from .complete import (
 from .ends import answered, at_end, ended, ended_id, fence, has_run_out, is_held
 from .limits.state import block, limit_queues
 from .parts import ZERO, array, in_seconds, lock_in_order, materialized, members, rows, table_of
-from .tables import Compiled
+from .tables import Compiled, Flight
 from .unique import ended_key, given_back, key_of
 from .workflows.actions import member_events
 
@@ -289,6 +289,16 @@ def kept_for_now(change: Change, fault: Fault) -> Change:
     return change.kept(_UNDELETED_RETAIN if fault is Fault.LATE else _UNDELETABLE_RETAIN)
 
 
+def read_exchange(
+    changes: Sequence[Change], rows: Sequence[tuple[Any, ...]]
+) -> tuple[dict[int, Answer], list[ClaimedJob]]:
+    """The answers to these changes and the claimed jobs, of the rows that an exchange has returned."""
+    if not changes:
+        return {}, in_order(rows)
+    first, *claimed = rows
+    return dict.fromkeys(written_ids(first), Answer.APPLIED), in_order(claimed)
+
+
 class Outcomes(Claims):
     """Writing changes: a batch, a single change in the transaction of its handler, or a batch together with the next claim."""
 
@@ -355,16 +365,24 @@ class Outcomes(Claims):
 
         A change that was not written has no answer, and is for `apply`.
         """
+        statement, parameters = self._exchange(changes, request)
+        return read_exchange(changes, statement.rows(connection, parameters))
+
+    def send_exchange(self, connection: sa.Connection, changes: Sequence[Change], request: ClaimRequest) -> Flight:
+        """Send what `exchange` executes; `read_exchange` reads the answer."""
+        statement, parameters = self._exchange(changes, request)
+        return statement.send(connection, parameters)
+
+    def _exchange(self, changes: Sequence[Change], request: ClaimRequest) -> tuple[Compiled, dict[str, Any]]:
         if not changes:
-            return {}, self.claim(connection, request)
+            return self._claim_but if request.but else self._claim, claim_parameters(request)
         kept = not changes[0].deletes
         parameters = claim_parameters(request) | completion_parameters(changes, kept=kept)
         if not kept:
             statements = self._delete_and_claim
         else:
             statements = self._completions_and_claims[has_results(parameters), any_members(changes)]
-        first, *claimed = statements[bool(request.but)].rows(connection, parameters)
-        return dict.fromkeys(written_ids(first), Answer.APPLIED), in_order(claimed)
+        return statements[bool(request.but)], parameters
 
     def _block(self, connection: sa.Connection, written: Sequence[Change]) -> None:
         """Make the keys and queues wait for which the written changes ask it, as after a 429.

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -26,6 +27,10 @@ from .archived import is_archive_locked
 
 _sql_logger = logging.getLogger("sqlalchemy.engine.Engine")
 _OF_STATEMENTS = ("before_cursor_execute", "after_cursor_execute", "before_execute", "after_execute")
+
+NO_PARAMETERS: Mapping[str, Any] = {}
+#: The key of a `Flight` in a connection's `info`.
+_FLIGHT = "sa_jobqueue flight"
 
 #: Parameters as psycopg finds them in a statement.
 _PLACES = re.compile(r"%(?:%|\(([^)]+)\)s)")
@@ -57,28 +62,45 @@ class Compiled:
         dialect = connection.dialect
         if dialect.driver != "psycopg" or is_heard(connection):
             return connection.execute(self._statement, parameters).all()
-        text = self._text(connection)
         if not connection.in_transaction():
             connection.begin()  # as Core would
-        values = {**text.given, **parameters}
-        raw: Any = connection.connection.dbapi_connection
+        cursor, query = self._query(connection, parameters)
         psycopg: Any = dialect.loaded_dbapi
-        cursor: Any
-        query: tuple[str, Any]
-        if not dialect.is_async and raw.cursor_factory is psycopg.Cursor:
-            # It takes the statement as it is. The other kind looks for the parameters' places each time in a text of more than 4096
-            # characters (psycopg 3.3): 0.1 ms a claim.
-            cursor, query = psycopg.RawCursor(raw), (text.numbered, [values[name] for name in text.names])
-        else:
-            cursor, query = connection.connection.cursor(), (text.named, values)
         try:
             cursor.execute(*query, **({"binary": True} if self._binary else {}))
             rows: Sequence[tuple[Any, ...]] = cursor.fetchall()
             return rows
         except psycopg.Error as error:
-            raise as_sqlalchemy(error, text.named, parameters, connection) from error
+            raise as_sqlalchemy(error, self._text(connection).named, parameters, connection) from error
         finally:
             cursor.close()
+
+    def send(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> Flight:
+        """Send it, as a transaction of its own, and do not wait for the answer. Nothing else can be sent before the answer has come.
+
+        `connection`: a service connection in autocommit, with no transaction. It waits at once where a statement cannot be sent
+        alone: over another driver or an old libpq, and where Core is to execute it. Raises what SQLAlchemy would.
+        """
+        psycopg: Any = connection.dialect.loaded_dbapi
+        if connection.dialect.driver != "psycopg" or is_heard(connection) or not psycopg.Pipeline.is_supported():
+            with connection.begin():
+                return Flight(connection, rows=self.rows(connection, parameters))
+        cursor, query = self._query(connection, parameters)
+        flight = Flight(connection, cursor, text=self._text(connection).named, parameters=parameters)
+        flight.start(*query)
+        return flight
+
+    def _query(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> tuple[Any, tuple[str, Any]]:
+        """A cursor, and the statement with its parameters as the cursor takes them."""
+        text, dialect = self._text(connection), connection.dialect
+        values = {**text.given, **parameters}
+        raw: Any = connection.connection.dbapi_connection
+        psycopg: Any = dialect.loaded_dbapi
+        if not dialect.is_async and raw.cursor_factory is psycopg.Cursor:
+            # It takes the statement as it is. The other kind looks for the parameters' places each time in a text of more than 4096
+            # characters (psycopg 3.3): 0.1 ms a claim.
+            return psycopg.RawCursor(raw), (text.numbered, [values[name] for name in text.names])
+        return connection.connection.cursor(), (text.named, values)
 
     def _text(self, connection: sa.Connection) -> _Text:
         """The statement for this connection's schemas."""
@@ -93,6 +115,63 @@ class Compiled:
             given = {name: value for name, value in compiled.params.items() if name in fixed}
             text = self._texts[key] = _Text(str(compiled), *_numbered(str(compiled)), given)
         return text
+
+
+class Flight:
+    """A statement that was sent, and its answer, once that has come. A connection has one of them at a time."""
+
+    def __init__(
+        self,
+        connection: sa.Connection,
+        cursor: Any = None,
+        *,
+        text: str = "",
+        parameters: Mapping[str, Any] = NO_PARAMETERS,
+        rows: Sequence[tuple[Any, ...]] | None = None,
+    ) -> None:
+        self._connection, self._cursor, self._text, self._parameters, self._rows = (
+            connection,
+            cursor,
+            text,
+            parameters,
+            rows,
+        )
+        self._pipeline = ExitStack()
+
+    def start(self, query: str, values: Any) -> None:
+        """Send it. In a pipeline the driver does not wait; the server executes, and commits when the pipeline ends."""
+        with self._as_sqlalchemy(), ExitStack() as stack:
+            stack.enter_context(self._cursor.connection.pipeline())
+            self._cursor.execute(query, values, binary=True)
+            self._connection.info[_FLIGHT], self._pipeline = self, stack.pop_all()
+
+    def land(self) -> None:
+        """Wait for the answer: the statement is committed then. Raises what SQLAlchemy would."""
+        if self._rows is None:
+            self._connection.info.pop(_FLIGHT, None)
+            with self._as_sqlalchemy():
+                self._pipeline.close()
+                self._rows = self._cursor.fetchall()
+                self._cursor.close()
+
+    @property
+    def rows(self) -> Sequence[tuple[Any, ...]]:
+        """The rows as the driver gives them, after the flight has landed."""
+        assert self._rows is not None
+        return self._rows
+
+    @contextmanager
+    def _as_sqlalchemy(self) -> Generator[None]:
+        try:
+            yield
+        except self._connection.dialect.loaded_dbapi.Error as error:
+            raise as_sqlalchemy(error, self._text, self._parameters, self._connection) from error
+
+
+def land(connection: sa.Connection) -> None:
+    """Wait for the answer to what was sent on this connection, if that has not come."""
+    if not connection.closed and not connection.invalidated and (flight := connection.info.get(_FLIGHT)) is not None:
+        flight.land()
 
 
 class _Text(NamedTuple):

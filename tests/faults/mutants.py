@@ -25,6 +25,7 @@ from sa_jobqueue.sql.claims import ClaimRequest, new_token
 from sa_jobqueue.sql.leases import Renewal
 from sa_jobqueue.sql.schedules import due as schedules
 from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.sql.tables import Flight
 from sa_jobqueue.worker.claiming import intake
 from sa_jobqueue.worker.running import transaction as libpq
 from sa_jobqueue.worker.running import verdict
@@ -84,6 +85,7 @@ def remove_the_fence_of_batches() -> None:
 
 def split_the_claim() -> None:
     """Claiming is a SELECT, and then an UPDATE of what was seen."""
+    send = default_store.send_exchange
 
     def claim(connection: Connection, request: ClaimRequest) -> Any:
         due = select(_COLUMNS.id).where(_COLUMNS.status == "queued", _COLUMNS.run_at <= func.now())
@@ -109,7 +111,13 @@ def split_the_claim() -> None:
         ]
         return [ClaimedJob(*row) for row in connection.execute(taken.returning(*columns))]
 
-    default_store.claim = claim
+    def send_claim(connection: Connection, changes: Any, request: ClaimRequest) -> Flight:
+        if changes:
+            return send(connection, changes, request)
+        with connection.begin():
+            return Flight(connection, rows=claim(connection, request))
+
+    default_store.send_exchange = send_claim  # type: ignore[method-assign]
 
 
 def _complete_first(self: HandlerTransaction, change: Any) -> Any:

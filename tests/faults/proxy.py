@@ -17,11 +17,14 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Self, TypeVar
+
+import pytest
+from sqlalchemy import make_url
 
 T = TypeVar("T")
 
@@ -334,3 +337,16 @@ class Proxy:
         with suppress(OSError, asyncio.CancelledError):
             await link.run()
         self.links.remove(link)
+
+
+@contextmanager
+def bad_network(url: str) -> Iterator[tuple[Proxy, str]]:
+    """A proxy before the test's server, and the database's URL through it."""
+    direct = make_url(url)
+    host = direct.query.get("host")
+    target = direct.port or 5432 if host is None else Path(str(host)) / ".s.PGSQL.5432"
+    if host is None and direct.host not in ("localhost", "127.0.0.1"):
+        pytest.skip(f"the proxy reaches servers of this host only, not {direct.host}")
+    with Proxy(target) as proxy:
+        through = direct.set(host="127.0.0.1", port=proxy.port).difference_update_query(["host"])
+        yield proxy, through.render_as_string(hide_password=False)

@@ -8,20 +8,19 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import ExitStack
 from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, Row, create_engine, make_url, text
+from sqlalchemy import Connection, Engine, Row, create_engine, text
 
 from sa_jobqueue import JobContext, Registry, RetryPolicy, task
 from sa_jobqueue.worker.claiming.claimer import Claimer
 from sa_jobqueue.worker.connections import listener
 from sa_jobqueue.worker.connections.service import Connector
-from tests.faults.proxy import Proxy
+from tests.faults.proxy import bad_network
 from tests.support.waiting import wait_until
 from tests.support.working import services_of, working
 
@@ -58,19 +57,6 @@ class Held:
             self.ended += 1
 
         return registry
-
-
-@contextmanager
-def bad_network(url: str) -> Iterator[tuple[Proxy, str]]:
-    """A proxy before the test's server, and the database's URL through it."""
-    direct = make_url(url)
-    host = direct.query.get("host")
-    target = direct.port or 5432 if host is None else Path(str(host)) / ".s.PGSQL.5432"
-    if host is None and direct.host not in ("localhost", "127.0.0.1"):
-        pytest.skip(f"the proxy reaches servers of this host only, not {direct.host}")
-    with Proxy(target) as proxy:
-        through = direct.set(host="127.0.0.1", port=proxy.port).difference_update_query(["host"])
-        yield proxy, through.render_as_string(hide_password=False)
 
 
 def add(engine: Engine, name: str, queue: str = "default") -> None:

@@ -230,13 +230,13 @@ def test_a_silent_service_connection_is_cut_off_while_the_loop_is_blocked(
 ) -> None:
     """The next one goes on with the jobs that need no loop."""
     silent: list[bool] = []
-    claim = default_store.claim
+    send = default_store.send_exchange
 
-    def wait_for_nobody(connection: Connection, request: ClaimRequest) -> Any:
+    def wait_for_nobody(connection: Connection, changes: Any, request: ClaimRequest) -> Any:
         if gate.reached.is_set() and not silent:
             silent.append(True)
             connection.execute(text("SELECT pg_sleep(9)"))
-        return claim(connection, request)
+        return send(connection, changes, request)
 
     @task(registry=registry, name="blocks")
     async def blocks() -> None:
@@ -245,7 +245,7 @@ def test_a_silent_service_connection_is_cut_off_while_the_loop_is_blocked(
     @task(registry=registry, name="threads")
     def threads() -> None: ...
 
-    monkeypatch.setattr(default_store, "claim", wait_for_nobody)
+    monkeypatch.setattr(default_store, "send_exchange", wait_for_nobody)
     add(engine, enqueue("blocks"))
     with working(url, registry, lease=60, listen=False) as worker:
         services_of(worker).claimer.deadline._limit = 0.3

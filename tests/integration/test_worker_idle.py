@@ -93,24 +93,25 @@ def test_a_wake_up_that_comes_during_a_claim_is_heeded_after_it(
     """The claim did not see the job; nor would anything else look for it soon, if the wake-up were forgotten."""
     started, said = threading.Event(), threading.Event()
     ready: list[Any] = []
-    claim = default_store.claim
+    send = default_store.send_exchange
 
     @task(registry=registry, name="new")
     def new() -> None:
         started.set()
 
     def claim_before_it_is_there(*args: Any, **options: Any) -> Any:
-        found = claim(*args, **options)
+        flight = send(*args, **options)
+        flight.land()
         if ready and not said.is_set():
             with Session(engine) as session:
                 session.add(enqueue(new))
                 session.commit()
             services_of(ready[0]).claimer.notify("default")
             said.set()
-        return found
+        return flight
 
     monkeypatch.setattr("sa_jobqueue.worker.claiming.demand._FIRST_WAIT", 60.0)
-    monkeypatch.setattr(default_store, "claim", claim_before_it_is_there)
+    monkeypatch.setattr(default_store, "send_exchange", claim_before_it_is_there)
     with working(url, registry, listen=False, poll=60.0) as worker:
         looks = services_of(worker).claimer._demand.timers
         wait_until(lambda: looks["default"].at)  # it has found nothing, and would look again in a minute

@@ -12,6 +12,7 @@ from sa_jobqueue import Job, Registry, enqueue, task
 from sa_jobqueue.sql.claims import ClaimRequest
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.worker.claiming import intake
+from sa_jobqueue.worker.claiming.claimer import Claimer, Exchange
 from tests.support.factory import unfolding
 from tests.support.waiting import wait_until
 from tests.support.working import add, assert_nothing_leaked, drain, finished, job_of, working
@@ -161,13 +162,13 @@ def test_a_claim_that_fails_by_a_row_is_tried_again_without_arguments(
     @task(registry=registry, name="runs")
     async def runs(name: str, text: str) -> None: ...
 
-    own = default_store.claim
+    own = Claimer._request
 
-    def claim(connection: Connection, request: ClaimRequest) -> Any:
-        asked.append(request.inline)
-        return own(connection, request)
+    def request(self: Claimer, exchange: Exchange) -> ClaimRequest:
+        asked.append((made := own(self, exchange)).inline)
+        return made
 
-    monkeypatch.setattr(default_store, "claim", claim)
+    monkeypatch.setattr(Claimer, "_request", request)
     bad, good = add(engine, *map(large, "ab"))
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE sa_jobqueue.job SET args = {unfolding(9_000)} WHERE id = {bad}"))

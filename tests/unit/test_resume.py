@@ -37,7 +37,7 @@ def claim(points: ResumePoints, *jobs: ClaimedJob, took: float = 0.01, queues: S
     """One claim: behind which points it was, and what it found."""
     after = points.begin(queues)
     seen = None if after is None else dict(after)
-    points.end(jobs, took)
+    points.end(queues, jobs, took, swept=after is None)
     return seen
 
 

@@ -22,9 +22,10 @@ from ...arguments.context import ClaimedJob
 from ...rules.lifecycle import Change
 from ...rules.retry import backoff
 from ...rules.settings import WorkerSettings
-from ...sql.apply import Answer, alike
+from ...sql.apply import Answer, alike, read_exchange
 from ...sql.claims import MOST_TEXT, ClaimRequest, fault_of, is_limits_changed, is_too_much
 from ...sql.limits.claims import QueueAnswer
+from ...sql.tables import Flight
 from ...sql.workers import EVERY_QUEUE
 from ...tasks.registry import Registry
 from ...util.log import get_logger
@@ -73,11 +74,23 @@ class Exchange:
     quiet: bool
     """Whether nothing ran when it began."""
     began: float = 0.0
-    """When the claim began, by `monotonic()`."""
+    """When the claim began, by `monotonic()`, and how many seconds it took."""
+    took: float = 0.0
     answers: dict[int, Answer] = field(default_factory=dict)
     jobs: list[ClaimedJob] = field(default_factory=list)
     states: dict[str, QueueAnswer] = field(default_factory=dict)
     """Of a claim under limits: how to go on in each queue."""
+    swept: bool = True
+    """Whether the claim began at the front of the queues."""
+    flight: Flight | None = None
+    """The statement, where the answer is read later than it was sent."""
+    done: bool = False
+    """Whether it is committed."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the flight has brought as many jobs as were wanted."""
+        return self.flight is not None and len(self.flight.rows) - bool(self.changes) >= sum(self.wanted.values())
 
 
 class Claimer:
@@ -133,6 +146,8 @@ class Claimer:
         self._connection = ClaimerConnection(connector, self.deadline, broken_commits)
         self._mode = Mode.TOGETHER
         """How the next round writes and claims."""
+        self._kept: Exchange | None = None
+        """An exchange that is committed, and whose answer is not taken in."""
         self._resume = ResumePoints()
         self._expired = ExpiredJobs(connector, all_slots)
         self._workflows = MovingWorkflows(connector, runs.touched, self._demand, busy=lambda: len(runs) > 0)
@@ -243,6 +258,10 @@ class Claimer:
                         self._connection.works()
             except BaseException as error:
                 self._mode = Mode.TOGETHER
+                if self._kept is not None and self._connection.current is not None:
+                    # Its jobs are held by this worker: the next connection would give back what is in no run.
+                    with suppress(BaseException):
+                        self._take_in(self._connection.current)
                 with suppress(BaseException):  # of the application's: a filter of logs
                     self._connection.give_up(error, kept=len(self._writer))
                 busy = False
@@ -251,6 +270,8 @@ class Claimer:
             if self._ending and not hurried:
                 hurried = True
                 self._writer.hurry()
+            if self._kept is not None:
+                continue
             if not busy or not len(self._writer):  # where a claim is due at once, there is no pause
                 pause = self._pause()
                 self.moves_at = monotonic() + pause
@@ -304,15 +325,32 @@ class Claimer:
         return connection
 
     def _round(self, connection: sa.Connection) -> bool:
-        """Prepare, take outcomes and demand, and make each exchange: send it, settle, hand over. False: there was nothing to do."""
+        """Prepare, take outcomes and demand, and make each exchange: send it, settle, hand over. False: there was nothing to do.
+
+        An answer that brought all that was wanted is kept back: the next round sends its exchange first, and takes the answer in while
+        the server works. At most one statement is in doubt all the same, because the one before was committed.
+        """
+        if self._kept is not None and not self._may_overlap:
+            self._take_in(connection)
         any_skipped = self._prepare(connection)
         changes = self._writer.take(_BATCH)
         if self._limited.any:
             self._limited.note_ends(self._runs.queues(changes))
+        overlaps = self._may_overlap and alike(changes)
+        if self._kept is not None and not overlaps:
+            self._take_in(connection)
         wanted = self._demand.now()
+        if self._kept is not None and not wanted:
+            self._take_in(connection)
+            wanted = self._demand.now()
         if not changes and not wanted:
             return any_skipped
-        quiet = not len(self._runs)  # asked before the claim: a handler that ends during it may have enqueued
+        quiet = (
+            not len(self._runs) and self._kept is None
+        )  # before the claim: a handler that ends during it may have enqueued
+        if overlaps and wanted:
+            self._exchange_ahead(connection, Exchange(changes, wanted, limited=False, quiet=quiet))
+            return True
         if self._mode is not Mode.TOGETHER or self._writer.in_doubt:  # no outcome waits for a claim that fails
             self._write_apart(connection, changes)
             changes = []
@@ -321,7 +359,8 @@ class Claimer:
                 self._claim_by_bisection(connection, wanted, quiet=quiet)
             return True
         for exchange in self._exchanges(changes, wanted, quiet=quiet):
-            if self._send(connection, exchange):
+            self._send(connection, exchange)
+            if exchange.done:
                 self._mode = Mode.TOGETHER
                 self._settle(exchange)
                 self._hand_over(connection, exchange)
@@ -349,32 +388,38 @@ class Claimer:
         if wanted or changes:
             yield Exchange(changes, wanted, limited=False, quiet=quiet)
 
-    def _send(self, connection: sa.Connection, exchange: Exchange) -> bool:
+    def _send(self, connection: sa.Connection, exchange: Exchange) -> None:
         """In one transaction; and nearly always in one statement, which is its own transaction.
 
-        False: nothing was claimed. That failed, or one of the changes keeps others waiting. The changes were written alone then, and the
-        next round claims, after a failure in another mode.
+        Nothing is claimed where one of the changes keeps others waiting. The changes are written alone then, and the next round claims.
         """
         changes = exchange.changes
         in_one = not changes or alike(changes)
         if not in_one and any(change.blocks is not None for change in changes):
             self._write_apart(connection, changes)  # see `Outcomes._block`
-            return False
-        try:
+            return
+        with self._apart_after_failure(connection, exchange):
             if in_one:
                 with self._connector.begin_one(connection):
                     exchange.answers = self._claim(connection, exchange, changes)
-                    return True
-            with self._connector.begin(connection):
-                exchange.answers = self._connector.store.apply(connection, changes)
-                if exchange.wanted:
-                    self._claim(connection, exchange)
-                return True
+            else:
+                with self._connector.begin(connection):
+                    exchange.answers = self._connector.store.apply(connection, changes)
+                    if exchange.wanted:
+                        self._claim(connection, exchange)
+            exchange.done = True
+
+    @contextmanager
+    def _apart_after_failure(self, connection: sa.Connection, exchange: Exchange) -> Generator[None]:
+        """Nothing is claimed after a failure. The changes are written alone, and the next round claims in another mode."""
+        changes = exchange.changes
+        try:
+            yield
         except BaseException as error:
             if is_limits_changed(error):
                 self._limited.stale, self._connection.in_doubt = True, False
                 self._write_apart(connection, changes)
-                return False
+                return
             mode = self._mode_after(error, wrote=bool(changes))
             if mode is None:
                 self._writer.doubt(changes)
@@ -386,36 +431,86 @@ class Claimer:
                 with suppress(BaseException):  # of a filter of logs
                     reason = getattr(error, "orig", error)
                     logger.info("a claim failed (%s); it is tried again without arguments and meta", reason)
-            return False
 
     def _claim(
         self, connection: sa.Connection, exchange: Exchange, changes: Sequence[Change] = ()
     ) -> dict[int, Answer]:
         """Claim, and write these changes in the same statement. Returns their answers."""
-        wanted, inline = exchange.wanted, self._mode is not Mode.WITHOUT_PAYLOAD
+        wanted, store = exchange.wanted, self._connector.store
         self._connection.in_doubt = self._connection.in_doubt or bool(wanted)
         if exchange.limited:
+            inline = self._mode is not Mode.WITHOUT_PAYLOAD
             exchange.began = monotonic()
-            answers, exchange.jobs, exchange.states = self._connector.store.claim_limited(
+            answers, exchange.jobs, exchange.states = store.claim_limited(
                 connection, changes, self._limited.request(wanted, inline=inline)
             )
             self._observer.claim_took(monotonic() - exchange.began)
             return answers
-        after, exchange.began = self._resume.begin(wanted), monotonic()
-        request = ClaimRequest(
+        answers, exchange.jobs = store.exchange(connection, changes, self._request(exchange))
+        exchange.took = monotonic() - exchange.began
+        self._claimed(exchange)
+        return answers
+
+    def _request(self, exchange: Exchange) -> ClaimRequest:
+        """What to claim from queues without limits."""
+        after = self._resume.begin(exchange.wanted)
+        exchange.swept, exchange.began = after is None, monotonic()
+        return ClaimRequest(
             self._worker,
-            wanted,
+            exchange.wanted,
             self._connector.lease,
             after=after,
             but=self.skipped.ids(),
             known=self._limited.known,
-            inline=inline,
+            inline=self._mode is not Mode.WITHOUT_PAYLOAD,
         )
-        answers, exchange.jobs = self._connector.store.exchange(connection, changes, request)
-        took = monotonic() - exchange.began
-        self._observer.claim_took(took)
-        self._resume.end(exchange.jobs, took)
-        return answers
+
+    def _claimed(self, exchange: Exchange) -> None:
+        """After a claim from queues without limits."""
+        self._observer.claim_took(exchange.took)
+        self._resume.end(exchange.wanted, exchange.jobs, exchange.took, swept=exchange.swept)
+
+    # ---- an answer is taken in while the server works for the next
+
+    @property
+    def _may_overlap(self) -> bool:
+        """Whether the next exchange may be sent before the answer to the last is taken in."""
+        demand = self._demand
+        plain = self._mode is Mode.TOGETHER and not self._connector.pooled and demand.throttle.share >= 1.0
+        unlimited = not self._limited.any and not self._limited.stale
+        return (
+            plain and unlimited and not (self._ending or demand.stopped or self._writer.in_doubt or self._writer.asked)
+        )
+
+    def _exchange_ahead(self, connection: sa.Connection, exchange: Exchange) -> None:
+        """Send this exchange, take in the answer that was kept back, and wait for the answer to this one."""
+        with self._apart_after_failure(connection, exchange):
+            self._connection.in_doubt = True
+            exchange.flight = self._connector.store.send_exchange(connection, exchange.changes, self._request(exchange))
+        if exchange.flight is None:
+            return
+        try:
+            if self._kept is not None:
+                self._take_in(connection)
+        finally:  # also where that has failed: this exchange may be committed
+            self._connection.in_doubt = True
+            with self._apart_after_failure(connection, exchange):
+                exchange.flight.land()
+                exchange.took = monotonic() - exchange.began
+                self._kept, self._demand.coming = exchange, exchange.wanted
+        if self._kept is not None and not (exchange.is_full and self._may_overlap and self._demand.free()):
+            self._take_in(connection)
+
+    def _take_in(self, connection: sa.Connection) -> None:
+        """Settle and hand over what the answer says that was kept back."""
+        exchange, self._kept, self._demand.coming = self._kept, None, {}
+        if exchange is not None and exchange.flight is not None:
+            exchange.answers, exchange.jobs = read_exchange(exchange.changes, exchange.flight.rows)
+            self._claimed(exchange)
+            self._settle(exchange)
+            self._hand_over(connection, exchange)
+
+    # ---- after an exchange
 
     def _settle(self, exchange: Exchange) -> None:
         """After the commit: the outcomes that were written. What had no answer is asked about in the next round."""
@@ -439,7 +534,7 @@ class Claimer:
             if quiet and not jobs:
                 self._shortage.leave_if_dry(connection, self._limited.dry)
         else:
-            overlooks = self._shortage.after_claim(connection, wanted, jobs, quiet=quiet)
+            overlooks = self._shortage.after_claim(connection, wanted, jobs, quiet=quiet, swept=exchange.swept)
         if overlooks:
             self._mode = Mode.BISECTING
 

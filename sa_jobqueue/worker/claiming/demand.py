@@ -128,6 +128,8 @@ class PollTimer:
 _MOST_REFUSED = 100
 #: Where limits hold, a claim takes this many jobs or half of the slots, so that handlers run while the next claim goes on.
 _SMALL = 100
+#: While other jobs are coming, a claim is made for this share of slots and buffer at least.
+_WORTH_A_CLAIM = 0.25
 
 
 class Demand:
@@ -151,6 +153,8 @@ class Demand:
         """Whether no more are wanted. Written by the thread that stops the worker, read by the claimer's."""
         self.is_limited: Callable[[str], bool] = lambda queue: False
         """Whether limits hold in a queue: then no jobs are claimed ahead, for each would keep a permit from another worker."""
+        self.coming: Mapping[str, int] = {}
+        """By queue, the jobs that were asked for and are not handed over yet."""
         self.announced = False
         """Whether jobs were announced since this was last reset, before claims that begin from now on."""
 
@@ -177,13 +181,12 @@ class Demand:
     @property
     def left(self) -> int | None:
         """How many more jobs may be claimed in all; None: any number."""
-        return None if self._max_jobs is None else max(self._max_jobs - self.claimed, 0)
+        return None if self._max_jobs is None else max(self._max_jobs - self.claimed - sum(self.coming.values()), 0)
 
     @property
     def may_claim(self) -> bool:
         """Whether jobs may be claimed at all."""
-        enough = self._max_jobs is not None and self.claimed >= self._max_jobs
-        return not self.stopped and not enough and self._writer.refused < _MOST_REFUSED
+        return not self.stopped and self.left != 0 and self._writer.refused < _MOST_REFUSED
 
     def renew(self, connection: sa.Connection) -> bool:
         """Begin a round. Returns whether `timers` has other queues than before: never, where all that are served are named."""
@@ -195,7 +198,17 @@ class Demand:
 
     def _room(self, slots: Slots) -> int:
         room = self.throttle.room(slots)
-        return min(room, self._unheld(slots)) if self.is_limited(slots.name) else room
+        if self.is_limited(slots.name):
+            return min(room, self._unheld(slots))
+        most = slots.limit + slots.ahead
+        if coming := self.coming.get(slots.name, 0):
+            room -= coming
+            return room if room >= most * _WORTH_A_CLAIM else 0
+        if (
+            slots.ahead and not slots.waiting
+        ):  # the runners run dry: the next claim is to be under way while these jobs run
+            room = min(room, most // 2)
+        return room
 
     def _unheld(self, slots: Slots) -> int:
         """How many jobs to claim where limits hold."""

@@ -81,9 +81,6 @@ class ResumePoints:
     def __init__(self) -> None:
         self._points: dict[Slot, Point] = {}
         self._sweep_at: dict[str, float] = {}
-        self._queues: tuple[str, ...] = ()
-        self.swept = True
-        """Whether the last claim began at the front."""
 
     def sweep_at(self, queue: str) -> float:
         """When a claim from this queue begins at the front again, by the monotonic clock."""
@@ -96,18 +93,17 @@ class ResumePoints:
 
     def begin(self, queues: Iterable[str]) -> Mapping[Slot, Point] | None:
         """The points behind which to claim from these queues now; None: from the front."""
-        self._queues = tuple(queues)
         now = monotonic()
-        self.swept = not self._points or any(self.sweep_at(queue) <= now for queue in self._queues)
-        return None if self.swept else self._points
+        sweeps = not self._points or any(self.sweep_at(queue) <= now for queue in queues)
+        return None if sweeps else self._points
 
-    def end(self, jobs: Sequence[ClaimedJob], seconds: float) -> None:
-        """These jobs were claimed, in the order of `Store.claim`, and that took `seconds`."""
-        if self.swept:
+    def end(self, queues: Iterable[str], jobs: Sequence[ClaimedJob], seconds: float, *, swept: bool) -> None:
+        """These jobs of the queues were claimed, in the order of `Store.claim`, and that took `seconds`. `swept`: from the front."""
+        if swept:
             later = monotonic() + min(max(_SHARE * seconds, _SOONEST), _LATEST)
-            self._sweep_at |= dict.fromkeys(self._queues, later)
+            self._sweep_at |= dict.fromkeys(queues, later)
         for slot, point in _last(jobs).items():
-            if self.swept and point < self._points.get(slot, point):
+            if swept and point < self._points.get(slot, point):
                 self._sweep_at[slot[0]] = 0.0  # a job lay before the point, and there may be more
             else:
                 self._points[slot] = point
@@ -149,11 +145,11 @@ class Shortage:
         self._dry_at = 0
 
     def after_claim(
-        self, connection: sa.Connection, wanted: Mapping[str, int], jobs: list[ClaimedJob], *, quiet: bool
+        self, connection: sa.Connection, wanted: Mapping[str, int], jobs: list[ClaimedJob], *, quiet: bool, swept: bool
     ) -> bool:
         """Decide when each of the `wanted` queues is polled again, after a claim that returned these `jobs`.
 
-        `quiet`: nothing ran when the claim began. Returns whether claims overlook a job that is due.
+        `quiet`: nothing ran when the claim began. `swept`: it began at the front of the queues. Returns whether claims overlook a job that is due.
         """
         if jobs:
             self._poison.jobs_come()
@@ -165,7 +161,9 @@ class Shortage:
                 timers[name].now()
             elif got[name]:
                 timers[name].reset()
-        return bool(short) and self._poll_later(connection, short, dry=quiet and not jobs and self._are_dry(short))
+        if not short:
+            return False
+        return self._poll_later(connection, short, dry=quiet and not jobs and self._are_dry(short), swept=swept)
 
     def leave_if_dry(self, connection: sa.Connection, short: Collection[str]) -> None:
         """Nothing ran and nothing was claimed, and these queues have no job in reach: if no other queue has any, the worker is idle."""
@@ -181,10 +179,10 @@ class Shortage:
         self._dry.update(short)
         return all(name in self._dry or timer.is_held for name, timer in self._demand.timers.items())
 
-    def _poll_later(self, connection: sa.Connection, short: list[str], *, dry: bool) -> bool:
+    def _poll_later(self, connection: sa.Connection, short: list[str], *, dry: bool, swept: bool) -> bool:
         """`dry`: no queue has a due job, and nothing runs. Returns whether claims overlook a job."""
         timers = self._demand.timers
-        if not self._resume.swept:  # there may be jobs behind the points
+        if not swept:  # there may be jobs behind the points
             for name in short:
                 timers[name].not_before(self._resume.sweep_at(name))
             return False

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from ...errors import AutocommitError, ConfigurationError
 from ...sql.store import Store, default_store
+from ...sql.tables import land
 from ...util import forks
 from . import pool as driver
 from .pool import Deadline
@@ -106,7 +107,8 @@ class Connector:
 
     @contextmanager
     def begin(self, connection: sa.Connection) -> Generator[None]:
-        """A service transaction."""
+        """A service transaction. What was sent before is awaited first."""
+        land(connection)
         if self.pooled:
             with connection.begin():
                 self._set(connection, local=True)
@@ -121,7 +123,10 @@ class Connector:
 
     def begin_one(self, connection: sa.Connection) -> AbstractContextManager[Any]:
         """Like `begin`, for a single statement that is its own transaction: it takes one round trip instead of three."""
-        return self.begin(connection) if self.pooled else connection.begin()
+        if self.pooled:
+            return self.begin(connection)
+        land(connection)
+        return connection.begin()
 
     def _set(self, connection: sa.Connection, *, local: bool) -> None:
         connection.exec_driver_sql(setting(service_settings(self.lease), local=local))

@@ -58,6 +58,8 @@ class Slots:
         """Jobs whose handlers have come back, so far."""
         self._measured = (monotonic(), 0)  # the service thread's own
         self._closed = False
+        self.ran_dry = False
+        """Whether no job waited any more when the last ones came."""
         self.stuck = 0
         """Slots held by handlers that timed out and have not come back."""
 
@@ -66,6 +68,7 @@ class Slots:
         with self._lock:
             if self._closed:
                 return runs
+            self.ran_dry = not self._waiting
             self._waiting.extend(runs)
             wanted = self._wanted()
         if wanted is not None:
@@ -131,7 +134,12 @@ class Slots:
         with self._lock:
             if self._closed or not self._open or not self.hungry:
                 return 0
-            return max(self.limit + int(self._buffer) - self.running - len(self._waiting), 0)
+            return max(self.limit + self.ahead - self.running - len(self._waiting), 0)
+
+    @property
+    def ahead(self) -> int:
+        """Jobs to claim now beyond the number of slots."""
+        return int(self._buffer)
 
     @property
     def hungry(self) -> bool:

@@ -1,0 +1,133 @@
+"""The claimer sends an exchange before it has taken in the answer to the last: nothing is lost, and nothing runs twice, whatever breaks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from sqlalchemy import Connection, Engine, create_engine, select, text
+
+from sa_jobqueue import Job, Registry, WorkerSettings, task
+from sa_jobqueue.worker.claiming.claimer import Claimer, Exchange
+from tests.faults.proxy import About, Set, Trap, bad_network
+from tests.support import pooler
+from tests.support.databases import cut_line
+from tests.support.waiting import wait_until
+from tests.support.working import drain, working
+
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+JOBS, SLOTS = 6_000, 20
+
+
+class Queue:
+    """Jobs that note that they run, and how often an exchange was sent while an answer was kept back."""
+
+    def __init__(self, url: str) -> None:
+        self.engine = create_engine(url)
+        self.registry = Registry()
+        self.ran: list[int] = []
+        self.overlaps = 0
+
+        @task(registry=self.registry, name="counts")
+        async def counts(n: int) -> None:
+            self.ran.append(n)
+
+        with self.engine.begin() as connection:
+            connection.execute(
+                text(
+                    "INSERT INTO sa_jobqueue.job (task, args, priority) "
+                    "SELECT 'counts', jsonb_build_object('n', n), CASE WHEN n % 10 = 0 THEN 9 ELSE 4 END FROM generate_series(1, :jobs) AS n"
+                ),
+                {"jobs": JOBS},
+            )
+
+    def assert_each_ran_once(self, *, claims: set[int]) -> None:
+        """And was claimed this often."""
+        assert Counter(Counter(self.ran).values()) == {1: JOBS}
+        with self.engine.connect() as connection:
+            assert set(connection.scalars(select(Job.status))) == {"completed"}
+            assert set(connection.scalars(select(Job.claims))) <= claims
+
+
+@pytest.fixture
+def queue(engine: Engine, url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue]:
+    """Its worker claims ahead, so that answers are kept back."""
+    if pooler.is_pooled(url):
+        pytest.skip("behind a pooler exchanges do not overlap")
+    queue, send = Queue(url), Claimer._exchange_ahead
+
+    def count(self: Claimer, connection: Connection, exchange: Exchange) -> None:
+        queue.overlaps += self._kept is not None
+        send(self, connection, exchange)
+
+    monkeypatch.setattr(Claimer, "_exchange_ahead", count)
+    yield queue
+    queue.engine.dispose()
+
+
+def test_jobs_run_in_the_order_of_their_priorities_and_each_once(queue: Queue, url: str) -> None:
+    """An exchange begins after the commit of the one before."""
+    drain(url, queue.registry, queues={"default": SLOTS})
+    queue.assert_each_ran_once(claims={1})
+    assert queue.ran == sorted(queue.ran, key=lambda n: (n % 10 != 0, n))
+    assert queue.overlaps > 0
+
+
+def test_jobs_of_an_answer_that_was_kept_back_run_once_though_the_connection_breaks(
+    queue: Queue, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are claimed by this worker: its next connection does not give them back."""
+    prepare, broken = Claimer._prepare, list[int]()
+
+    def break_once(self: Claimer, connection: Connection) -> bool:
+        if self._kept is not None and not broken:
+            broken.append(len(queue.ran))
+            cut_line(connection.connection.dbapi_connection)
+        return prepare(self, connection)
+
+    monkeypatch.setattr(Claimer, "_prepare", break_once)
+    worker = drain(url, queue.registry, queues={"default": SLOTS})
+    assert broken
+    assert worker.counts["lost"] == 0
+    queue.assert_each_ran_once(claims={1, 2})  # the server may have claimed for the exchange that broke
+
+
+def test_answers_that_are_lost_after_the_commit_cost_no_job(
+    queue: Queue, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Outcomes that are written already are not written again, and jobs that nobody knows of are given back and claimed again."""
+    prepare, traps = Claimer._prepare, list[Set]()
+    with bad_network(database_url) as (proxy, url):
+
+        def lose_answers(self: Claimer, connection: Connection) -> bool:
+            if self._kept is not None and len(traps) < 3:
+                traps.append(proxy.set_trap(About.CLAIM, Trap.LOSE))
+            return prepare(self, connection)
+
+        monkeypatch.setattr(Claimer, "_prepare", lose_answers)
+        worker = drain(url, queue.registry, queues={"default": SLOTS})
+        assert traps
+        assert all(trap.sprung.is_set() for trap in traps)
+    assert worker.counts["lost"] == 0
+    queue.assert_each_ran_once(claims={1, 2, 3, 4})
+
+
+def test_no_more_jobs_are_claimed_than_may_be(queue: Queue, url: str) -> None:
+    """What is kept back counts."""
+    drain(url, queue.registry, queues={"default": SLOTS}, max_jobs=3_333)
+    assert len(queue.ran) == 3_333
+    with queue.engine.connect() as connection:
+        assert Counter(connection.scalars(select(Job.claims))) == {1: 3_333, 0: JOBS - 3_333}
+
+
+def test_a_worker_that_stops_leaves_no_job_in_an_answer(queue: Queue, url: str) -> None:
+    """All that it has claimed is completed, or back in the queue."""
+    assert WorkerSettings().buffer > SLOTS
+    with working(url, queue.registry, queues={"default": SLOTS}) as worker:
+        wait_until(lambda: queue.overlaps)
+        worker.stop()
+    with queue.engine.connect() as connection:
+        assert set(connection.scalars(select(Job.status))) <= {"completed", "queued"}
+    assert Counter(Counter(queue.ran).values()) == {1: worker.counts["completed"]}
