@@ -72,7 +72,7 @@ class Load(_OfObjects):
 class Fresh(_OfObjects):
     """An object argument whose job is only for the version that it was enqueued with: `Annotated[Order, Fresh()]`.
 
-    The version is that of the mapper's `version_id_col` after the flush that writes the job. If the row has another one when the job
+    The version is that of the mapper's `version_id_col` after the flush that writes the job. If the row has another version when the job
     runs, the job is discarded as "superseded", and the handler is not called.
     """
 

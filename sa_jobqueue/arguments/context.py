@@ -101,7 +101,7 @@ class JobFacts:
 
     @property
     def meta(self) -> Mapping[str, Any]:
-        """What the producer sent along: tags, trace context, and what a middleware's `before_enqueue` has put there."""
+        """The metadata from the producer: tags, trace context, and the additions of a middleware's `before_enqueue`."""
         meta = self._job.meta
         if meta is None or meta == "{}":
             return {}
@@ -123,7 +123,7 @@ class _Logger(logging.LoggerAdapter[logging.Logger]):
 
 
 class _OnlyKept(logging.LogRecord):
-    """A record that no handler sees: the line that is kept needs no more. A whole record takes four times as long (November 2026)."""
+    """A record that only the kept line needs: no logging handler gets it. A whole record takes four times as long (November 2026)."""
 
     def __init__(self, level: int, msg: Any, args: Any) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.created, self.levelno, self.levelname = time.time(), level, logging.getLevelName(level)
@@ -159,7 +159,7 @@ class _Kept(logging.Logger):
 
 
 class Notes(Protocol):
-    """What takes what a handler says."""
+    """The receiver of a handler's progress and log records."""
 
     def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
         """Take how far the job is: `fraction` from 0 to 1, and perhaps a text."""
@@ -191,7 +191,7 @@ class HandlerContext(JobFacts, Generic[S]):
 
     @property
     def tick_at(self) -> datetime | None:
-        """The tick of its schedule for which the job was made, in UTC; the last one, if the job stands for several. None: the job
+        """The tick of its schedule for which the job was made, in UTC; the last tick, if the job stands for several. None: the job
         is of no schedule.
         """
         tick = None if self._job.extra is None else extra(self._job).get("tick")
@@ -218,7 +218,7 @@ class HandlerContext(JobFacts, Generic[S]):
         return self._logger
 
     def progress(self, fraction: float, message: str | None = None) -> None:
-        """Say how far the job is: `fraction` from 0 to 1, and perhaps a text. What is longer than 500 characters is cut.
+        """Report how far the job is: `fraction` from 0 to 1, and perhaps a text, which is cut after 500 characters.
 
         It returns at once, in an async handler too: nothing is awaited. The worker writes the last value that the job has set, up to
         4 times a second and in a transaction of its own. So others see it while the job runs, as `Job.progress`, and it stays if

@@ -1,4 +1,4 @@
-"""What is left of a job: its status, the result that its handler returned, the error that ended it.
+"""The end of a job: its status, the result that its handler returned, the error that ended it.
 
 >>> end = JobEnd(7, "shop.count_lines", JobStatus.COMPLETED, {"lines": 3}, None)
 >>> end.is_completed, end.result_as(dict[str, int])
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 #: How JSON is checked against annotations: strictly.
 STRICT = ConfigDict(strict=True, val_json_bytes="base64")
-#: For the serializer as a whole: it does not look into a TypedDict's own configuration.
+#: For the serializer as a whole, which ignores the configuration of a TypedDict.
 TO_JSON = CoreConfig(ser_json_inf_nan="constants", ser_json_bytes="base64")
 
 _BEFORE, _AFTER = b'{"value":', b"}"
@@ -145,7 +145,7 @@ def _name(hint: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """What became of a job."""
+    """The end of a job."""
 
     id: int
     """`Job.id`."""
@@ -156,7 +156,7 @@ class JobEnd:
     result: Any | None
     """What the handler returned, as plain JSON, if its task says `record=True`."""
     error: Mapping[str, Any] | None
-    """The last entry of `Job.errors`: at, attempt, type, message, traceback. A job that completed has one, too, if an earlier
+    """The last entry of `Job.errors`: at, attempt, type, message, traceback. A job that completed has an error, too, if an earlier
     attempt failed."""
 
     @property

@@ -27,7 +27,7 @@ from .signature import STREAMS, plan_of
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a handler gets in place of the result of a job that did not complete, where it is to run all the same."""
+    """What a handler that runs all the same gets in place of the result of a job that did not complete."""
 
     job_id: int
     """`Job.id`."""
@@ -43,7 +43,7 @@ class Failed:
 
 
 class Part(NamedTuple):
-    """What became of one of the other jobs; the result and the error as JSON text."""
+    """The end of a job whose result is taken; the result and the error as JSON text."""
 
     job_id: int
     status: str | None

@@ -47,11 +47,11 @@ def load(session: Session, wanted: Sequence[Reference]) -> None:
 
 
 def _found(session: Session, of: ObjectArgument, keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...] | None, Any]:
-    """What is there, by key."""
+    """The objects that exist, by key."""
     load = of.spec.load
     if len(keys) == 1 and not load.options and load.for_update is None:
         return {keys[0]: session.get(of.cls, keys[0])}
-    # The options hold for an object, too, that another argument has loaded: `Session.get` would not look.
+    # The options also hold for an object that another argument has loaded: `Session.get` would return it as it is.
     found: dict[tuple[Any, ...] | None, Any] = {}
     for first in range(0, len(keys), _PAGE):
         page = session.scalars(_query(of, keys[first : first + _PAGE])).unique()
@@ -136,7 +136,7 @@ def _made(cls: type[Any], values: dict[str, Any]) -> Any:
         raise PayloadError(f"a {cls.__name__} cannot be made of the stored arguments: {error}") from error
 
 
-# ---- Dataclasses and pydantic models that hold mapped objects in their fields, one level deep.
+# ---- Dataclasses and pydantic models that hold mapped objects in their own fields.
 
 
 def with_objects(hint: Any, name: str) -> Any:

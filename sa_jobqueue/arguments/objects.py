@@ -36,14 +36,14 @@ class ObjectText(str):
 
 @dataclass(frozen=True, slots=True)
 class PendingArguments:
-    """What completes the arguments of a job when the keys of its objects are known."""
+    """Completes the arguments of a job when the keys of its objects are known."""
 
     task: str
     references: Sequence[Reference]
     rule: Callable[[str], str] | None = None
-    """What makes the rule of a unique job of its arguments as JSON text; None: no rule depends on them."""
+    """Makes the rule of a unique job from its arguments as JSON text; None: no rule depends on them."""
     about: Reference | None = None
-    """The object that the job is about, one of the references; None: its subject is known, or there is none."""
+    """The reference to the object that the job is about; None: its subject is known, or there is none."""
 
     def completed(self, args: Any, *, versioned: bool = True) -> str:
         """`args`, as JSON text or parsed, with all keys filled in. Raises PayloadError for a key that is not known yet."""
@@ -112,7 +112,7 @@ def checked_about(value: object) -> About:
 def about(
     task: str, args: str, given: About | None, rule: Callable[[str], str] | None
 ) -> tuple[str, Subject | None, PendingArguments | None]:
-    """The arguments of a job; what it is about; and what completes both once objects in them have their keys.
+    """The arguments of a job; its subject; and what completes both once objects in them have their keys.
 
     `given`: None: the first argument that is an object. `rule`: see `PendingArguments`. Raises PayloadError for a key that cannot be a subject's.
     """

@@ -1,4 +1,4 @@
-"""An object as an argument: what is stored of it, and what a worker loads."""
+"""An object as an argument: the key that is stored, and the object that a worker loads."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _written(by: Callable[[Any], Any]) -> SchemaSerializer:
 class Reference:
     """Which object: by its key, or, while it has none, the object itself. A worker puts the loaded object there."""
 
-    # pydantic looks for it where it is to write such a value.
+    # pydantic uses it to serialize such a value.
     __pydantic_serializer__: ClassVar[Any] = _written(lambda reference: reference.plain())
 
     of: ObjectArgument = field(compare=False)
@@ -189,7 +189,7 @@ class Reference:
         return Reference(self.of, key, version)
 
     def is_to(self, other: object) -> bool:
-        """Whether `one` is an object of the class, or its key as plain JSON."""
+        """Whether `other` is the object of this reference, or its key as plain JSON."""
         state: object = sa.inspect(other, raiseerr=False)
         if not isinstance(state, InstanceState):
             return self.key is not None and bool(self.of.keys.write(self.key) == other)

@@ -1,4 +1,4 @@
-"""What a handler returns, as JSON: checked against its return annotation.
+"""The result of a handler as JSON, checked against its return annotation.
 
 >>> def count(order_id: int) -> list[int]: ...
 >>> results = Results(count, task="shop.count")

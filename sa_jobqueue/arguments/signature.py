@@ -62,7 +62,7 @@ class _Rest:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `Arguments` knows once the annotations are resolved."""
+    """The resolved signature of a handler."""
 
     context: type[JobContext | AsyncJobContext] | None
     taken: str | None
@@ -80,7 +80,7 @@ class Plan:
     objects: bool
     """Whether an argument is a mapped object, or holds some."""
     hints: Mapping[str, Any]
-    """The annotation of each parameter, `Any` where there is none; of `*args` and `**kwargs` that of one value."""
+    """The annotation of each parameter, `Any` where there is none; of `*args` and `**kwargs` that of a single value."""
     required: frozenset[str]
     """The parameters without a default."""
     sets: bool

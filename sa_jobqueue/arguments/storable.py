@@ -150,7 +150,7 @@ def checked_json(data: bytes, value: object, *, what: str, item: str, limit: int
             + ("" if limit is None else ", or raise max_payload of the registry (default_registry, or the task's own)")
         )
     text = data.decode()
-    # What JSON text must not hold shows up as one of these. An ordinary string may look like one, so we look closer.
+    # Values that JSON text must not hold contain one of these texts. An ordinary string may contain them too, so the value is tested.
     suspect = "NaN" in text or "Infinity" in text or "\\u0000" in text
     if suspect or len(text) > MAX_DIGITS:
         try:
@@ -229,7 +229,7 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:60]}… ({type(value).__name__})"
 
 
-#: A number written with a positive exponent, or a text that looks like one.
+#: A number written with a positive exponent, or a similar text.
 EXPONENT = re.compile(r"\de\+?\d")
 
 

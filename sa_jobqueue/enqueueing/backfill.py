@@ -38,9 +38,9 @@ class Backfill:
     ticks: Sequence[datetime]
     """Those that have no job, ascending."""
     there: int
-    """How many ticks of the range have one."""
+    """How many ticks of the range have a job."""
     left_from: datetime | None
-    """The workers deal with the range from here on; None: it ends before."""
+    """From here on the workers handle the range; None: it ends before."""
     job: type[JobMixin] = Job
     """The mapped class of the jobs."""
 
@@ -70,7 +70,7 @@ def plan_backfill(
     most: int = MOST,
     job: type[JobMixin] = Job,
 ) -> Backfill | None:
-    """What is to be done for the ticks from `start` on and before `end`, or by now; None if there is no such schedule.
+    """Plan the jobs for the ticks from `start` on and before `end`, or by now; None if there is no such schedule.
 
     `lock`: the plan holds until the transaction ends, because no worker moves the schedule on. `job`: the mapped class of a job table
     of your own. Raises OptionError for a range that has more than `most` ticks, and for a rule that cannot be read.
@@ -94,7 +94,7 @@ def plan_backfill(
 def _open_from(row: Any) -> datetime:
     """From when on a tick is still to come, or a worker has to decide about it.
 
-    A schedule whose pause has ended begins to count again; but one that code declares again goes on where it was.
+    A schedule whose pause has ended begins to count again; but a schedule that code declares again goes on where it was.
     """
     later: datetime = row.now + _INSTANT
     if is_stopped(row.paused_at, row.paused_by):

@@ -29,7 +29,7 @@ from ..sql.parts import complete_arguments, table_of
 
 
 class Watching:
-    """What is told of each job, where a job that no session gets is warned about."""
+    """Receives each new job, where jobs that are added to no session are warned about."""
 
     made: Callable[[JobMixin], None] | None = None
 
@@ -62,14 +62,14 @@ def _relationships(mapper: Mapper[Any], of_jobs: bool) -> tuple[str, ...]:
 
 # ---- A job whose arguments wait for the keys of objects, and what it was before it got them.
 
-#: Where a job has what completes it: beside its mapped attributes.
+#: The attribute of a job with its pending arguments. It is not mapped.
 _WAITING = "_waiting_for_keys"
 #: The attributes that are completed.
 _COMPLETED = ("args", "uniqueness", "subject_type", "subject_id")
 
 
 def waiting_of(instance: object, waiting: PendingArguments | None = None) -> PendingArguments | None:
-    """What completes the arguments of a job; None if they are complete. `waiting`: it is that from now on."""
+    """Get, or with `waiting` set, the pending arguments of a job; None if they are complete."""
     if waiting is not None:
         vars(instance)[_WAITING] = waiting
     return cast(PendingArguments | None, vars(instance).get(_WAITING))
@@ -108,7 +108,7 @@ def _is_known(reference: Reference, session: Session, dirty: Collection[object])
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What a job was before its arguments were completed."""
+    """The state of a job before its arguments were completed."""
 
     job: weakref.ref[JobMixin]
     waiting: PendingArguments
@@ -146,7 +146,7 @@ class Pending:
         return any(transaction() is rolled_back for transaction in self.transactions)
 
     def restore(self, session: Session) -> None:
-        """Make the job what it was."""
+        """Restore that state of the job."""
         job = self.job()
         if job is None:
             return
@@ -182,8 +182,8 @@ def _transactions(session: Session) -> tuple[weakref.ref[SessionTransaction], ..
 
 
 def insert(session: Session, jobs: Sequence[JobMixin]) -> None:
-    """Insert jobs in the transaction of `session`, and put them into it, as a flush would, which cannot begin in another one: by one
-    statement for all that set the same columns. Listeners to the mapper's events hear of it.
+    """Insert jobs in the transaction of `session`, and put them into it, as a flush would, which cannot begin in another flush: by a
+    single statement for all jobs that set the same columns. Listeners to the mapper's events hear of it.
 
     Unique jobs are inserted in the order of their keys: see `models.insert_in_order`.
     """
@@ -200,7 +200,7 @@ def insert(session: Session, jobs: Sequence[JobMixin]) -> None:
 
 
 def _shape(job: JobMixin) -> Hashable:
-    """What jobs of one statement have in common. One with an expression of SQL has one of its own."""
+    """The shape that jobs of a statement share. A job with an expression of SQL has a statement of its own."""
     columns = _columns(job)
     return type(job), frozenset(columns), id(job) if any(map(_is_expression, columns.values())) else None
 
@@ -223,13 +223,13 @@ def _insert(connection: sa.Connection, jobs: Sequence[JobMixin]) -> None:
         known = vars(job)
         known.update({names[column.key]: value for column, value in zip(made, row, strict=True)})
         mapper.dispatch.after_insert(mapper, connection, sa.inspect(job))
-        # What is not said is NULL, which needs not be read.
+        # Unset attributes are NULL, and need not be read.
         known.update(dict.fromkeys(set(names.values()) - known.keys()))
         make_transient_to_detached(job)
 
 
 def _is_made(column: sa.Column[Any], row: Mapping[str, Any]) -> bool:
-    """Whether the database says its value, or a default of the column's."""
+    """Whether the database, or a default of the column, makes its value."""
     if column.key in row:
         return _is_expression(row[column.key])
     return column.server_default is not None or column.default is not None
@@ -267,7 +267,7 @@ def complete(session: Session, jobs: Sequence[JobMixin]) -> None:
 
 
 def _subject(job: JobMixin) -> Subject | None:
-    """What is known of it: an attribute that is not set would be loaded."""
+    """The subject that is set: an attribute that is not set would be loaded."""
     of, key = (vars(job).get(name) for name in ("subject_type", "subject_id"))
     return None if of is None or key is None else Subject(of, key)
 
@@ -298,7 +298,7 @@ def wait_for_keys(job: JobMixin, waiting: PendingArguments) -> None:
 
 
 def _before_flush(session: Session, *_: Any) -> None:
-    """Set aside what has to wait. Everything is checked before anything is changed."""
+    """Set aside the jobs that must wait. Everything is checked before anything is changed."""
     if not _Listeners.needed:
         return
     jobs = [*_aside(session), *(cast(JobMixin, new) for new in session.new if waiting_of(new) is not None)]
@@ -327,7 +327,7 @@ def _before_flush(session: Session, *_: Any) -> None:
 
 
 def _aside(session: Session) -> Sequence[JobMixin]:
-    """Those that are still aside, because another listener has refused the last flush: unless the session was closed then."""
+    """The jobs that are still set aside, because another listener has refused the last flush: unless the session was closed then."""
     transaction, jobs = session.info.get(_ASIDE, (None, ()))
     if jobs and transaction != _transaction(session):
         del session.info[_ASIDE]
@@ -336,7 +336,7 @@ def _aside(session: Session) -> Sequence[JobMixin]:
 
 
 def _transaction(session: Session) -> weakref.ref[SessionTransaction] | None:
-    """The outermost one. It begins with the first `add()`, and each `close()` ends it."""
+    """The outermost transaction. It begins with the first `add()`, and each `close()` ends it."""
     found = session.get_transaction()
     return None if found is None else weakref.ref(found)
 
@@ -367,7 +367,7 @@ def _before_insert(_mapper: object, _connection: object, job: JobMixin) -> None:
 
 
 def _after_flush(session: Session, *_: Any) -> None:
-    """Write what was set aside, and complete what was written too early."""
+    """Write the jobs that were set aside, and complete those that were written too early."""
     if not _Listeners.needed:
         return
     _, aside = session.info.pop(_ASIDE, (None, ()))
@@ -387,7 +387,7 @@ def _remember(session: Session, done: Sequence[Pending]) -> None:
 
 
 def _after_rollback(session: Session, previous: SessionTransaction) -> None:
-    """Make them what they were."""
+    """Restore the jobs whose INSERT was rolled back."""
     if not _Listeners.needed:
         return
     session.info.pop(_ASIDE, None)

@@ -32,7 +32,7 @@ J = TypeVar("J", bound=JobMixin)
 
 
 class Enqueue(Generic[J]):
-    """What makes jobs of one class: `enqueue` makes those of `Job`.
+    """Makes jobs of a class: `enqueue` makes jobs of `Job`.
 
     For a job table of your own, see `JobMixin`, make another and use it in its place:
 
@@ -69,7 +69,7 @@ def enqueue(task: Any, /, *args: Any, **kwargs: Any) -> Job:
     `task`: a `Task`, or a name for producers that do not import the handlers; then the arguments are keywords of
     plain JSON, the queue is "default" (`TaskName(name).options(queue=...)` for another), and the worker checks them.
 
-    An argument that is a mapped object is stored as its key, and the first one is the job's subject (`Job.subject`), unless the options of
+    An argument that is a mapped object is stored as its key, and the first such object is the job's subject (`Job.subject`), unless the options of
     the task say another. It may be new: then the flush that writes it writes its job, too.
 
     Raises PayloadError where the arguments do not fit the handler or cannot be stored, OptionError for a bad name,
@@ -99,7 +99,7 @@ def _made(job: type[J], task: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
 
 
 def _set_rare(made: JobMixin, call: Call) -> None:
-    """Set the attributes that few calls have a value for."""
+    """Set the rare attributes that the call has."""
     if call.waiting is not None:
         wait_for_keys(made, call.waiting)
         if call.waiting.about is not None:
@@ -126,7 +126,7 @@ def _named(task: object) -> TaskName:
 
 
 def enqueue_many(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """One INSERT for all `calls` (see `Task.call`): `session.execute(enqueue_many(...))`, sync or async, ORM or Core.
+    """A single INSERT for all `calls` (see `Task.call`): `session.execute(enqueue_many(...))`, sync or async, ORM or Core.
 
     Returns the ids, in the order of the calls. A delay counts from the database's now().
     """

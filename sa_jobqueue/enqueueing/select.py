@@ -76,19 +76,19 @@ def enqueue_select(
     columns: Mapping[str, sa.ColumnExpressionArgument[Any]] | None = None,
     job: type[JobMixin] = Job,
 ) -> sa.Insert:
-    """One INSERT ... SELECT that enqueues a job of `task` for each row of `source`: for `session.execute(...)`, sync or async, ORM or
+    """A single INSERT ... SELECT that enqueues a job of `task` for each row of `source`: for `session.execute(...)`, sync or async, ORM or
     Core, in the caller's transaction.
 
-    `source`: a `select()`. Its columns are the arguments of the jobs, as in a call: one with a label is the keyword of that name, and
+    `source`: a `select()`. Its columns are the arguments of the jobs, as in a call: a column with a label is the keyword of that name, and
     the others are positional. A task that is known by name only takes all of them by their names.
 
     The options of the task hold for all jobs: `enqueue_select(remind.options(priority=9), ...)`. What differs from row to row is an
     expression over the tables of `source`, given here under the name of the option: `run_at=Order.due`. Such an expression is one more
     column of the select, and where it is NULL the task's own option holds.
 
-    A parameter that is a mapped object takes the column of its key, and the first one is what a job is about.
+    A parameter that is a mapped object takes the column of its key, and the first such object is the subject of the job.
 
-    `subject`: a mapped class of which `source` has the rows, or an alias of one: each job is about its row.
+    `subject`: a mapped class of which `source` has the rows, or an alias of it: each job is about its row.
     `columns`: expressions for columns of your own job table `job`, by attribute: `columns={"tenant_id": Order.tenant_id}`.
 
     Returns an `Insert`: add `.returning(Job.id)` to it for the ids; without, the result's `rowcount` says how many jobs there are.
@@ -205,7 +205,7 @@ def _about(of: str, id: sa.ColumnElement[Any]) -> dict[str, sa.ColumnElement[Any
 
 
 def _about_first_object(named: AnyTask | TaskName, given: Sequence[Argument]) -> dict[str, sa.ColumnElement[Any]]:
-    """What a job is about where nothing says it, as with `enqueue`: the first argument that is an object, here by its key."""
+    """The default subject, as with `enqueue`: the first argument that is an object, here by its key."""
     if not isinstance(named, Task) or not named.takes_objects:
         return {}
     plan, by_name = named.parameters, {argument.name: argument for argument in given}

@@ -1,4 +1,4 @@
-"""The schema's versions, and how a database gets from one to another.
+"""The versions of the schema, and bringing a database to a version.
 
 From a revision of a project's own Alembic history (`sa-jobqueue migrate --revision` writes it):
 
@@ -17,7 +17,7 @@ Without an Alembic history of your own, `sa-jobqueue migrate` or:
 
     upgrade_database("postgresql://localhost/shop")
 
-Every step looks at `schema_version` first, under a lock: repeated or simultaneous calls do the work once. A schema of
+Every step reads `schema_version` first, under a lock: repeated or simultaneous calls do the work once. A schema of
 another name is given once, by the connection's `schema_translate_map={"sa_jobqueue": "other"}`, or by `schema=`.
 """
 

@@ -15,7 +15,7 @@ def include_name(name: str | None, type_: str, parent_names: Mapping[str, Any], 
 
         context.configure(..., include_schemas=True, include_name=sa_jobqueue.migrations.include_name)
 
-    Without `include_schemas` Alembic looks at the default schema alone, and no filter is needed. For a schema of another
+    Without `include_schemas` Alembic reads the default schema alone, and no filter is needed. For a schema of another
     name: `functools.partial(include_name, schema="other")`. Together with your own filter: `return include_name(name,
     type_, parent_names) and ...`. The schema is taken for the job queue's alone: other tables in it are not seen either.
     """
@@ -31,7 +31,7 @@ def include_object(
 
     For projects that put our models into their `target_metadata`, or that reflect them; else `include_name` is enough, and
     quicker, because it does not read the tables. For a schema of another name: see `include_name`. Foreign keys into that
-    are left alone: the models name the usual one, which Alembic does not translate, and would propose to drop and make
+    are left alone: the models name the default schema, which Alembic does not translate, and would propose to drop and make
     such a key again and again.
     """
     if type_ == "foreign_key_constraint" and schema != SCHEMA:
@@ -47,9 +47,9 @@ def revision_source(
     """Return the source of an Alembic revision that brings the schema up to version `to`, in a project's own history.
 
     Args:
-        down_revision: The revision it follows: the head of that history, or None in an empty one.
+        down_revision: The revision it follows: the head of that history, or None in an empty history.
         to: The version (default: this release's).
-        since: The version that this history reached before, to which the revision downgrades (default: one less than `to`).
+        since: The version that this history reached before, to which the revision downgrades (default: `to` - 1).
         schema: The schema's name.
     """
     to = CURRENT if to is None else to

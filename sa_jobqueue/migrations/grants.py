@@ -45,7 +45,7 @@ class Can(StrEnum):
     of schedules; cancel, retry and pause workflows; ask workers to drain."""
 
 
-# Each role finds the tables, and sees whether their version is the one that it needs.
+# Each role finds the tables, and reads their version.
 _ALL = ("USAGE ON SCHEMA {schema}", "SELECT ON TABLE {schema}.schema_version")
 
 _LOOK = (
@@ -68,13 +68,13 @@ _LOOK = (
     + ", ".join(f"{{schema}}.{table}_id_seq" for table in ("job", "schedule", "workflow", "workflow_event", "audit")),
 )
 
-# What ends a job tells the programs that wait for it.
+# A statement that ends a job notifies the programs that wait for it.
 _TELL = (
     "SELECT ON SEQUENCE {schema}.gate_end",
     "EXECUTE ON FUNCTION {schema}.any_awaited(), {schema}.tell_ended(bigint[])",
 )
 
-# And the workflow that it is a member of.
+# And it appends an event to the workflow of a member.
 _TELL_WORKFLOWS = (
     "INSERT (workflow_id, job_id, completed) ON TABLE {schema}.workflow_event",
     "EXECUTE ON FUNCTION {schema}.tell_workflows()",

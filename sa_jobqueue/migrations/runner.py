@@ -47,7 +47,7 @@ def upgrade(op: MigrationOperations, to: int | None = None, *, schema: str | Non
     It joins the revision's transaction and works offline (`--sql`) too. A version that builds an index of a table in use
     commits that transaction first and begins another afterwards, because PostgreSQL builds such an index only outside a
     transaction. A schema with this or a newer version stays as it is.
-    While another migration of the same schema runs, it waits: `lock_timeout` where the session sets one, else a minute.
+    While another migration of the same schema runs, it waits: `lock_timeout` where the session sets it, else a minute.
 
     Args:
         op: `alembic.op`, or an `Operations` of your own.
@@ -175,7 +175,7 @@ def _run(op: MigrationOperations, steps: Sequence[Step], schema: str) -> None:
                 _execute(op, step, schema)
 
 
-#: What `version()` says of servers that speak PostgreSQL's protocol, and lack what the statements and the wake-ups need.
+#: Parts of `version()` of servers that speak PostgreSQL's protocol, but lack features that the statements and the wake-ups need.
 _OTHERS: Final = {"CockroachDB": "CockroachDB", "-YB-": "YugabyteDB"}
 
 
@@ -186,7 +186,7 @@ def _refuse_others(version: str) -> None:
 
 @contextmanager
 def on_postgresql() -> Generator[None]:
-    """Say so where the block connects to a server whose version SQLAlchemy cannot read, because it is another database's."""
+    """Raise ConfigurationError where the block connects to a server of another kind, whose version SQLAlchemy cannot read."""
     try:
         yield
     except AssertionError as error:
@@ -245,13 +245,13 @@ def _connection(target: sa.Engine | sa.Connection | sa.URL | str) -> Generator[s
         case sa.Connection():
             yield target
         case sa.Engine():
-            # READ COMMITTED, to see what another migration did while this one waited.
+            # READ COMMITTED, to see the changes of another migration for which this migration waited.
             with on_postgresql():
                 opened = target.connect()
             with opened.execution_options(isolation_level="READ COMMITTED") as connection:
                 yield connection
                 connection.commit()
-        case AsyncEngine() | AsyncConnection():  # pyright: ignore[reportUnnecessaryComparison]  # whatever the types say
+        case AsyncEngine() | AsyncConnection():  # pyright: ignore[reportUnnecessaryComparison]  # callers may ignore the types
             raise ConfigurationError(
                 "migrations are made on a connection that is not async: await connection.run_sync(upgrade_database), within "
                 "`async with engine.begin() as connection:`; or give the URL, engine.url"

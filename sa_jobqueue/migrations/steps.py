@@ -1,6 +1,6 @@
 """The SQL of each step between two versions: pure text, the same online and for `--sql`.
 
-A step is one `DO` statement that locks, looks at `schema_version` and does its work or nothing. So it is atomic on an
+A step is one `DO` statement that locks, reads `schema_version` and does its work or nothing. So it is atomic on an
 AUTOCOMMIT connection too, and a script made offline may be run twice.
 """
 
@@ -26,8 +26,8 @@ class Version(Protocol):
     They come after the version's other statements, and outside of a transaction. An upgrade that was interrupted builds
     them when it is run again.
 
-    `COMPATIBLE_WITH`: releases made for that version of the schema, or a later one, go on working with this one. A step
-    that only adds keeps the number of the version before it; the one that takes away raises it, to at most its own
+    `COMPATIBLE_WITH`: releases made for that version of the schema, or a later version, can work with this version. A step
+    that only adds keeps the number of the version before it; a step that takes away raises it, to at most its own
     minus 1, because the workers of the previous release are still there while a deployment rolls.
     """
 

@@ -47,7 +47,7 @@ class ArchivedJob(JobReadings, SubjectColumns, Base):
     blocked_by: Mapped[int | None] = mapped_column(sa.BigInteger)
     _duplicate_of: Mapped[int | None] = mapped_column("duplicate_of", sa.BigInteger)
     progress: Mapped[float | None] = mapped_column(sa.Float(53))
-    """How far its handler had said that it is, 0 to 1."""
+    """The last progress that its handler reported, 0 to 1."""
     claims: Mapped[int] = mapped_column(sa.Integer)
     ticks: Mapped[int | None] = mapped_column(sa.Integer)
     priority: Mapped[int] = mapped_column(sa.SmallInteger)
@@ -62,13 +62,13 @@ class ArchivedJob(JobReadings, SubjectColumns, Base):
     args: Mapped[dict[str, Any]] = mapped_column(JsonObject())
     meta: Mapped[dict[str, Any]] = mapped_column(JsonObject())
     errors: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
-    """One entry per failed attempt or rescue: at, attempt, type, message, traceback."""
+    """An entry per failed attempt or rescue: at, attempt, type, message, traceback."""
     result: Mapped[Any | None] = mapped_column(JSONB)
     uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True))
     worker: Mapped[str | None]
     concurrency_key: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
     progress_message: Mapped[str | None]
-    """What its handler had said with the progress."""
+    """The message of that progress."""
     logs: Mapped[list[Any] | None] = mapped_column(JSONB(none_as_null=True))
     """The log lines of its last attempt, if its task keeps them: `[seconds since 1970, level, text]` each, the oldest first."""
     columns: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
@@ -78,12 +78,12 @@ class ArchivedJob(JobReadings, SubjectColumns, Base):
         partial_index("archived_job_subject_idx", "subject_type", "subject_id", where="subject_type IS NOT NULL"),
         {"postgresql_partition_by": "RANGE (finished_at)"},
     )
-    # A number is given once, whatever the month.
+    # A number is given once, in any month.
     __mapper_args__ = {"primary_key": [id]}  # noqa: A003, RUF012
 
 
 class ArchivedTask(Base):
-    """A task whose finished jobs are moved to the archive, because the code of a worker says so."""
+    """A task whose finished jobs are moved to the archive, as the code of a worker declares."""
 
     __tablename__ = "archived_task"
 

@@ -24,7 +24,7 @@ from ..util.schema import SCHEMA
 
 
 def field_checks(table: str, **others: tuple[int, int]) -> Iterator[sa.CheckConstraint]:
-    """The checks of what is filled in when a job is enqueued, for a table with these columns. `others`: bounds that differ, by column."""
+    """The checks of the columns that are filled when a job is enqueued, for a table that has them. `others`: bounds that differ."""
     for field in JOB_FIELDS:
         if field.bounds is not None:
             low, high = others.get(field.column, field.bounds)
@@ -69,13 +69,13 @@ class JsonText(str):
 
 
 class UnfinishedJson(JsonText):
-    """The same, before it is complete: it must not be stored yet."""
+    """JSON text that is not complete yet, and must not be stored."""
 
     __slots__ = ()
 
 
 class UnfinishedObject(dict[str, Any]):
-    """What was read of an `UnfinishedJson`."""
+    """The value read from an `UnfinishedJson`."""
 
 
 #: Arguments that are not complete, as they are set and as they are read.
@@ -232,11 +232,11 @@ def due_text(value: datetime | timedelta | None) -> str | None:
 class DueTime(sa.TypeDecorator[datetime]):
     """A timestamptz that takes a `timedelta` too: that long after the database's now.
 
-    So 1,000 jobs, delayed and not, are one INSERT: the value is always one parameter of one type (an expression on
+    So 1,000 jobs, delayed and not, are a single INSERT: the value is always a parameter of the same type (an expression on
     the attribute would make every row a statement of its own). A function in the schema tells the two kinds apart,
     because SQLAlchemy's batches allow a parameter once per column (asyncpg fails otherwise; seen on 2.1.9).
 
-    `schema`: where that function is, beside the table.
+    `schema`: the schema of that function, and of the table.
     """
 
     impl = sa.DateTime(timezone=True)

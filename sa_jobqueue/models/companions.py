@@ -1,6 +1,6 @@
-"""The tables beside a job table, as mapped classes: the package's own, and the same ones in another schema.
+"""The companion tables of a job table, as mapped classes: the package's own, and equal tables in another schema.
 
-The queue's functions and triggers are in the schema of its tables, so the jobs of one schema never meet those of another.
+The queue's functions and triggers are in the schema of its tables, so the jobs of different schemas never meet.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .workflow import WorkflowCallback, WorkflowDependency, WorkflowEvent, Workf
 
 @dataclass(frozen=True, slots=True)
 class Companions:
-    """The classes of the tables beside the jobs of one schema."""
+    """The classes of the companion tables in a schema with jobs."""
 
     worker: type[WorkerRow] = WorkerRow
     uptime: type[Uptime] = Uptime
@@ -65,7 +65,7 @@ def in_schema(model: type[Any], schema: str) -> type[Any]:
     mapper: Mapper[Any] = model.__mapper__
     table = cast(sa.Table, mapper.local_table).to_metadata(sa.MetaData(schema=schema), schema=schema)
     place_in(table, schema)
-    # A table has no other class than its own one: of these, only what Python inherits is shared.
+    # Each table has a class of its own: the classes share only what Python inherits.
     attributes: dict[str, Any] = {
         attribute.key: column_property(table.c[attribute.columns[0].key], deferred=attribute.deferred)
         for attribute in mapper.column_attrs

@@ -26,7 +26,7 @@ _AT_FIRST: Final[dict[str, object]] = {"status": JobStatus.QUEUED, "claims": 0, 
 class JobMixin(JobReadings, JobColumns):
     """What a job is: the columns, constraints and indexes of a job table, and what its rows can do.
 
-    `Job` is the package's own table. For one with columns of yours, map a class on your own base, in a schema that has no other
+    `Job` is the package's own table. For a table with columns of yours, map a class on your own base, in a schema that has no other
     jobs; what else a queue needs comes into that schema with `sa_jobqueue.migrations.upgrade`:
 
         class Job(JobMixin, Base):
@@ -95,15 +95,15 @@ def is_job_class(given: object) -> bool:
 
 
 def companions_of(job: type[JobMixin]) -> Companions:
-    """The mapped classes of the tables beside the jobs of this class: schedules, limits, progress and all others.
+    """The mapped classes of the companion tables of this job class: schedules, limits, progress and all others.
 
-    Statements that take no `job=` take one of them: `pause_schedules(..., schedule=companions_of(Job).schedule)`.
+    Statements that take no `job=` take such a class: `pause_schedules(..., schedule=companions_of(Job).schedule)`.
     """
     return companions_in(schema_of(job))
 
 
 def own_column(job: type[JobMixin], name: str) -> sa.Column[Any]:
-    """The column behind an attribute that a user's class has besides. Raises OptionError for any other."""
+    """The column behind an attribute of the user's own. Raises OptionError for any other attribute."""
     found: MapperProperty[Any] | None = job.__mapper__.attrs.get(name)
     if isinstance(found, ColumnProperty) and name not in _OURS and isinstance(column := found.columns[0], sa.Column):
         return column

@@ -16,7 +16,7 @@ from .companions import companions_in
 from .job_readings import SubjectColumns
 from .own_table import schema_of
 
-# Left out of the INSERT where `enqueue()` does not set them. Else each row would send a NULL for each, to be parsed.
+# Omitted from the INSERT when unset; otherwise every row would carry a NULL for each of these columns.
 _UNSAID_TIME, _UNSAID_TEXT = sa.DateTime(timezone=True).evaluates_none(), sa.Text().evaluates_none()
 _UNSAID_NUMBER = sa.BigInteger().evaluates_none()
 _UNSAID_STATUS = StatusText().evaluates_none()
@@ -25,7 +25,7 @@ _LIMIT = DueTime(SCHEMA).evaluates_none()
 
 
 def _reported(job: Any, what: str, *, name: str) -> MappedSQLExpression[Any]:
-    """What the handler has reported since the last claim. Deferred: it is in a table of its own, and few ask for it."""
+    """The handler's report since the last claim. Deferred: it is in a table of its own, and rarely read."""
     progress = companions_in(schema_of(job)).progress
     found = sa.select(getattr(progress, what)).where(progress.job_id == job.id, progress.claim_token == job.claim_token)
     return column_property(found.correlate_except(progress).scalar_subquery().label(name), deferred=True)
@@ -42,7 +42,7 @@ else:
 
 
 class JobColumns(SubjectColumns, _MappedBelow):
-    """The columns of all job tables, and what is read of the tables beside them."""
+    """The columns of all job tables, and attributes that are read from companion tables."""
 
     if TYPE_CHECKING:
         __table__: ClassVar[sa.FromClause]
@@ -80,7 +80,7 @@ class JobColumns(SubjectColumns, _MappedBelow):
     worker: Mapped[str | None] = mapped_column(_UNSAID_TEXT)
     """The worker process that holds it, or held it last."""
     errors: Mapped[list[dict[str, Any]]] = mapped_column(JSONB)
-    """One entry per failed attempt or rescue: at, attempt, type, message, traceback."""
+    """An entry per failed attempt or rescue: at, attempt, type, message, traceback."""
     result: Mapped[Any | None] = mapped_column(JSONB)
     """What the handler returned, as plain JSON, if its task says `record=True`."""
     uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True).evaluates_none())
@@ -95,7 +95,7 @@ class JobColumns(SubjectColumns, _MappedBelow):
     schedule_id: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
     """The schedule that made it."""
     tick_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
-    """The time of the schedule that it was made for: the last one, if it stands for several."""
+    """The tick of the schedule for which it was made: the last tick, if it stands for several."""
     ticks: Mapped[int | None] = mapped_column(sa.Integer().evaluates_none())
     """For how many times of the schedule it stands."""
     concurrency_key: Mapped[str | None] = mapped_column(sa.Text(collation="C").evaluates_none())
@@ -107,18 +107,18 @@ class JobColumns(SubjectColumns, _MappedBelow):
     blocked_by: Mapped[int | None] = mapped_column(_UNSAID_NUMBER)
     """While it is blocked: a job that it waits for; 0: for some of several; or minus its workflow's id, until that is found."""
     inputs: Mapped[int | None] = mapped_column(sa.SmallInteger().evaluates_none())
-    """How many of its first parameters are results of others; 0: one is, a list of them all. None: none is."""
+    """How many of its first parameters are results of other jobs; 0: the first is a list of all results. None: no parameter is."""
     ready_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """The due time at which a claim has let it take its turn among the jobs with keys; None: it was due when it was enqueued."""
 
     @declared_attr
     def progress(cls) -> Mapped[float | None]:  # noqa: N805
-        """How far the handler said that it is, 0 to 1; None if it has not said anything since the last claim.
+        """The progress that the handler reported, 0 to 1; None if it has reported nothing since the last claim.
         `select(Job.id, Job.progress)` reads it in any session; of a loaded job it is read when it is asked for, or with `undefer(Job.progress)`.
         """
         return _reported(cls, "fraction", name="progress")
 
     @declared_attr
     def progress_message(cls) -> Mapped[str | None]:  # noqa: N805
-        """What the handler said with it, or None. It is read as `progress` is."""
+        """The message that the handler reported with it, or None. It is read as `progress` is."""
         return _reported(cls, "message", name="progress_message")

@@ -14,7 +14,7 @@ from ..rules.lifecycle import JobStatus
 from .base import field_checks, partial_index
 from .job_readings import JobReadings, subject_index
 
-#: What `create_all` does to the table beside making it.
+#: Statements of `create_all` after the table is made.
 AFTER_CREATE = (
     "ALTER TABLE %(fullname)s ALTER COLUMN status SET DEFAULT 'queued', ALTER COLUMN errors SET DEFAULT '[]'::jsonb",
     # `postgresql_with` on a Table is new in SQLAlchemy 2.1; this is the same on 2.0.
@@ -27,14 +27,14 @@ AFTER_CREATE = (
         "autovacuum_vacuum_insert_scale_factor = 0, autovacuum_vacuum_insert_threshold = 50000, "
         "autovacuum_analyze_scale_factor = 0, autovacuum_analyze_threshold = 20000)"
     ),
-    # The claim and the completion leave an entry each beside the first one. Without room for them every page is split, and
-    # searched for dead entries before: a sixth of what a job costs the server.
+    # The claim and the completion each leave an entry next to the first entry. Without room for them every page is split, and searched
+    # for dead entries before: a sixth of the cost of a job on the server.
     "ALTER INDEX %(schema)s.job_pkey SET (fillfactor = 45)",
 )
 
 
 def constraints_and_indexes() -> tuple[SchemaItem, ...]:
-    """Those of a job table. Each table needs its own."""
+    """The constraints and indexes of a job table. Each table needs its own."""
     return (
         sa.CheckConstraint(
             "status = ANY ('{queued,blocked,running,completed,failed,cancelled}'::text[])", name="job_status_check"
@@ -81,13 +81,13 @@ def constraints_and_indexes() -> tuple[SchemaItem, ...]:
     )
 
 
-# ---- What an INSERT or an UPDATE by a Session leaves in a job: all of it is known, with no query where that can be.
+# ---- The attributes of a job after an INSERT or UPDATE by a Session: all are known, without a query where possible.
 
 
 def know_what_came_of_it(mapper: Mapper[Any], connection: sa.Connection, job: JobReadings) -> None:
     """After the INSERT the job is queued, or is a duplicate. A delay has become a time; both are counted from the transaction's now()."""
     known = vars(job)
-    # As `set_committed_value` would, which looks for an older value.
+    # As `set_committed_value` would, which searches for an older value.
     if known.get("_duplicate_of") is None:
         known["status"] = JobStatus.QUEUED
         known.setdefault("errors", [])
@@ -100,7 +100,7 @@ def know_what_came_of_it(mapper: Mapper[Any], connection: sa.Connection, job: Jo
 
 
 def _end_of_duplicate(job: JobReadings) -> dict[str, Any]:
-    """What the trigger `job_unique` has written. A role that only enqueues may not read it."""
+    """The values that the trigger `job_unique` has written. A role that only enqueues may not read them."""
     at, holder = job.created_at, "another job" if job.duplicate_of is None else f"job {job.duplicate_of}"
     error = {
         "at": at.isoformat(),

@@ -1,4 +1,4 @@
-"""What can be read of a job besides its columns: of one in its queue's table, and of one in the archive."""
+"""Attributes of a job that are read from its columns, for jobs in a job table and in the archive."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class JobReadings:
-    """What the columns of a job say."""
+    """Attributes that are read from the columns of a job."""
 
     if TYPE_CHECKING:
         __table__: ClassVar[sa.FromClause]
@@ -37,8 +37,8 @@ class JobReadings:
 
     @hybrid_property
     def duplicate_of(self) -> int | None:
-        """The job that had this one's unique key when it was inserted. None: this one is no duplicate; or, if it
-        `is_duplicate`, the other could not be seen at the transaction's isolation level.
+        """The job that held the unique key when this job was inserted. None: this job is no duplicate; or, if it
+        `is_duplicate`, the other job could not be seen at the transaction's isolation level.
         """
         return self._duplicate_of or None
 
@@ -124,8 +124,8 @@ class JobReadings:
 
     @property
     def end(self) -> JobEnd:
-        """What became of it so far, as `wait_for` would return it."""
-        errors: object = self.errors  # whatever plain SQL has written
+        """Its end, or its state so far, as `wait_for` would return it."""
+        errors: object = self.errors  # plain SQL may have written any JSON
         last = errors[-1] if isinstance(errors, list) and errors else None
         return JobEnd(self.id, self.task, self.status, self.result, last if isinstance(last, dict) else None)
 
@@ -144,12 +144,12 @@ class JobReadings:
         return f"<{type(self).__name__} {state.get('id')} {state.get('task')!r} in {state.get('queue')!r}: {status}>"
 
 
-# ---- What a job is about, as columns of the job: a row of the application's.
+# ---- The subject of a job as columns: a row of the application.
 
 
 # Left out of the INSERT where `enqueue()` does not set them, and behind all other columns: NULLs there take no byte of a row.
 class SubjectColumns:
-    """The columns of `Job.subject`, and what reads them."""
+    """The columns of `Job.subject`, and the attribute that reads them."""
 
     subject_type: Mapped[str | None] = mapped_column(sa.Text(collation="C").evaluates_none(), sort_order=1)
     """The mapped class of the row that it is about; None: it is about no row."""

@@ -26,7 +26,7 @@ def _rate_check(table: str, prefix: str = "") -> sa.CheckConstraint:
 
 
 class LimitRow(Base):
-    """What limits a queue, or a task in whatever queue. NULL: no such limit."""
+    """The limits of a queue, or of a task in any queue. NULL: no such limit."""
 
     __tablename__ = "job_limit"
 
@@ -42,7 +42,7 @@ class LimitRow(Base):
     rate_burst: Mapped[int | None] = mapped_column(sa.Integer)
     """How many of them at once."""
     key_running: Mapped[int | None] = mapped_column(sa.Integer)
-    """The same for the jobs of each key, unless its `KeyRow` says otherwise."""
+    """How many jobs of each key may run, unless its `KeyRow` has another number."""
     key_rate_count: Mapped[int | None] = mapped_column(sa.Integer)
     key_rate_seconds: Mapped[float | None]
     key_rate_burst: Mapped[int | None] = mapped_column(sa.Integer)
@@ -81,7 +81,7 @@ class LimitRow(Base):
 
 
 class KeyRow(Base):
-    """What an operator has said of one key of a queue, or of a task."""
+    """The limits that an operator has set for a key of a queue, or of a task."""
 
     __tablename__ = "job_key"
 
@@ -94,7 +94,7 @@ class KeyRow(Base):
     rate_seconds: Mapped[float | None]
     rate_burst: Mapped[int | None] = mapped_column(sa.Integer)
     weight: Mapped[int] = mapped_column(sa.SmallInteger, server_default=sa.text("1"))
-    """How many jobs it gets in its turn, beside the others."""
+    """How many jobs the key gets in its turn."""
     paused_at: Mapped[datetime | None]
     pause_reason: Mapped[str | None]
 
@@ -116,7 +116,7 @@ class LimitState(Base):
     free_at: Mapped[datetime | None]
     """When the rate would be as if nothing had started: the theoretical arrival time of the generic cell rate algorithm."""
     blocked_until: Mapped[datetime | None]
-    """Until when nothing of it is started, because a handler has said so."""
+    """Until when none of its jobs is started, because a handler was rate limited."""
     owed_at: Mapped[datetime | None]
     """When its rate last let something start."""
     owed: Mapped[float | None]

@@ -1,4 +1,4 @@
-"""What a class of the user's must be to hold jobs, and what it gets from us."""
+"""Job classes of the user's own: their checks, and the constraints and indexes that they get."""
 
 from __future__ import annotations
 
@@ -144,14 +144,14 @@ def _check_class(job: type[Any], mixin: type[Any], columns: frozenset[str]) -> N
 
 
 def _name_of(value: object) -> str | None:
-    """The name of a column, if it was given one."""
+    """The name that a column was given, if any."""
     column = value if isinstance(value, sa.Column) else getattr(value, "column", None)
     return str(column.name) if isinstance(column, sa.Column) and column.name else None
 
 
 def _check_alone(job: type[Any], schema: str) -> None:
     other = _classes.get(schema)
-    # Of a module that is loaded again, the new class takes the place of the old one.
+    # When a module is loaded again, the new class replaces the old class.
     if other is not None and (other.__module__, other.__qualname__) != (job.__module__, job.__qualname__):
         raise _refusal(
             job, f"the schema {schema!r} has the jobs of {other.__module__}.{other.__qualname__}: name another schema"
@@ -179,7 +179,7 @@ def _arguments(job: type[Any]) -> tuple[Any, ...]:
 
 
 def _named(items: Sequence[SchemaItem], metadata: sa.MetaData) -> list[SchemaItem]:
-    """Our constraints keep their names, whatever convention names the user's."""
+    """Let our constraints keep their names, also where a naming convention names the user's."""
     for item in items:
         if isinstance(item, sa.CheckConstraint):
             item.name = conv(str(item.name))

@@ -114,8 +114,8 @@ def _annotated(cls: type[Any], name: str) -> Any:
 
 
 def subject_of_rows(entity: Any) -> tuple[str, sa.ColumnElement[str | None]]:
-    """The type of the subjects that the rows of a mapped class, or of an alias of one, are, and the expression for their ids, which is NULL
-    where an outer join has no row. Raises SubjectError for any other `entity`.
+    """The subject type of the rows of a mapped class, or of an alias of it, and the expression for their subject ids, which is NULL where an
+    outer join has no row. Raises SubjectError for any other `entity`.
     """
     found = sa.inspect(entity, raiseerr=False)
     mapper = found.mapper if isinstance(found, (Mapper, AliasedInsp)) else None
@@ -130,7 +130,7 @@ def subject_of_rows(entity: Any) -> tuple[str, sa.ColumnElement[str | None]]:
 
 
 def subject_of_keys(mapper: Mapper[Any], key: sa.ColumnElement[Any]) -> tuple[str, sa.ColumnElement[Any]] | None:
-    """The same of the objects that have these keys. None if a key has several parts, or the database does not write it as Python does."""
+    """The subject type and ids of the objects with these keys. None if a key has several parts, or the database writes it unlike Python."""
     try:
         columns = _checked(mapper)
     except SubjectError:
@@ -166,8 +166,8 @@ def _id_text(parts: Sequence[tuple[sa.ColumnElement[Any], Any]]) -> sa.ColumnEle
     ((column, value),) = parts
     match kind_of(column.type).samples[0]:
         case str():
-            return sa.collate(sa.cast(value, sa.Text), "C")  # the column may have another one
+            return sa.collate(sa.cast(value, sa.Text), "C")  # the column may have another collation
         case date():
-            return sa.func.to_char(value, sa.literal_column("'YYYY-MM-DD'"), type_=sa.Text())  # whatever DateStyle says
+            return sa.func.to_char(value, sa.literal_column("'YYYY-MM-DD'"), type_=sa.Text())  # with any DateStyle
         case _:
             return sa.cast(value, sa.Text)

@@ -18,7 +18,7 @@ from .base import Base, JsonObject, JsonText, field_checks, partial_index, vacuu
 
 Overlap: TypeAlias = Literal["allow", "skip", "queue_one", "cancel_running"]
 
-#: The smallest `catch_up`, in seconds. With less, each tick would be too old when a worker looks.
+#: The smallest `catch_up`, in seconds. With less, each tick would be too old when a worker reads the schedule.
 _LEAST_CATCH_UP = 1.0
 #: The largest `pause_after`.
 _MOST_FAILURES = 1_000
@@ -38,10 +38,10 @@ class _Task(Protocol):
 
 
 def _kept(field: JobField, call: _Call) -> Any:
-    """What a schedule keeps of a call in the column of this field."""
+    """The value of a call that a schedule keeps in the column of this field."""
     value = field.read(call)
     if field.column == "meta" and call.given_meta is not None:
-        value = call.given_meta  # what middleware adds belongs to one enqueueing, as the trace of a request
+        value = call.given_meta  # the additions of middleware belong to a single enqueueing, as the trace of a request
     return JsonText(value) if field.kind == "json" and value is not None else value
 
 
@@ -50,7 +50,7 @@ class Schedule(Base):
 
     `rule`: a cron expression of five fields, "0 7 * * mon-fri", read in `timezone`; or `every(...)`. `job`: a task with the `args`
     of its jobs; or a call, `task.call(...)`, which takes keywords as well and is checked by type checkers. `name`: 1 to 200
-    characters, of one schedule in the database; the task's name if it is not given.
+    characters, unique among the schedules of the database; by default the task's name.
 
     `missed`, what to do about ticks at which no worker was there: "once", one job for all of them; "skip", none; "all", a job for
     each. `catch_up`: how late a tick may be enqueued, at least 1, in seconds or as a timedelta; None: however late.
@@ -102,7 +102,7 @@ class Schedule(Base):
     next_at: Mapped[datetime | None]
     """The next tick; None until a worker has worked it out."""
     due_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
-    """When a worker looks at it next."""
+    """When a worker reads it next."""
     last_tick_at: Mapped[datetime | None]
     """The last tick for which a job was enqueued."""
     waiting_since: Mapped[datetime | None]
@@ -121,7 +121,7 @@ class Schedule(Base):
     declared: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     """What code has declared. A column that differs from it was edited by hand, and is left alone."""
     definitions: Mapped[list[str] | None] = mapped_column(ARRAY(sa.Text))
-    """Digests of what code has declared so far; the last is the current one."""
+    """Digests of the definitions that code has declared so far; the last is current."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The tables beside the jobs: workers, since when leases could be renewed, versions of the schema."""
+"""Companion tables of the jobs: workers, since when leases could be renewed, versions of the schema, and others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .base import Base, partial_index, vacuum_by_traffic
 
 
 class WorkerRow(Base):
-    """One worker process that is alive, or was until `seen_at`."""
+    """A worker process that is alive, or was until `seen_at`."""
 
     __tablename__ = "worker"
 
@@ -41,7 +41,7 @@ class WorkerRow(Base):
     tasks: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=sa.text("'{}'::jsonb"))
     """The tasks it knows: `{name: {"queue": ..., "timeout": seconds or null, "aliases": [...]}}`."""
     pressure: Mapped[str | None]
-    """Why it claims less than it could, or "claims fail: ..." with what the database said lately; NULL: neither."""
+    """Why it claims less than it could, or "claims fail: ..." with the database's last message; NULL: neither."""
     skipped: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     """The first 100 jobs that its claims skip, and what refused to let them be claimed: `{"7": "..."}`; null: it waits until another
     job whose workers have died has ended here. NULL: it skips none.
@@ -64,14 +64,14 @@ class Uptime(Base):
 
 
 class SchemaVersion(Base):
-    """The versions of the schema that were applied; the highest is the current one."""
+    """The versions of the schema that were applied; the highest is current."""
 
     __tablename__ = "schema_version"
 
     version: Mapped[int] = mapped_column(sa.Integer, primary_key=True, autoincrement=False)
     applied_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
     compatible_with: Mapped[int] = mapped_column(sa.Integer, server_default=sa.text("1"))
-    """Releases made for this version of the schema, or a later one, can work with it."""
+    """Releases made for this version of the schema, or a later version, can work with it."""
 
 
 class UniqueKey(Base):
@@ -103,7 +103,7 @@ class Awaited(Base):
     waiter: Mapped[uuid.UUID] = mapped_column(UUID(as_uuid=True), primary_key=True)
     """The listener of a process."""
     expires_at: Mapped[datetime]
-    """Until when it waits, unless it says so again."""
+    """Until when it waits, unless it renews the entry."""
 
     __table_args__ = ({"prefixes": ["UNLOGGED"]},)
 
@@ -131,7 +131,7 @@ class AuditEntry(Base):
     """What it was done to, as it was asked for: `{"id": ["7"]}`, `{"status": ["failed"], "queue": ["mail"]}`."""
 
 
-# ---- The tables of what running jobs say: how far they are, and their log lines.
+# ---- The tables of the progress and the log lines of running jobs.
 
 
 class Progress(Base):
@@ -145,19 +145,19 @@ class Progress(Base):
     fraction: Mapped[float]
     written_at: Mapped[datetime]
     claims: Mapped[int] = mapped_column(sa.Integer)
-    """`Job.claims` at that claim: a claim does not overwrite what a later one has written."""
+    """`Job.claims` at that claim: a claim does not overwrite the report of a later claim."""
     message: Mapped[str | None]
 
 
 class LogPart(Base):
-    """Some log lines of one claim of a job, written together."""
+    """Some log lines of a claim of a job, written together."""
 
     __tablename__ = "job_log"
 
     job_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
     claim_token: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
     part: Mapped[int] = mapped_column(sa.Integer, primary_key=True, autoincrement=False)
-    """0, 1, ...: the order of the parts of one claim. The oldest are deleted when there are more lines than are kept."""
+    """0, 1, ...: the order of the parts of a claim. The oldest are deleted when there are more lines than are kept."""
     written_at: Mapped[datetime]
     attempt: Mapped[int] = mapped_column(sa.SmallInteger)
     lines: Mapped[list[Any]] = mapped_column(JSONB)
@@ -167,11 +167,11 @@ class LogPart(Base):
 vacuum_by_traffic(Progress, also="fillfactor = 50, ")  # room for an update on the same page
 vacuum_by_traffic(LogPart)
 
-# ---- The table of what jobs came to, by minute and by hour.
+# ---- The table of how jobs ended, by minute and by hour.
 
 
 class Stat(Base):
-    """What the jobs of one task in one queue came to within a minute or an hour, in all workers together."""
+    """How the jobs of a task in a queue ended within a minute or an hour, in all workers together."""
 
     __tablename__ = "stat"
 

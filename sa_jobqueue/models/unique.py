@@ -1,4 +1,4 @@
-"""Jobs with what few jobs have in a Session: one INSERT for all, and unique jobs in the order of their keys."""
+"""Jobs with rare attributes in a Session: a single INSERT for all, and unique jobs in the order of their keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy.orm import Mapper, Session
 
 from ..rules.job_fields import RARE_FIELDS
 
-#: The columns that only few jobs set.
+#: The columns that are rarely set.
 _FEW = tuple(field.column for field in RARE_FIELDS)
 #: The classes whose jobs are inserted in order.
 _ordered: set[type[Any]] = set()
@@ -35,15 +35,15 @@ def listen_to_sessions(listeners: Mapping[str, Callable[..., None]]) -> None:
 def insert_in_order(job: type[Any]) -> None:
     """Have every Session insert unique jobs of this class in the order of their keys.
 
-    Called when such a job is made, so that a program without them pays for one call in each flush. In this order the keys of one INSERT
-    are taken: so two flushes cannot deadlock. And all jobs of the flush say what their key, expiry and deadline are, or that they
+    Called when such a job is made, so that a program without them pays for a call in each flush. The keys of an INSERT are taken in
+    this order: so two flushes cannot deadlock. And all jobs of the flush say what their key, expiry and deadline are, or that they
     have none: else the INSERT would be parted at each change.
     """
     _ordered.add(job)
 
 
 def say_all(jobs: Sequence[Any]) -> bool:
-    """Have all of these jobs say what one of them says. False: none says anything that only few do."""
+    """Set the rare attributes that any of these jobs has on all of them. Returns False if no job has any."""
     names = {name for job in jobs for name in _FEW if vars(job).get(name) is not None}
     for job in jobs:
         for name in names - vars(job).keys():
@@ -52,7 +52,7 @@ def say_all(jobs: Sequence[Any]) -> bool:
 
 
 def put_in_order(session: Session, job: type[Any]) -> None:
-    """The same for the next flush of this session alone."""
+    """Order the jobs of the next flush of this session by their keys."""
     jobs = [instance for instance in session.new if isinstance(instance, job)]
     if len(jobs) == 1 or not say_all(jobs):
         return

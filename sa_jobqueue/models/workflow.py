@@ -20,7 +20,7 @@ GATE = "(gate)"
 
 
 class WorkflowRow(Base):
-    """A workflow: jobs that wait for each other. `Workflow` and `Batch` make one."""
+    """A workflow: jobs that wait for each other. `Workflow` and `Batch` make such rows."""
 
     __tablename__ = "workflow"
 
@@ -29,11 +29,11 @@ class WorkflowRow(Base):
     watched_id: Mapped[int] = mapped_column(sa.BigInteger, server_default=sa.text("9223372036854775807"), deferred=True)
     """A job of it that has not ended: while it has not, neither has the workflow."""
     fail_fast: Mapped[bool] = mapped_column(server_default=sa.text("false"))
-    """Whether all its jobs are cancelled when one has failed."""
+    """Whether all its jobs are cancelled when a job has failed."""
     is_broken: Mapped[bool] = mapped_column(server_default=sa.text("false"), deferred=True)
-    """Whether a job of it did not complete, as far as events have said."""
+    """Whether a job of it did not complete, according to the events so far."""
     status: Mapped[str] = mapped_column(sa.Text, server_default=sa.text("'running'"))
-    """running, completed, failed (a job has failed), or cancelled (none has, and one was cancelled)."""
+    """running, completed, failed (a job has failed), or cancelled (no job has failed, and a job was cancelled)."""
     deadline_at: Mapped[datetime | None] = mapped_column(DueTime(SCHEMA).evaluates_none())
     """After that time its jobs are cancelled."""
     finished_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
@@ -44,7 +44,7 @@ class WorkflowRow(Base):
     """Since when none of its jobs is started."""
     cancelled_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     retain: Mapped[float | None] = mapped_column(sa.Float(53).evaluates_none())
-    """Seconds for which it stays after its end; None: for ever. One that failed stays for 30 days at least."""
+    """Seconds for which it stays after its end; None: forever. A failed workflow stays for at least 30 days."""
     name: Mapped[str] = mapped_column(server_default=sa.text("'workflow'"))
     meta: Mapped[dict[str, Any]] = mapped_column(JsonObject().evaluates_none(), server_default=sa.text("'{}'::jsonb"))
     reason: Mapped[str | None] = mapped_column(sa.Text().evaluates_none())

@@ -1,10 +1,10 @@
-"""A failed attempt as text, within milliseconds whatever the exception brings along.
+"""A failed attempt as text, within milliseconds for any exception.
 
 >>> describe(KeyError("order")).message
 "'order'"
 
 Python would format everything: 50,000 chained causes take it 20 seconds, and a traceback of 50,000 frames or a note of a
-million lines more than one. The event loop would stand still meanwhile, and only the end of the text is kept.
+million lines more than a second. The event loop would stand still meanwhile, and only the end of the text is kept.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def moment_said(value: object) -> datetime | None:
 
 
 def message_of(exception: BaseException) -> str:
-    """What `str()` returns, which runs the application's code and may fail."""
+    """The result of `str()`, which runs the application's code and may fail."""
     try:
         return str(exception)
     except BaseException as error:
@@ -87,7 +87,7 @@ def message_of(exception: BaseException) -> str:
 
 
 def traceback_of(exception: BaseException, frames: TracebackType | None) -> str:
-    """What Python would print, with a traceback that begins at `frames`. Of a large exception only the nearest part."""
+    """The text that Python would print, with a traceback that begins at `frames`; only the nearest part of a large exception."""
     if is_quick_to_format(exception):
         return "".join(traceback.format_exception(type(exception), exception, frames))
     return _nearest(exception, frames)

@@ -1,4 +1,4 @@
-"""The columns of a job that whoever enqueues it fills, as one table.
+"""The columns of a job that are filled when it is enqueued, as a table.
 
 >>> [field.column for field in JOB_FIELDS if field.schedule is None]
 ['run_at', 'subject_type', 'subject_id']
@@ -18,7 +18,7 @@ class JobField:
     attribute: str
     """The attribute of a `Call`."""
     kind: Literal["text", "integer", "json", "time"]
-    """What a call has there: a text, a small integer, JSON as text, or a time: a datetime, or a timedelta from now."""
+    """The kind of value: a text, a small integer, JSON as text, or a time: a datetime, or a timedelta from now."""
     part: Literal["type", "id"] | None = None
     """The attribute of that attribute, which may be None."""
     rare: bool = False

@@ -1,7 +1,7 @@
 """The state machine of a job, in one place.
 
 `TRANSITIONS` is the table: statements build their `WHERE status IN (...)` from it, and the diagram in the docs is tested
-against it. `decide` says what a claimed job becomes after an outcome. It is pure: no clock, no SQL,
+against it. `decide` returns the change of a claimed job after an outcome. It is pure: no clock, no SQL,
 and randomness is an argument.
 
 >>> from sa_jobqueue.rules.outcomes import Completed
@@ -98,8 +98,8 @@ TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
     (_S.CANCELLED, Event.REOPEN): _S.BLOCKED,
 }
 
-#: What an event that ends a claim makes of the job, in one word: how jobs are counted everywhere, and
-#: what middleware is told. An outcome that came too late for its claim is "lost".
+#: The outcome of a claim in a word, by the event that ends it. Jobs are counted by these words everywhere, and middleware gets
+#: them. An outcome that came too late for its claim is "lost".
 OUTCOMES: Mapping[Event, str] = {
     Event.COMPLETE: "completed",
     Event.RETRY: "retried",
@@ -109,7 +109,7 @@ OUTCOMES: Mapping[Event, str] = {
     Event.RELEASE: "released",
     Event.RESCUE: "rescued",
 }
-#: All that is counted of jobs, in the order in which it is shown.
+#: All outcomes that are counted, in the order in which they are shown.
 COUNTED = (*OUTCOMES.values(), "lost")
 
 LIVE = frozenset({_S.QUEUED, _S.BLOCKED, _S.RUNNING})
@@ -155,7 +155,7 @@ class Claimed(Protocol):
 
 
 class Claim(NamedTuple):
-    """The least that is `Claimed`."""
+    """The smallest value that is `Claimed`."""
 
     id: int
     claim_token: int | None
@@ -176,7 +176,7 @@ class Rules:
     rescue: bool = True
 
 
-#: Used three times for each job. To look a member up on its enum takes Python 3.11 longer than the rest of the question.
+#: Used three times for each job. Python 3.11 needs longer to find a member of an enum than for the rest of the test.
 _COMPLETE = Event.COMPLETE
 
 
@@ -209,7 +209,7 @@ class Change(NamedTuple):
 
     @property
     def plain(self) -> bool:
-        """Whether it says no more than "done", as nearly all outcomes do, perhaps with a result. Such a change is written fastest.
+        """Whether it is a completion without an error and a unique key, as nearly all outcomes are. Such a change is written fastest.
 
         False for a job whose end needs more than what `statements.ends.ended()` writes: only `apply_changes` writes more.
         """
@@ -222,15 +222,15 @@ class Change(NamedTuple):
 
     @property
     def cancelled(self) -> Change:
-        """What was written in its place where a cancel had been asked for."""
+        """The change that was written in its place because a cancel had been asked for."""
         return self._replace(event=Event.CANCEL, status=self.if_cancelled)
 
     def kept(self, seconds: float) -> Change:
-        """The same, for a row that cannot be deleted now: it is kept for `seconds`, and pruning tries again."""
+        """The change for a row that cannot be deleted now: it is kept for `seconds`, and pruning tries again."""
         return self._replace(retain=seconds)
 
 
-#: What the errors say of a job that was not started in time, or only to be snoozed, and of one whose deadline was over.
+#: The errors of a job that was not started in time, or only to be snoozed, and of a job whose deadline was over.
 EXPIRED = ErrorEntry("Expired", "no attempt was made before its expiry")
 DEADLINE_OVER = ErrorEntry("DeadlineOver", "its deadline was over before it could be started")
 _COMPLETED = TRANSITIONS[_S.RUNNING, Event.COMPLETE]
@@ -240,7 +240,7 @@ _NOT_TWICE = ErrorEntry("Interrupted", "the worker left while it ran, and it may
 
 
 def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, elapsed: float = 0.0) -> Change:
-    """What `claim`'s job becomes after `outcome`. `random`: uniform in [0, 1), for the jitter. `elapsed`: seconds since the claim.
+    """The change of the job of `claim` after `outcome`. `random`: uniform in [0, 1), for the jitter. `elapsed`: seconds since the claim.
 
     A job that would be queued again for a time after its deadline fails instead.
     """
@@ -259,11 +259,11 @@ def completed(claim: Claimed, outcome: Completed, rules: Rules) -> Change:
             claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
             0.0, 0, 0, outcome.error, outcome.result, rules.retain, False,
         )  # fmt: skip
-    few = extra(claim)
-    workflow = few.get("workflow")
+    rare = extra(claim)
+    workflow = rare.get("workflow")
     return Change(
         claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
-        0.0, 0, 0, outcome.error, outcome.result, _kept(rules.retain, workflow), False, "unique" in few, None, workflow,
+        0.0, 0, 0, outcome.error, outcome.result, _kept(rules.retain, workflow), False, "unique" in rare, None, workflow,
     )  # fmt: skip
 
 
@@ -335,7 +335,7 @@ def _parsed(text: str) -> Mapping[str, Any]:
 
 
 def unwritable(change: Change, reason: str) -> Change | None:
-    """What to write in place of an outcome that the database cannot store: the job fails with `reason`, and is kept.
+    """The change in place of an outcome that the database cannot store: the job fails with `reason`, and is kept.
 
     None if `change` is such a failure already.
     """
@@ -384,8 +384,8 @@ def _lost_worker(
     delay: float | None = None,
     expired: bool = False,
 ) -> Change:
-    """Its worker died, or left while the handler ran. The attempt does not count, but a rescue does. Rescues have a bound,
-    because the job may be the reason why its workers end.
+    """The change of a job whose worker died, or left while the handler ran. The attempt does not count, but a rescue does. Rescues
+    have a bound, because the job may be the reason why its workers end.
     """
     times = claim.rescues + 1
     if retry and times < rules.max_rescues:
@@ -412,14 +412,14 @@ def _change(
     error: ErrorEntry | None = None,
     expired: bool = False,
 ) -> Change:
-    """What `event` makes of the job. A cancel that was asked for meanwhile prevents its return to the queue, and has nothing
+    """The change of the job by `event`. A cancel that was asked for meanwhile prevents its return to the queue, and has nothing
     to stop where the job ends anyway.
     """
     status = TRANSITIONS[_S.RUNNING, event]
     if_cancelled = status if status in FINISHED else TRANSITIONS[_S.RUNNING, Event.CANCEL]
-    few = extra(claim)
-    workflow = few.get("workflow")
+    rare = extra(claim)
+    workflow = rare.get("workflow")
     return Change(
         claim.id, claim.claim_token, event, status, if_cancelled, delay, attempt, rescues, error,
-        retain=_kept(retain, workflow), expired=expired, unique="unique" in few, workflow=workflow,
+        retain=_kept(retain, workflow), expired=expired, unique="unique" in rare, workflow=workflow,
     )  # fmt: skip

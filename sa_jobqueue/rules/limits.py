@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 from ..errors import OptionError
 from .retry import Duration, checked_duration, read_duration
 
-#: Whose limits they are.
+#: Who has limits.
 Owner: TypeAlias = Literal["queue", "task"]
 WhenFull: TypeAlias = Literal["wait", "drop_newest", "replace_oldest_waiting", "cancel_running"]
 
@@ -33,7 +33,7 @@ class Rate:
     """At most `count` starts in `per`, which is seconds or a timedelta, from a microsecond to a year.
 
     They are spread evenly, by the generic cell rate algorithm (ITU-T I.371). `burst`: how many may start at once after a time in
-    which none did; then the others follow one by one. So no window of the length `per` has more than `count + burst` starts.
+    which none did; then the others follow singly. So no window of the length `per` has more than `count + burst` starts.
     `count` and `burst` are 1 to 1,000,000,000. A job counts as its `units`.
 
     Raises OptionError for a value that cannot be used.
@@ -54,9 +54,9 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """What holds for the jobs of each key by itself: how many may run at once, and how fast they may start.
+    """The limits of the jobs of each key by itself: how many may run at once, and how fast they may start.
 
-    `running`: 1 to 1,000,000; 1 is one after the other. None: no such limit. Raises OptionError for a value that cannot be used.
+    `running`: 1 to 1,000,000; with 1 they run in turn. None: no such limit. Raises OptionError for a value that cannot be used.
     """
 
     running: int | None = None
@@ -72,10 +72,10 @@ class KeyLimits:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of a queue, or of a task in whatever queue its jobs are. They hold over all workers together; the strictest wins.
+    """The limits of a queue, or of a task in any queue. They hold over all workers together; the strictest wins.
 
-    `running`: how many of its jobs may run at once, 1 to 1,000,000. `rate`: how fast they may start. `per_key`: the same for the
-    jobs of each key by itself. None: no such limit.
+    `running`: how many of its jobs may run at once, 1 to 1,000,000. `rate`: how fast they may start. `per_key`: the limits
+    of the jobs of each key by itself. None: no such limit.
 
     `strict`: a job that was claimed and is queued again goes first in its key, and while it waits, no other job of that key starts.
 
@@ -83,7 +83,7 @@ class Limits:
     cancelled; "replace_oldest_waiting", the newest waits and the others are cancelled; "cancel_running", the same, and what runs is
     cancelled, too. `max_waiting`: how many jobs of a key may wait, 0 to 1,000,000; of more, the oldest are cancelled with
     "replace_oldest_waiting" and "cancel_running", else the newest, also with "wait". None: any number with "wait", none with
-    "drop_newest", else one.
+    "drop_newest", else 1.
 
     Raises OptionError for a value that cannot be used.
     """
@@ -97,8 +97,10 @@ class Limits:
 
     def __post_init__(self) -> None:
         _check(self.running, self.rate)
-        checked_per_key(self.per_key)
-        checked_flag(self.strict, "strict")
+        if self.per_key is not None and not isinstance(self.per_key, KeyLimits):
+            raise OptionError(f"limits: per_key must be KeyLimits(...) or None, not {self.per_key!r}")
+        if not isinstance(self.strict, bool):
+            raise OptionError(f"limits: strict must be True or False, not {self.strict!r}")
         checked_when_full(self.when_full)
         checked_max_waiting(self.max_waiting)
 
@@ -163,7 +165,7 @@ def _span(seconds: float) -> str:
 
 
 def checked_number(value: object, what: str, low: int, high: int, *, hint: str = "") -> int:
-    """`value` if it is an integer (no bool) from `low` to `high`. `hint` ends what is said of another one."""
+    """`value` if it is an integer (no bool) from `low` to `high`. `hint` ends the message about any other value."""
     if type(value) is not int or not low <= value <= high:
         raise OptionError(f"{what} must be an integer from {low} to {high:,}, not {value!r}{hint}")
     return value
@@ -175,29 +177,8 @@ def checked_running(value: object) -> int | None:
     return None if value is None else checked_number(value, "limits: running", 1, MOST_JOBS, hint=hint)
 
 
-def checked_rate(value: object) -> Rate | None:
-    """A rate, or None."""
-    if value is not None and not isinstance(value, Rate):
-        raise OptionError(f"limits: rate must be Rate(count, per=seconds) or None, not {value!r}")
-    return value
-
-
-def checked_per_key(value: object) -> KeyLimits | None:
-    """The limits of each key, or None."""
-    if value is not None and not isinstance(value, KeyLimits):
-        raise OptionError(f"limits: per_key must be KeyLimits(...) or None, not {value!r}")
-    return value
-
-
-def checked_flag(value: object, what: str) -> bool:
-    """True or False."""
-    if not isinstance(value, bool):
-        raise OptionError(f"limits: {what} must be True or False, not {value!r}")
-    return value
-
-
 def checked_when_full(value: object) -> WhenFull:
-    """What becomes of jobs that wait because their key is at its limit."""
+    """How jobs wait whose key is at its limit."""
     if value not in get_args(WhenFull):
         raise OptionError(f"limits: when_full must be one of {', '.join(get_args(WhenFull))}, not {value!r}")
     return cast(WhenFull, value)
@@ -215,4 +196,5 @@ def checked_weight(value: object) -> int:
 
 def _check(running: object, rate: object) -> None:
     checked_running(running)
-    checked_rate(rate)
+    if rate is not None and not isinstance(rate, Rate):
+        raise OptionError(f"limits: rate must be Rate(count, per=seconds) or None, not {rate!r}")

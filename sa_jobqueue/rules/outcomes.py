@@ -47,8 +47,8 @@ class Snooze(Signal):
 
 
 class RateLimited(Signal):
-    """The other side has said "too many requests": run the job again after `retry_after` (seconds or timedelta), and start no other
-    job of its key before; without a key, none of its queue. No attempt is spent. More than a day counts as a day: then one job asks again.
+    """The other side answered "too many requests": run the job again after `retry_after` (seconds or timedelta), and start no other
+    job of its key before; without a key, none of its queue. No attempt is spent. More than a day counts as a day: then a single job asks again.
 
     Jobs that are running or already claimed go on.
     """
@@ -76,14 +76,14 @@ class Discard(Signal):
 
 @dataclass(frozen=True, slots=True)
 class ErrorEntry:
-    """One failed attempt as it is kept in `Job.errors`: cleaned and cut, see `failures.describe`."""
+    """A failed attempt as it is kept in `Job.errors`: cleaned and cut, see `failures.describe`."""
 
     type: str
     message: str
     traceback: str = ""
 
     def in_ascii(self) -> ErrorEntry:
-        """The same with a "?" for each other character, for a database whose encoding lacks some."""
+        """The entry with a "?" for each character outside of ASCII, for a database whose encoding lacks some."""
         texts = (self.type, self.message, self.traceback)
         return ErrorEntry(*(text.encode("ascii", "replace").decode("ascii") for text in texts))
 

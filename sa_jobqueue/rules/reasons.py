@@ -23,7 +23,7 @@ MOST_AHEAD = 1_000
 #: In `WorkerRow.pressure`, before the database's message to a worker whose claims fail.
 CLAIMS_FAIL = "claims fail: "
 
-#: What keeps a job from being run, or has become of it. `KINDS` has a sentence for each.
+#: Kinds of reasons: what keeps a job from being run, or how it ended. `KINDS` has a sentence for each.
 What: TypeAlias = Literal[
     "missing", "archived", "completed", "failed", "duplicate", "cancelled", "overdue", "lost", "claimed", "expired", "later", "retry", "parents",
     "held", "released", "paused", "unserved", "unknown", "refused", "suspect", "locked", "blocked", "strict", "running", "rate", "pressure",
@@ -35,9 +35,9 @@ Moment: TypeAlias = Callable[[datetime], str]
 
 
 class WaitReason(NamedTuple):
-    """Why a job is not being run, or what has become of it. As text it is a sentence about the job, without its full stop.
+    """Why a job is not being run, or how it ended. As text it is a sentence about the job, without its full stop.
 
-    A row of `why_waiting` is one: `WaitReason(*row)`.
+    A row of `why_waiting` makes a reason: `WaitReason(*row)`.
     """
 
     owner: Owner | None

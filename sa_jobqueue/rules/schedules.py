@@ -148,7 +148,7 @@ class Cron:
 
 
 class _Times(CronSim):
-    """The times of an expression, also where a clock is not changed by an hour, or in the middle of one: the library's steps miss a time there."""
+    """The times of an expression, also where a clock is not changed by an hour, or not at a full hour: the library's steps miss a time there."""
 
     def advance_hour(self) -> bool:
         """Go on to the begin of an hour that matches. Returns whether it went on."""
@@ -177,7 +177,7 @@ Rule: TypeAlias = Every | Cron
 def every(interval: Duration) -> Every:
     """A rule for a tick each `interval`, in seconds or as a timedelta: at least a second, at most 100 years.
 
-    The first tick is one interval after the schedule is made. They are one interval apart also where clocks are changed.
+    The first tick is an interval after the schedule is made. Ticks are an interval apart also where clocks are changed.
     """
     seconds = checked_duration(interval, "every")
     if seconds < _SHORTEST:
@@ -186,7 +186,7 @@ def every(interval: Duration) -> Every:
 
 
 def rule_of(value: object, timezone: str = "UTC") -> Rule:
-    """The rule that `value` is, or that it says as text; raise OptionError if it says none.
+    """The rule that `value` is, or that it has as text; raise OptionError if it has no rule.
 
     `timezone`: the IANA name of the zone in which a cron expression is read. An interval has none.
     """
@@ -295,25 +295,25 @@ ON_TIME = timedelta(seconds=60)
 
 
 class Due(NamedTuple):
-    """What is to be done about a schedule by now."""
+    """The ticks of a schedule that are due by now."""
 
     ticks: list[tuple[datetime, int]]
     """The ticks that become jobs, ascending; each with the number of ticks for which its job stands."""
     next_at: datetime
-    """The first tick about which nothing is to be done yet."""
+    """The first tick that is not due yet."""
     left_out: int
     """Ticks that were missed, and become no job."""
     goes_on: bool
-    """There are more by now: this is to be asked again, from `next_at`."""
+    """Whether more ticks are due by now: ask again, from `next_at`."""
 
 
 def due_ticks(
     rule: Rule, next_at: datetime, now: datetime, *, missed: Missed, catch_up: timedelta | None = None, most: int = 100
 ) -> Due:
-    """What to do by `now` about the ticks from `next_at` on.
+    """The ticks from `next_at` on that become jobs by `now`.
 
-    `missed`: "once", one job for all of them, at the last; "skip", a job only if the last one is on time, for that one; "all", a
-    job for each, at most `most` in one answer. `catch_up`: ticks that are longer ago are left out; None: none is too old.
+    `missed`: "once", a single job for all ticks, at the last; "skip", a job only for the last tick, if it is on time; "all", a job for
+    each, at most `most` in an answer. `catch_up`: ticks that are longer ago are left out; None: no tick is too old.
     Raises OptionError if the rule names no later time.
     """
     if next_at > now:
@@ -357,7 +357,7 @@ def _count(rule: Rule, first: datetime, until: datetime) -> int:
     return rule.count(first, until, most=MOST_COUNTED)
 
 
-# ---- What people see of a schedule: its next times, its rule in words, its state. Pure: no clock, no SQL.
+# ---- A schedule for people: its next times, its rule in words, its state. Pure: no clock, no SQL.
 
 ScheduleState: TypeAlias = Literal["active", "paused", "bad"]
 
@@ -394,7 +394,7 @@ def rule_in_words(rule: Rule) -> str:
 
 
 def state_of(row: Mapping[Any, Any]) -> ScheduleState:
-    """Of a row of `list_schedules`: active, paused, or bad: a worker could do nothing about it."""
+    """The state of a row of `list_schedules`: active, paused, or bad if a worker could not handle it."""
     return "paused" if row["paused_at"] is not None else "bad" if row["error"] is not None else "active"
 
 
@@ -406,5 +406,5 @@ def zone_of(rule: Rule) -> tzinfo:
 def _after(rule: Rule, moment: datetime) -> datetime | None:
     try:
         return rule.after(moment)
-    except (OptionError, OverflowError):  # there is no later one
+    except (OptionError, OverflowError):  # there is no later tick
         return None

@@ -41,7 +41,7 @@ class WorkerSettings:
     max_child_jobs: int | None = None
     """A child process is replaced after it has run this many jobs. None: never."""
     max_snapshot_age: float | None = None
-    """Claim less while the oldest transaction that keeps VACUUM from removing rows is older than this. None: whatever its age."""
+    """Claim less while the oldest transaction that keeps VACUUM from removing rows is older than this. None: at any age."""
     max_lock_waits: int | None = None
     """Claim less while more sessions than this wait for locks in the database. None: however many wait."""
     max_replication_lag: float | None = None

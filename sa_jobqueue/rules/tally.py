@@ -30,7 +30,7 @@ def quantile(counts: Sequence[int], q: float) -> float | None:
     """Seconds within which the share `q`, from 0 to 1, of the durations stayed; None if none was counted.
 
     Within a bucket the durations are taken to be spread evenly, as `histogram_quantile` of Prometheus does. In the last bucket
-    it is the lower bound, because there is no upper one.
+    it is the lower bound, because there is no upper bound.
     """
     total = sum(counts)
     if not total:

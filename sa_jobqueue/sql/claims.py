@@ -158,22 +158,6 @@ def claim_parameters(request: ClaimRequest) -> dict[str, Any]:
     return due | taken_by(request.worker, request.lease, INLINE_LIMIT if request.inline else NOTHING_INLINE)
 
 
-def listed_parameters(
-    ids: Iterable[int], *, worker: str, lease: float, args_limit: int = INLINE_LIMIT
-) -> dict[str, Any]:
-    """The parameters of `claim_listed`, by name."""
-    return _listed_ids(ids) | taken_by(worker, lease, args_limit)
-
-
-def lock_parameters(ids: Iterable[int], *, queues: Iterable[str] = (), known: int | None = None) -> dict[str, Any]:
-    """The parameters of `lock_listed`, by name."""
-    return _listed_ids(ids) | {"queue_names": packed_texts(queues), "known_limits": known}
-
-
-def _listed_ids(ids: Iterable[int]) -> dict[str, Any]:
-    return {"listed_ids": packed(ids)}
-
-
 def taken_by(worker: str, lease: float, args_limit: int) -> dict[str, Any]:
     """The parameters of `taken`, by name."""
     return {"by_worker": worker, "by_token": new_token(), "lease_seconds": lease, "inline_limit": args_limit}
@@ -421,7 +405,7 @@ class Claims(StorePart):
         self, connection: sa.Connection, ids: Sequence[int], *, worker: str, lease: float
     ) -> list[ClaimedJob]:
         """Claim those of these jobs that are due and not locked by another transaction, without their arguments and meta."""
-        parameters = listed_parameters(ids, worker=worker, lease=lease, args_limit=NOTHING_INLINE)
+        parameters = {"listed_ids": packed(ids)} | taken_by(worker, lease, NOTHING_INLINE)
         return in_order(self._claim_listed.rows(connection, parameters))
 
     def lock_due(
@@ -437,7 +421,7 @@ class Claims(StorePart):
         self, connection: sa.Connection, ids: Sequence[int], *, queues: Collection[str] = (), known: int | None = None
     ) -> list[int]:
         """Lock the due jobs among `ids`, which are in `queues`, and return their ids."""
-        parameters = lock_parameters(ids, queues=queues, known=known)
+        parameters = {"listed_ids": packed(ids), "queue_names": packed_texts(queues), "known_limits": known}
         return [row[0] for row in self._lock_listed.rows(connection, parameters)]
 
     def fetch_args(self, connection: sa.Connection, id: int, *, most: int = MOST_TEXT) -> Texts | None:

@@ -28,14 +28,8 @@ from .tables import StorePart
 from .workers import places_of
 
 
-def held_parameters(held: Mapping[int, int]) -> dict[str, Any]:
-    """The parameters of `cancel_requests`, by name, for the claims `held` (id -> token)."""
+def _held_parameters(held: Mapping[int, int]) -> dict[str, Any]:
     return {"lease_ids": list(held), "lease_tokens": list(held.values())}
-
-
-def renewal_parameters(held: Mapping[int, int], *, lease: float) -> dict[str, Any]:
-    """The parameters of `renew_leases`, by name."""
-    return {**held_parameters(held), "lease_seconds": lease}
 
 
 def renew_leases(
@@ -76,11 +70,6 @@ def _held(ids: Sequence[int], tokens: Sequence[int]) -> tuple[sa.ColumnElement[A
     return id_array, rows("held", id=id_array, token=array("lease_tokens", tokens, sa.BigInteger()))
 
 
-def expired_parameters(*, after: int, limit: int) -> dict[str, Any]:
-    """The parameters of `expired_leases`, by name."""
-    return {"after_id": after, "page": limit}
-
-
 def expired_leases(*, after: int = FIRST_ID, limit: int = 100, job: type[JobMixin] = Job) -> sa.Executable:
     """Running jobs whose lease has run out, by id, from `after` (exclusive) on, at most `limit`.
 
@@ -115,11 +104,6 @@ def cancel_requests(*, ids: Sequence[int], tokens: Sequence[int], job: type[JobM
         fence(table, id=held.c.id, token=held.c.token),
         columns.cancel_requested_at.is_not(None),
     )
-
-
-def uptime_parameters(*, lease: float, outage: float) -> dict[str, Any]:
-    """The parameters of `attest_uptime`, by name."""
-    return {"lease_ms": round(lease * 1000), "lease_seconds": lease, "outage": outage}
 
 
 def attest_uptime(*, lease: float, outage: float, job: type[JobMixin] = Job) -> sa.Executable:
@@ -187,7 +171,7 @@ class Leases(StorePart):
         """Let the leases of `held` (id -> token) end `lease` seconds from now. The statement is given up after `seconds`."""
         if seconds is not None:
             connection.execute(limit_statements(seconds))
-        answers = connection.execute(self._renew, renewal_parameters(held, lease=lease)).all()
+        answers = connection.execute(self._renew, _held_parameters(held) | {"lease_seconds": lease}).all()
         return Renewal(
             lost=frozenset(row.id for row in answers if row.answer == Answer.LOST),
             locked=frozenset(row.id for row in answers if row.answer == Answer.LOCKED),
@@ -196,7 +180,7 @@ class Leases(StorePart):
 
     def cancelled_among(self, connection: sa.Connection, held: Mapping[int, int]) -> frozenset[int]:
         """The ids among `held` (id -> token) for which a cancel was asked for."""
-        return frozenset(connection.scalars(self._cancel_requests, held_parameters(held)))
+        return frozenset(connection.scalars(self._cancel_requests, _held_parameters(held)))
 
     def attest(self, connection: sa.Connection, *, lease: float, outage: float) -> bool:
         """Bear witness that leases can be renewed now. Returns whether they could be during the whole of the last `lease` seconds.
@@ -204,11 +188,12 @@ class Leases(StorePart):
         What has run out since the transaction began, or before, may then be rescued. `outage`: the most seconds between
         two witnesses for which the two still vouch.
         """
-        return bool(connection.scalar(self._attest, uptime_parameters(lease=lease, outage=outage)))
+        given = {"lease_ms": round(lease * 1000), "lease_seconds": lease, "outage": outage}
+        return bool(connection.scalar(self._attest, given))
 
     def expired(self, connection: sa.Connection, *, after: int = FIRST_ID, limit: int = 100) -> list[Expired]:
         """A page of running jobs whose lease has run out, by id from `after` (exclusive) on."""
-        found = connection.execute(self._expired, expired_parameters(after=after, limit=limit)).all()
+        found = connection.execute(self._expired, {"after_id": after, "page": limit}).all()
         places = self._places(connection, {row.worker for row in found}) if found else {}
         return [
             Expired(

@@ -45,12 +45,15 @@ def open_gates(*, queues: Sequence[str] | None, seconds: float, schema: str = SC
     prefix = sa.func.concat(
         sa.func.quote_ident(sa.bindparam("in_schema", schema, sa.Text)), sa.literal_column("'.gate_'")
     )
-    gate = sa.cast(sa.func.concat(prefix, asked.c.gate), REGCLASS)
+    return _opened(sa.func.concat(prefix, asked.c.gate), seconds).select_from(asked)
+
+
+def _opened(gate: Any, seconds: float) -> sa.Select[Any]:
+    """Open the gate of this name, or prolong its time, for the next `seconds`."""
+    cell = sa.cast(gate, REGCLASS)
     clock = sa.func.extract("epoch", sa.func.clock_timestamp()) + sa.bindparam("open_seconds", seconds, sa.Float)
     until = sa.cast(sa.func.ceil(clock), sa.BigInteger)
-    return sa.select(sa.func.setval(gate, sa.func.greatest(until, sa.func.pg_sequence_last_value(gate)))).select_from(
-        asked
-    )
+    return sa.select(sa.func.setval(cell, sa.func.greatest(until, sa.func.pg_sequence_last_value(cell))))
 
 
 def channel_of(*, table: str, schema: str = SCHEMA) -> sa.Executable:
@@ -126,13 +129,8 @@ def drop_expired_waits(*, job: type[JobMixin] = Job) -> sa.Executable:
 
 def open_end_gate(*, seconds: float, schema: str = SCHEMA) -> sa.Executable:
     """Let statements that end jobs read `awaited` during the next `seconds`. Never shortens the time that another process asked for."""
-    name: Any = sa.func.concat(
-        sa.func.quote_ident(sa.bindparam("in_schema", schema, sa.Text)), sa.literal_column("'.gate_end'")
-    )
-    gate = sa.cast(name, REGCLASS)
-    clock = sa.func.extract("epoch", sa.func.clock_timestamp()) + sa.bindparam("open_seconds", seconds, sa.Float)
-    until = sa.cast(sa.func.ceil(clock), sa.BigInteger)
-    return sa.select(sa.func.setval(gate, sa.func.greatest(until, sa.func.pg_sequence_last_value(gate))))
+    in_schema = sa.func.quote_ident(sa.bindparam("in_schema", schema, sa.Text))
+    return _opened(sa.func.concat(in_schema, sa.literal_column("'.gate_end'")), seconds)
 
 
 # ---- Waiting for the end of jobs.

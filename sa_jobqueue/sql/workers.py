@@ -160,24 +160,9 @@ class Enrolled(NamedTuple):
 class Workers(StorePart):
     """Which worker processes there are."""
 
-    def enrol(
-        self,
-        connection: sa.Connection,
-        worker: uuid.UUID,
-        *,
-        host: str,
-        pid: int,
-        queues: Sequence[str],
-        concurrency: int,
-        version: str,
-        **more: Any,
-    ) -> Enrolled:
-        """Insert or renew the row of this worker process, also if it was pruned meanwhile. `more`: as for `enrol_worker`."""
-        row = connection.execute(
-            enrol_worker(
-                id=worker, host=host, pid=pid, queues=queues, concurrency=concurrency, version=version, **more,
-                job=self.job)
-        ).one()  # fmt: skip
+    def enrol(self, connection: sa.Connection, worker: uuid.UUID, **given: Any) -> Enrolled:
+        """Insert or renew the row of this worker process, also if it was pruned meanwhile. `given`: as for `enrol_worker`."""
+        row = connection.execute(enrol_worker(id=worker, **given, job=self.job)).one()
         return Enrolled(row.next_look, row.clock, frozenset(row.archived), row.undeclared, row.drains)
 
     def forget_workers(self, connection: sa.Connection, *, unseen_for: timedelta) -> int:

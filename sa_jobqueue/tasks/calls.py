@@ -45,16 +45,16 @@ class Call(NamedTuple):
     units: int | None = None
     """How much of a rate it takes; None: 1."""
     subject: Subject | None = None
-    """What it is about."""
+    """The row that it is about."""
     columns: tuple[tuple[str, Any], ...] | None = None
-    """What the columns are to have that a job table of the application's own has besides, by attribute."""
+    """The values of the application's own columns of the job table, by attribute."""
     waiting: PendingArguments | None = None
-    """What completes `args` and `subject` once objects in them have their keys; None: they are complete."""
+    """Completes `args` and `subject` once objects in them have their keys; None: they are complete."""
     given_meta: str | None = None
     """The `meta` before any middleware changed it, which is that of a schedule's jobs; None: none has changed it."""
 
     def completed(self) -> Call:
-        """A copy with the keys of all objects. Raises PayloadError if one is not in the database yet."""
+        """A copy with the keys of all objects. Raises PayloadError if an object is not in the database yet."""
         if self.waiting is None:
             return self
         self.waiting.refuse_changes()
@@ -64,7 +64,7 @@ class Call(NamedTuple):
         return self._replace(args=args, uniqueness=uniqueness, subject=subject, waiting=None)
 
     def with_meta(self, /, **entries: Any) -> Call:
-        """A copy with these entries in its `meta`, beside those that are there, or in their place.
+        """A copy with these entries added to its `meta`; they replace entries of the same name.
 
         Raises OptionError for what is no plain JSON, and for `tags`, which are an option of the task.
         """
@@ -78,13 +78,13 @@ class Call(NamedTuple):
             raise OptionError(str(error)) from error
 
 
-#: Where a call has what few calls need: the rare fields, the user's own columns, and what completes its arguments.
+#: The rare parts of a call: the rare fields, the user's own columns, and the pending arguments.
 RARE = slice(Call._fields.index("uniqueness"), Call._fields.index("waiting") + 1)
-#: What nearly all calls have there.
+#: The value of nearly all calls there.
 NOTHING = (None,) * (RARE.stop - RARE.start)
 
 
-# ---- What makes a session for each job: the application's `sessionmaker` and `async_sessionmaker`, checked before they are used.
+# ---- The makers of a session for each job: the application's `sessionmaker` and `async_sessionmaker`, checked before they are used.
 
 SessionMaker: TypeAlias = Callable[[], Session]
 """A `sessionmaker`, for any class of sessions."""

@@ -29,7 +29,7 @@ from .options import (
 from .registry import Registry, default_registry
 from .tasks import AnyTask, Task, default_name, function_of
 
-#: Less than an interpreter with this package needs, in bytes; so that a number of megabytes is not taken for one of bytes.
+#: Less than an interpreter with this package needs, in bytes; so that a number of megabytes is not taken for a number of bytes.
 _LEAST_MEMORY = 2**24
 
 _DEFAULT_RETAIN = Rules().retain
@@ -125,19 +125,19 @@ def task(
     `queue`, `priority`, `max_attempts`, `unique`, `expires_in`, `deadline`: what its jobs have unless `Task.options`, which
     explains them, says otherwise.
 
-    `retry`: when to try again. `timeout`: seconds or timedelta for one attempt. `rescue`: False for a job that must not run
+    `retry`: when to try again. `timeout`: seconds or timedelta for an attempt. `rescue`: False for a job that must not run
     twice: it fails if its worker dies.
 
     `retain`: how long a finished job stays, in seconds or as a timedelta; 0: completed jobs are deleted at once,
-    None: for ever. Failed ones stay at least 30 days. `archive`: True to move it to the archive then, as an `ArchivedJob`, instead of
+    None: forever. Failed jobs stay at least 30 days. `archive`: True to move it to the archive then, as an `ArchivedJob`, instead of
     deleting it; None: as the registry says. `record`: store what the handler returns in `Job.result`, checked
-    against its return annotation, if it has one. `keep_logs`: store the last log lines that an attempt writes through
+    against its return annotation, if there is any. `keep_logs`: store the last log lines that an attempt writes through
     `ctx.logger`; their number, up to 1,000, or True for 200.
 
     `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds its timeout; None: on a
     thread. `memory_limit`: bytes that such a process may have resident, at least 16 MiB.
 
-    `limits`: how many of its jobs may run at once and how fast they may start, over all workers and in whatever queue they are;
+    `limits`: how many of its jobs may run at once and how fast they may start, over all workers and in any queue;
     see `Limits`. Those of a queue are declared by `Registry.queue`.
 
     Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
@@ -229,7 +229,7 @@ def _check_executor(executor: object, memory_limit: int | None) -> None:
 
 
 def _limit_of_all(value: Duration | None, what: str) -> timedelta | None:
-    """A limit that all jobs of a task have: no datetime, which would be the same for each."""
+    """A limit of all jobs of a task: no datetime, which would be the same for all."""
     if value is None:
         return None
     if isinstance(value, datetime):
@@ -295,5 +295,5 @@ def _rules(retry: object, retain: Duration | None, rescue: bool) -> Rules:
     if retain is None:
         return Rules(policy, retain=None, retain_failed=None, rescue=rescue)
     seconds = checked_duration(retain, "retain", TaskError)
-    # A failed job is evidence, so it stays at least as long as the completed ones.
+    # A failed job is evidence, so it stays at least as long as completed jobs.
     return Rules(policy, retain=seconds, retain_failed=max(seconds, _RETAIN_FAILED), rescue=rescue)

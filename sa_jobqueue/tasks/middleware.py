@@ -10,7 +10,7 @@
 >>> add_middleware(timed)
 >>> remove_middleware(timed)
 
-The list is the process's own. Where it is empty, a job pays for two looks at it, and an enqueueing for one.
+The list is the process's own. Where it is empty, a job pays for reading it twice, and an enqueueing for reading it once.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ..errors import MiddlewareError
 from .calls import Call
 
 Callback: TypeAlias = Callable[[str, BaseException | None], object]
-"""Called with an outcome, as `lifecycle.OUTCOMES` names it, or "lost", and with the exception behind it, if there is one."""
+"""Called with an outcome, as `lifecycle.OUTCOMES` names it, or "lost", and with the exception behind it, if there is any."""
 
 
 class Attempt(JobFacts):
-    """What a middleware is told of the attempt that it is around. The worker makes it."""
+    """The attempt around which a middleware runs. The worker makes it."""
 
     __slots__ = ("_began", "_listen", "_meta")
 
@@ -67,8 +67,8 @@ class Attempt(JobFacts):
         return self._job.fields
 
     def at_end(self, callback: Callback) -> None:
-        """Call `callback(outcome, error)` once, when what came of the attempt is decided and what its `ctx.session` wrote is
-        committed. The last one that was added comes first.
+        """Call `callback(outcome, error)` once, when the outcome of the attempt is decided and the writes of its `ctx.session` are
+        committed. The callback that was added last comes first.
 
         `outcome`: "completed", "retried", "failed", "cancelled", "snoozed", "released" or "lost". `error`: the exception behind
         it, or None. The callback may come on another thread, and while the handler still runs: a handler that does not end after
@@ -81,7 +81,7 @@ class Attempt(JobFacts):
 
 
 class Middleware:
-    """Code around each job. Override one method, or both; `add_middleware` installs an object of the class."""
+    """Code around each job. Override either method, or both; `add_middleware` installs an object of the class."""
 
     def before_enqueue(self, call: Call) -> Call:
         """The call to enqueue in place of `call`; mostly `call.with_meta(...)`.
@@ -93,7 +93,7 @@ class Middleware:
 
     def around(self, attempt: Attempt) -> AbstractContextManager[object]:
         """A context manager that is entered before the handler is called and left after it has returned, on the same thread, in the
-        same task. Handlers of both kinds have the same one; it must not block for long.
+        same task. It is the same for handlers of both kinds, and must not block for long.
 
         An exception of the handler comes through it. If entering it raises, the handler is not called. What it raises, it raises
         as the handler would: `Retry`, `Snooze`, `RateLimited`, `Cancel` and `Discard` mean the same, any other exception is a failed attempt.
@@ -102,7 +102,7 @@ class Middleware:
 
 
 class _Installed:
-    """What is installed. The tuples are replaced, never changed: any thread reads them, and one changes them at a time."""
+    """The installed middleware. The tuples are replaced, never changed: any thread reads them, and a thread with the lock replaces them."""
 
     __slots__ = ("all", "around", "enqueueing")
 
@@ -128,7 +128,7 @@ _lock = threading.Lock()
 def add_middleware(middleware: Middleware) -> None:
     """Put `middleware` around each job that this process starts from now on, and before each enqueueing.
 
-    The first that was added is the outermost. One that is there already stays where it is. For any thread; the application's modules
+    The middleware that was added first is the outermost. If it is there already, it stays in its place. For any thread; the application's modules
     are the place, because workers and child processes import them. Raises TypeError for what is no `Middleware`.
     """
     if not isinstance(middleware, Middleware):
@@ -148,7 +148,7 @@ def remove_middleware(middleware: Middleware) -> None:
 
 
 def before_enqueue(call: Call) -> Call:
-    """What the installed middleware makes of `call`, one after the other."""
+    """The call after all installed middleware has changed it in turn."""
     made = call
     for middleware in installed.enqueueing:
         made = middleware.before_enqueue(made)
@@ -165,12 +165,12 @@ def _overrides(middleware: Middleware, method: str) -> bool:
     return getattr(found, "__func__", None) is not getattr(Middleware, method)
 
 
-# ---- The job's fields on each log line that its handler writes, by whatever logger.
+# ---- The job's fields on each log line that its handler writes, by any logger.
 
 Source = Callable[[], Mapping[str, Any]]
 
 _fields: ContextVar[Mapping[str, Any] | None] = ContextVar("sa_jobqueue_job_fields", default=None)
-#: What else lines of handlers carry. Any thread reads it.
+#: Functions that return more fields for lines of handlers. Any thread reads the list.
 _sources: list[Source] = []
 
 

@@ -44,7 +44,7 @@ _EXACT = 2.0**53
 
 @dataclass(frozen=True, slots=True)
 class Unique:
-    """What makes a job unique, for how long, and what becomes of another one with the same key.
+    """What makes a job unique, for how long, and what happens to another job with the same key.
 
     `key`: the key itself, shared by all tasks that give it; 1 to 500 characters. Without it the key is made of the task's name
     and the arguments named in `by`, or of all arguments; `by=()` is one job of the task at a time.
@@ -54,7 +54,7 @@ class Unique:
 
     `on_clash`, what becomes of a job whose key is taken: "skip", it is written as cancelled, with `duplicate_of`; "replace", the
     same, and the job that holds the key takes over what `replace` names of its arguments, time and priority, if it is still
-    queued and of the same task; "raise", the INSERT fails, as one does that breaks a unique constraint.
+    queued and of the same task; "raise", the INSERT fails, as for a unique constraint.
 
     Raises OptionError for anything else.
     """
@@ -96,7 +96,7 @@ class Unique:
         return self._text(self._key(task, args, defaults))
 
     def shared(self) -> str:
-        """What the rules of all its jobs say beside their keys, as JSON text."""
+        """The rules of all its jobs without their keys, as JSON text."""
         rest = load(self._text(""))
         del rest["key"]
         return json.dumps(rest, separators=(",", ":"))
@@ -129,9 +129,9 @@ class Unique:
 
 
 def debounced(task: str, key: str | None, max_wait: float | None) -> str:
-    """The rule for a job that takes the place of the one that waits, as JSON text: of the same task, and the same `key` if there is one.
+    """The rule for a job that replaces the waiting job, as JSON text: of the same task, and the same `key`, if any.
 
-    `max_wait`: seconds after the first one was enqueued beyond which its time is not moved; None: however long.
+    `max_wait`: seconds after the first job was enqueued beyond which its time is not moved; None: without a limit.
     """
     # With the name so that no other task's name and key read the same.
     name = task.replace("%", "%25").replace(":", "%3A")
@@ -146,7 +146,7 @@ def key_in(rule: str | None) -> str:
 
 
 def _digest(values: Mapping[str, Any]) -> str:
-    """The same for equal values in every process, release and language: SHA-256 of the JSON with sorted keys and no blanks."""
+    """A digest that is equal for equal values in every process, release and language: SHA-256 of the JSON with sorted keys and no blanks."""
     text = json.dumps(_plain(values), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -183,19 +183,19 @@ def _names(value: object, what: str, allowed: tuple[str, ...] | None) -> tuple[s
 #: Characters in the name of a task or of a queue.
 MAX_NAME = 200
 
-#: The priority that is served first. The one that is served last is 0.
+#: The priority that is served first. Priority 0 is served last.
 MAX_PRIORITY = 9
 
 #: The largest `max_attempts`: the column is a smallint.
 MAX_ATTEMPTS = 32_767
 
-#: The largest `units`: so is that one.
+#: The largest `units`: the column is a smallint.
 MAX_UNITS = 32_767
 
 
 @dataclass(frozen=True, slots=True)
 class Debounce:
-    """How long a job waits for another one that takes its place, and how long at most in all; in seconds."""
+    """How long a job waits for another job that replaces it, and how long at most in all; in seconds."""
 
     seconds: float
     max_wait: float | None = None
@@ -203,7 +203,7 @@ class Debounce:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The columns of the row beside name and arguments. Every value has been checked."""
+    """The columns of the row other than name and arguments. Every value has been checked."""
 
     queue: str = "default"
     priority: int = 4
@@ -281,15 +281,15 @@ class Enqueueable:
         `unique`: see `Unique`; False: as many jobs as there are calls.
         `expires_in`: seconds or a timedelta from the enqueueing, or `expires_at`, a datetime with a time zone: if no attempt has
         been made by then, the job is cancelled; a snooze gives its attempt back. `deadline`: the same, as a duration or a datetime,
-        for all attempts together: none begins after it, and one that runs is stopped at it. False: no such limit.
+        for all attempts together: no attempt begins after it, and a running attempt is stopped at it. False: no such limit.
         `key`: by which the job is ordered, limited and served in turn, 1 to 200 characters; False: none. `units`: how much of a
         rate it takes, 1 to 32,767.
         `debounce`: the job is due after this time, in seconds or as a timedelta; if the task is called again while it waits, with
-        the same `key` if it has one, it takes the new arguments and waits for that time again, but not longer than `max_wait` after
+        the same `key`, if any, it takes the new arguments and waits for that time again, but not longer than `max_wait` after
         it was enqueued. The later call's own job is cancelled, as a duplicate. False: no such wait.
         `subject`: what the job is about, an object of a mapped class or a `Subject`, see `jobs_relationship`; without it, the first
         argument that is an object. False: nothing.
-        `columns`: values of the columns that your own job table has besides, by attribute: see `JobMixin`. They replace earlier ones.
+        `columns`: values of your own columns of your job table, by attribute: see `JobMixin`. They replace earlier ones.
 
         Raises OptionError for any other value, and for any other option.
         """
@@ -331,7 +331,7 @@ class Enqueueable:
         return self._options
 
     def template(self) -> Call:
-        """What all jobs have that one statement makes: no arguments yet, and no rule that would be made of them."""
+        """The call that all rows of an `enqueue_select` share: options only, without arguments and a unique key."""
         wait = self._options.debounce
         alike = self.options(unique=False, debounce=False, delay=None if wait is None else wait.seconds)
         return alike._make_call("{}").completed()  # noqa: SLF001  # its own class
@@ -506,7 +506,7 @@ def _check_alone(options: Options) -> None:
 
 
 def _check_order(options: Options, due: datetime | timedelta) -> None:
-    """Refuse a job that could not be started in time. Where one is a time and the other a delay, only the database could tell."""
+    """Refuse a job that could not be started in time. Where one limit is a time and the due time a delay, only the database could tell."""
     for what, limit in (("expires", options.expires), ("has its deadline", options.deadline)):
         if (isinstance(limit, datetime) and isinstance(due, datetime) and limit <= due) or (
             isinstance(limit, timedelta) and isinstance(due, timedelta) and limit <= due

@@ -93,7 +93,7 @@ class Registry:
     def add(self, added: AnyTask) -> None:
         """Register a task. Raises TaskError if another handler has its name or one of its aliases.
 
-        If a reload of its module declares the same function again, the new task replaces the old one.
+        If a reload of its module declares the same function again, the new task replaces the old task.
         """
         names = (added.name, *added.aliases)
         replaced = [found for name in names if (found := self._tasks.get(name)) is not None]
@@ -158,7 +158,7 @@ class Registry:
         return {name: declared.make() for name, declared in self._schedules.items()}
 
     def queue(self, name: str, /, *, limits: Limits) -> None:
-        """Declare the limits of a queue: they hold for all of its jobs together, whatever their tasks. See `Limits`.
+        """Declare the limits of a queue: they hold for all of its jobs together, of all tasks. See `Limits`.
 
         Workers with this registry write them down when they start, and then operators may change them. Raises OptionError for a
         value that cannot be used, and where other limits of this queue are declared already.
@@ -178,7 +178,7 @@ class Registry:
         return {owner: limits for owner, limits in (queues | tasks).items() if limits != _NONE}
 
     def _is_reloaded(self, before: object, after: object) -> bool:
-        """Whether one task replaced the other when its module was loaded again."""
+        """Whether a task replaced the other when its module was loaded again."""
         return (
             isinstance(before, Task)
             and isinstance(after, Task)
@@ -214,7 +214,7 @@ class TaskName(Enqueueable):
         return self._make_call(self._encode(args, kwargs))
 
     def call_after(self, _count: int, /, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """The same for a job whose first parameters are results of others, as of `Task.call_after`."""
+        """The call for a job whose first parameters are results of other jobs, as by `Task.call_after`."""
         return self._make_call(self._encode(args, dict(kwargs)))
 
     def plain_call(self, /, *args: Any, **kwargs: Any) -> Call:

@@ -1,4 +1,4 @@
-"""A task: a handler with its name, its options and its rules, as one object."""
+"""A task: a handler with its name, its options and its rules, as an object."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         """Retries, retention, rescue: what `lifecycle.decide` needs to know of the task."""
         self._archive = archive
         self.timeout = timeout
-        """Seconds that one attempt may take, or None."""
+        """Seconds that an attempt may take, or None."""
         self.record = record
         """Whether the return value is stored in `Job.result`."""
         self.executor = executor
@@ -97,7 +97,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         self.keep_logs = keep_logs
         """How many log lines of an attempt are kept; 0: none."""
         self.limits = limits
-        """What limits its jobs, in whatever queue they are, as the code declares it; None: nothing."""
+        """The limits of its jobs, in any queue, as the code declares them; None: no limits."""
         self.registry = registry
         self.is_async = inspect.iscoroutinefunction(handler)
         self._options = options
@@ -130,7 +130,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         """A statement that gives a job of this task, itself or its id, these arguments in place of its own. Returns its id if it did.
 
         They are checked as those of `enqueue`, and are all arguments of the job. Only a job that waits is changed; it keeps its subject,
-        and a unique one the key that was made of its former arguments. Nothing is returned where a worker has claimed the job meanwhile, where there
+        and a unique job keeps the key that was made of its former arguments. Nothing is returned where a worker has claimed the job meanwhile, where there
         is none, or where it is of another task.
 
         Raises PayloadError for arguments that do not fit, and of a `job` that is an object TaskError if it is of another task, and
@@ -162,16 +162,16 @@ class Task(Enqueueable, Generic[F, P, R]):
         return edited.execution_options(synchronize_session=False)
 
     def call_after(self, count: int, /, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """The same for a job whose first parameters are results of others: `count` of them; 0: one, a list of them."""
+        """The call for a job whose first `count` parameters are results of other jobs; 0: the first is a list of results."""
         given, _ = self._after(count)
         return self._make_call(given.encode(args, kwargs, limit=self.registry.max_payload))
 
     def decode_after(self, count: int, text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the handler of such a job is called with, behind its context and those results."""
+        """The arguments of the handler of such a job, after its context and those results."""
         return self._after(count)[0].decode(text)
 
     def inputs(self, count: int) -> Inputs:
-        """Those first parameters."""
+        """The parameters for those results."""
         return self._after(count)[1]
 
     def _after(self, count: int) -> tuple[Arguments, Inputs]:
@@ -181,7 +181,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         return found
 
     def plain_call(self, /, *args: Any, **kwargs: Any) -> Call:
-        """The same, past all middleware: what a schedule keeps."""
+        """The call without any middleware, as a schedule keeps it."""
         return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload), plain=True)
 
     def _defaults(self) -> Mapping[str, Any]:
@@ -228,7 +228,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         return result_as(end, self._results.hint)
 
     def resolve(self) -> None:
-        """Resolve the handler's annotations now instead of at the first job. Raises TaskError if one cannot be resolved."""
+        """Resolve the handler's annotations now instead of at the first job. Raises TaskError if an annotation cannot be resolved."""
         self._arguments.resolve()
         if self.record:
             self._results.resolve()
@@ -289,7 +289,7 @@ def line_of(handler: Handler) -> int:
 
 
 def are_twins(handler: Handler, other: Handler) -> bool:
-    """Whether both are closures of one `def`, from a factory or a loop. After a reload they are not: it compiles the `def` again."""
+    """Whether both are closures of the same `def`, from a factory or a loop. After a reload they are not: it compiles the `def` again."""
     return handler is not other and function_of(handler).__code__ is function_of(other).__code__
 
 

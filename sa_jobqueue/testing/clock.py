@@ -39,7 +39,7 @@ def move_clock(session: Side, by: Duration, *, job: type[JobMixin] = Job) -> Any
 
     All times of the queue's rows that the session sees become that much earlier: when jobs are due, expire and have their deadline,
     when a lease or a unique key runs out, what a rate or a pause of a key waits for, and when a schedule is looked at. So the next
-    `drain` runs what would be due by then: a delayed job, a retry after its backoff, a job of a schedule, one whose worker has died.
+    `drain` runs what would be due by then: a delayed job, a retry after its backoff, a job of a schedule, a job whose worker has died.
 
     `job`: the class of the jobs, if it is one of your own.
 
@@ -61,7 +61,7 @@ def move_clock(session: Side, by: Duration, *, job: type[JobMixin] = Job) -> Any
 
 
 def _tables(job: type[JobMixin]) -> Iterator[tuple[sa.Table, list[sa.Column[Any]]]]:
-    """The job table and those beside it, each with its times."""
+    """The job table and its companion tables, each with its times."""
     beside = companions_of(job)
     others = [getattr(beside, field.name) for field in fields(beside) if field.name not in _LEFT]
     for table in (table_of(job), *map(table_of, others)):
@@ -76,7 +76,7 @@ def _stored(of: TypeEngine[Any]) -> TypeEngine[Any]:
     return of.impl_instance if isinstance(of, sa.TypeDecorator) else of
 
 
-# ---- What workers do beside running jobs, done once: schedules, leases that have run out, jobs whose time is over.
+# ---- The chores of workers, done once: schedules, leases that have run out, jobs whose time is over.
 
 _PAGE = 1_000
 

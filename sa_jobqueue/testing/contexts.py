@@ -17,7 +17,7 @@ from ..errors import SessionUnavailable
 
 
 class _Heard:
-    """What a handler says, and whether it is to stop."""
+    """Receives the progress and log lines of a handler, and tells it to stop."""
 
     def __init__(self) -> None:
         self.is_stopping = False
@@ -62,19 +62,19 @@ class _FakeContext(HandlerContext[S]):
 
     @property
     def said(self) -> list[tuple[float, str | None]]:
-        """What the handler has told `ctx.progress`, each with its message."""
+        """The values that the handler has given to `ctx.progress`, each with its message."""
         return self._heard.progress
 
     @property
     def lines(self) -> list[str]:
-        """What it has logged by `ctx.logger`, from INFO on."""
+        """The lines that it has logged by `ctx.logger`, from INFO on."""
         return self._heard.lines
 
 
 class FakeJobContext(_FakeContext[Session], JobContext):
     """The context of a `def` handler that a test calls itself: `send_receipt(FakeJobContext(session), 7)`.
 
-    `session`: what `ctx.session` is; without one, a handler that asks for it fails. The others are what the context says of the job.
+    `session`: what `ctx.session` is; without a session, a handler that asks for it fails. The other arguments are the attributes of the job.
     """
 
     __slots__ = ()

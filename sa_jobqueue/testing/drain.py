@@ -54,7 +54,7 @@ def drain(
     most: int = 1_000,
     job: type[JobMixin] | None = None,
 ) -> Any:
-    """Run the jobs that are due, one after the other, in the session's own transaction, until none is. Returns those that ran.
+    """Run the due jobs in turn, in the session's own transaction, until no job is due. Returns the jobs that ran.
 
     `session`: of an `AsyncSession` the call is awaited. It is flushed before, and its objects show afterwards what the jobs have
     written. Nothing is committed: where a worker would commit there is a savepoint, and what a handler that fails has written is
@@ -64,7 +64,7 @@ def drain(
     session. Schedules that are due enqueue their jobs first, and jobs whose lease has run out are rescued.
 
     `queues`: whose jobs to run; None: those of all queues. `registry`: the tasks. `raise_errors`: raise what a handler has raised, when
-    what became of its job is written; False: leave it to the retry policy, and to `Drained.errors`. `most`: how many jobs, because one that enqueues itself would go on for ever.
+    what became of its job is written; False: leave it to the retry policy, and to `Drained.errors`. `most`: how many jobs, because a job that enqueues itself would go on forever.
     `job`: the class of the jobs, if it is not the registry's.
 
     Raises TaskError for a job whose task the registry does not know, JobQueueError if more than `most` jobs are due.
@@ -99,7 +99,7 @@ def work_one(
     registry: Registry = default_registry,
     raise_errors: bool = True,
 ) -> Any:
-    """As `drain`, but run one job: the one that is due first, or `job`, itself or its id. Limits do not hold `job` back.
+    """As `drain`, but run a single job: the job that is due first, or `job`, itself or its id. Limits do not hold `job` back.
 
     Raises AssertionError, which says why, if there is none to run.
     """
@@ -110,7 +110,7 @@ def work_one(
 
 @dataclass(slots=True)
 class _Work:
-    """What one call is to do."""
+    """The work of a call."""
 
     registry: Registry
     queues: Collection[str] | None
@@ -207,7 +207,7 @@ async def _run_async(inline: Inline, run: Run, session: AsyncSession) -> Ran:
 
 
 def _waited(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """What a coroutine returns, by an event loop of its own: in this thread or, where that has one which runs, in another."""
+    """The result of a coroutine, by an event loop of its own: in this thread or, if a loop runs there, in another thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -73,7 +73,7 @@ class Effects(list[RowChange]):
     """The rows that differ, table by table. As text, a line for each."""
 
     def of(self, table: str) -> list[RowChange]:
-        """Those of one table."""
+        """The changes of a table."""
         return [change for change in self if change.table == table]
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ def effects(session: SyncSide) -> AbstractContextManager[Effects]: ...
 @overload
 def effects(session: AsyncSide) -> AbstractAsyncContextManager[Effects]: ...
 def effects(session: Side) -> Any:
-    """Undo what a block has written, and say what it was.
+    """Undo the writes of a block, and return them.
 
     `with effects(session) as rows:`, or `async with` for an `AsyncSession`. In the block `drain` or `work_one` run jobs, or the test calls a handler.
 
@@ -100,28 +100,28 @@ def effects(session: Side) -> Any:
 
 @contextmanager
 def _effects(session: Session) -> Generator[Effects]:
-    looking = _Looking(session)
+    comparison = _Comparison(session)
     try:
-        yield looking.found
+        yield comparison.found
     except BaseException:
-        looking.undo()
+        comparison.undo()
         raise
-    looking.compare()
+    comparison.compare()
 
 
 @asynccontextmanager
 async def _async_effects(session: AsyncSession) -> AsyncGenerator[Effects]:
-    looking = await session.run_sync(_Looking)
+    comparison = await session.run_sync(_Comparison)
     try:
-        yield looking.found
+        yield comparison.found
     except BaseException:
-        await session.run_sync(lambda _: looking.undo())
+        await session.run_sync(lambda _: comparison.undo())
         raise
-    await session.run_sync(lambda _: looking.compare())
+    await session.run_sync(lambda _: comparison.compare())
 
 
-class _Looking:
-    """At the rows, before and after."""
+class _Comparison:
+    """Compares the rows before and after."""
 
     def __init__(self, session: Session) -> None:
         session.flush()
@@ -135,7 +135,7 @@ class _Looking:
             self._savepoint.rollback()
 
     def compare(self) -> None:
-        """Undo what was written, and say what it was."""
+        """Undo the writes, and note them."""
         self._session.flush()
         if not self._savepoint.is_active:
             raise JobQueueError(
@@ -164,7 +164,7 @@ class _Relation(NamedTuple):
         return self.schema not in _our_schemas(connection) or self.name == Job.__tablename__
 
     def rows(self, connection: sa.Connection) -> _Rows:
-        """All rows as plain JSON, by their primary key; without one, by themselves and a number."""
+        """All rows as plain JSON, by their primary key; without a key, by themselves and a number."""
         key = connection.scalars(_KEY, {"relid": self.id}).all()
         row = sa.table(self.name, schema=self.schema).alias("row")
         whole = sa.func.to_jsonb(sa.literal_column("row"), type_=JSONB)

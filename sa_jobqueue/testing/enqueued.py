@@ -1,4 +1,4 @@
-"""Whether a job was enqueued: assertions with a difference that one can read."""
+"""Whether a job was enqueued: assertions that show the differences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Named: TypeAlias = AnyTask | TaskName | str
 
 #: Jobs that a message names.
 _SHOWN = 10
-#: A time that was given in Python and one that was counted by the database may differ by this much.
+#: A time that was given in Python and a time that was counted by the database may differ by this much.
 _CLOSE = timedelta(seconds=1)
 
 
@@ -38,7 +38,7 @@ def enqueued(session: SyncSide, task: _Named, /, **partial: Any) -> list[Job]: .
 @overload
 def enqueued(session: AsyncSide, task: _Named, /, **partial: Any) -> Coroutine[Any, Any, list[Job]]: ...
 def enqueued(session: Side, task: _Named, /, **partial: Any) -> Any:
-    """The jobs of `task` that are enqueued and have not ended, the oldest first, as `assert_enqueued` looks for them."""
+    """The jobs of `task` that are enqueued and have not ended, the oldest first, as `assert_enqueued` finds them."""
     wanted = _Wanted(task, partial)
     return on(session, lambda own: [job for job in _live(own, wanted) if not wanted.differences(job)])
 
@@ -167,7 +167,7 @@ def _subject(value: About | None) -> Subject | None:
     return value.subject() if isinstance(value, Reference) else value or None
 
 
-#: Options that are made what a job has of them.
+#: Options that must be converted before they can be compared with the columns of a job.
 _READABLE: Mapping[str, Callable[[Any], Any]] = {"meta": load, "subject": _subject}
 
 
@@ -221,7 +221,7 @@ def _live(session: Session, wanted: _Wanted) -> Sequence[Job]:
 
 
 def _read(session: Session, jobs: sa.Select[Any]) -> Sequence[Job]:
-    """As they are in the database, whatever the session has loaded before."""
+    """The jobs as they are in the database, also where the session has loaded them before."""
     found: Sequence[Job] = session.scalars(jobs.execution_options(populate_existing=True)).all()
     return found
 

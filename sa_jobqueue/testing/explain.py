@@ -1,4 +1,4 @@
-"""Why jobs are not run: one reason for each that waits, in words and as data."""
+"""Why jobs are not run: a reason for each waiting job, in words and as data."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..rules.reasons import WaitReason
 from ..tasks.registry import Registry, default_registry
 from .transaction import AsyncSide, Listed, Side, SyncSide, connection_of, on
 
-#: Jobs of which a reason is given.
+#: Jobs whose reasons are given.
 _SHOWN = 50
 #: What does not keep a job from being run by `drain`.
-_BESIDE = frozenset({"turn", "expires", "deadline"})
+_HARMLESS = frozenset({"turn", "expires", "deadline"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Unrun:
     queue: str
     reason: str
     reasons: tuple[WaitReason, ...] = ()
-    """As data, as `explain_job` has them: the deciding one first."""
+    """As data, as `explain_job` has them: the deciding reason first."""
 
     def __str__(self) -> str:
         return f"job {self.job_id} ({self.task}) {self.reason}"
@@ -96,7 +96,7 @@ def explain(
 def explain_in(
     session: Session, *, queues: Collection[str] | None, registry: Registry, job: type[JobMixin]
 ) -> Explanation:
-    """The same, in a `Session`."""
+    """Explain the jobs, in a `Session`."""
     count = sa.select(sa.func.count()).select_from(job)
     live, ended = session.scalar(count.where(job.is_live)) or 0, session.scalar(count.where(job.is_finished)) or 0
     ids = session.scalars(sa.select(job.id).where(job.is_live).order_by(job.id).limit(_SHOWN)).all()
@@ -116,9 +116,9 @@ def _unlocked(session: Session, ids: Sequence[int], job: type[JobMixin]) -> set[
 
 
 def _in_words(reasons: Sequence[WaitReason], row: Any, queues: Collection[str] | None) -> str:
-    """In the words of a test: what it can do about it."""
+    """The deciding reasons in the words of a test, with what it can do about them."""
     left_out = [reason for reason in reasons if reason.what in ("unserved", "unknown")]
-    deciding = left_out or [reason for reason in reasons if reason.what not in _BESIDE]
+    deciding = left_out or [reason for reason in reasons if reason.what not in _HARMLESS]
     return ", ".join(_in_a_test(reason, row, queues) for reason in deciding) or "is due: drain() would run it"
 
 

@@ -137,7 +137,7 @@ class Inline:
     # ---- claiming
 
     def next(self) -> Run | None:
-        """Claim a due job: the one that a worker with all of these queues would start first. None: no worker would start any."""
+        """Claim the due job that a worker with all of these queues would start first. None: no worker would start a job."""
         connection, table = self._connection, table_of(self._job)
         self._move_workflows()
         due = (status_in(table.c.status, sources(Event.CLAIM)), table.c.run_at > sa.func.now())
@@ -157,12 +157,12 @@ class Inline:
                 return
 
     def this(self, job_id: int) -> Run | None:
-        """Claim this job, whatever limits its queue and its key have. None if it is not due, or not queued."""
+        """Claim this job, regardless of the limits of its queue and its key. None if it is not due, or not queued."""
         found = self._claim(job_id)
         return None if found is None else self._run(found)
 
     def _due_queues(self) -> sa.Select[Any]:
-        """The queues in which jobs are due, the one first whose job is to be started first."""
+        """The queues with due jobs, in the order in which their first jobs would be started."""
         columns = table_of(self._job).c
         wanted = [] if self._queues is None else [columns.queue.in_(list(self._queues))]
         return (
@@ -185,7 +185,7 @@ class Inline:
             )
             row = connection.execute(statement).first()
             return None if row is None else ClaimedJob._make(row)
-        # In two statements: one by itself takes no job that was enqueued in a savepoint of the same transaction.
+        # In two statements: a single statement takes no job that was enqueued in a savepoint of the same transaction.
         request = LimitedRequest(self._worker, {queue: 1}, _LEASE, tasks=limits.tasks, known=limits.version)
         picked = connection.scalars(picked_jobs(request, job=self._job)).first()
         return None if picked is None else self._claim(picked)
@@ -206,7 +206,7 @@ class Inline:
         return Run(self._with_inputs(claimed), task, monotonic(), monotonic(), set())
 
     def _with_inputs(self, claimed: ClaimedJob) -> ClaimedJob:
-        """With what a member of a workflow takes of others, however much that is."""
+        """The claimed job with the results that a member of a workflow takes, however large they are."""
         if claimed.extra is None or "inputs" not in extra(claimed):
             return claimed
         inputs, after = list[Input](), -1
@@ -276,7 +276,7 @@ class Inline:
         return decide(run.job, outcome, run.task.rules, random=_MIDDLE, elapsed=run.elapsed)
 
     def _write(self, change: Change) -> Change:
-        """Write what became of a job. Returns what was written."""
+        """Write the outcome of a job. Returns the change that was written."""
         try:
             with self._connection.begin_nested():
                 answer = self._store.apply_one(self._connection, change)

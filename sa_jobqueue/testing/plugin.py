@@ -1,7 +1,7 @@
 """The pytest plugin: it is there wherever the package is installed.
 
-The fixture `jobqueue` is a `JobQueue` with the session of another fixture: the one that is called `session`, or as the setting
-`sa_jobqueue_session` says. Where a test that uses it fails, its report says what became of the jobs.
+The fixture `jobqueue` is a `JobQueue` with the session of another fixture: of `session`, or of the fixture named by the
+setting `sa_jobqueue_session`. Where a test that uses it fails, its report shows the jobs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PATIENCE = 5
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The plugin's one setting."""
+    """The plugin's setting."""
     parser.addini(
         _SETTING, "the fixture that gives the Session or AsyncSession for the fixture jobqueue", default="session"
     )
@@ -52,7 +52,7 @@ def jobqueue(request: pytest.FixtureRequest) -> Generator[JobQueue[Any]]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Say what became of the jobs, where a test with `jobqueue` has failed."""
+    """Show the jobs in the report of a failed test with `jobqueue`."""
     report = yield
     kit = getattr(item, "funcargs", {}).get("jobqueue")
     if report.when == "call" and report.failed and isinstance(kit, JobQueue) and (text := _report(kit)):

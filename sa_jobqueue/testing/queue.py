@@ -22,7 +22,7 @@ S_co = TypeVar("S_co", bound=Side, covariant=True)
 
 
 class JobQueue(Generic[S_co]):
-    """The functions of `sa_jobqueue.testing` with this session, and with this registry where they take one.
+    """The functions of `sa_jobqueue.testing` with this session, and with this registry where they take a registry.
 
     With an `AsyncSession` each call is awaited.
     """

@@ -55,7 +55,7 @@ class Listed(Sequence[T_co]):
 
 
 def own_session(session: Side) -> Session | AsyncSession:
-    """The session behind a scoped one. Raises TypeError for what is no session."""
+    """The session itself, also behind a scoped session. Raises TypeError for what is no session."""
     found: Any = session() if isinstance(session, (scoped_session, async_scoped_session)) else session
     if not isinstance(found, (Session, AsyncSession)):
         raise TypeError(f"a Session or an AsyncSession is expected, not {found!r}")
@@ -104,8 +104,8 @@ def _loaded_beside(instance: Any) -> list[str]:
     return [name for name in found if name in vars(instance)]
 
 
-#: Seconds between two looks whether a task or thread that a handler left behind has its savepoint.
-_LOOK = 0.001
+#: Seconds between two tests whether a task or thread that a handler left behind has its savepoint.
+_TEST_EVERY = 0.001
 
 
 class _JoinedTransaction(HandlerTransaction):
@@ -160,14 +160,14 @@ class _JoinedTransaction(HandlerTransaction):
         try:
             while not self._is_closed():
                 if connection_of(self._test, self._job).dialect.is_async:
-                    await_only(asyncio.sleep(_LOOK))
+                    await_only(asyncio.sleep(_TEST_EVERY))
                 else:
-                    time.sleep(_LOOK)
+                    time.sleep(_TEST_EVERY)
         finally:
             self._end(keep=False)
 
     def _is_closed(self) -> bool:
-        """Close the session, unless one that was left behind is making a savepoint in it."""
+        """Close the session, unless a task or thread that was left behind is making a savepoint in it."""
         if self._opening.locked():
             return False
         try:

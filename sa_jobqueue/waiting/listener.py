@@ -62,7 +62,7 @@ class Waiter:
             self.wake()
 
     def fail(self, error: BaseException) -> None:
-        """It cannot be known."""
+        """The ends cannot be known, because of `error`."""
         self.error = error
         self.wake()
 
@@ -112,7 +112,7 @@ class Listener:
                 self._waiters.pop(job_id, None)
 
     def check(self) -> None:
-        """Cut off a connection whose server has been silent for too long. A new one is made."""
+        """Cut off a connection whose server has been silent for too long. A new connection is made."""
         if (receiver := self._receiver) is not None:
             receiver.cut_off()
 
@@ -247,7 +247,7 @@ def listener_of(engine: sa.Engine, job: type[JobMixin]) -> Listener:
     """The one of this engine in this process; of an AsyncEngine give its `sync_engine`.
 
     What `engine.execution_options()` returns has the engine's pool, and so its listener, unless its tables are elsewhere: an
-    application may ask for one at each call.
+    application may call it again and again.
     """
     translate = engine.get_execution_options().get("schema_translate_map") or {}
     key: _Key = (job, frozenset(translate.items()))
@@ -282,7 +282,7 @@ def _forget_all() -> None:
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
-# ---- `wait_for`: what became of a job, as soon as it has ended.
+# ---- `wait_for`: the end of a job, as soon as it has ended.
 
 
 @overload
@@ -304,7 +304,7 @@ def wait_for(
 ) -> Any:
     """Wait until a job has ended: completed, failed for good, or cancelled. Of several jobs, until all have.
 
-    `engine`: of an `AsyncEngine` the call is awaited. All waits of a process by one engine share one connection, which is not of the
+    `engine`: of an `AsyncEngine` the call is awaited. All waits of a process by the same engine share a connection, which is not of the
     engine's pool. `ids`: the id of a job, or several. `timeout`: seconds or a timedelta; None: for as long as it takes.
 
     Returns a `JobEnd`; for several ids a list of them, in the same order. A job that is not there is an answer, too:

@@ -1,6 +1,6 @@
-"""How a listener is told of ends, and sleeps until then: with a driver for threads, or with one for asyncio.
+"""Receiving notifications about ends, and sleeping until then: with a driver for threads, or a driver for asyncio.
 
-| driver | how it is told |
+| driver | how it is notified |
 |---|---|
 | psycopg, sync and async | its socket becomes readable, or a notification comes with an answer |
 | psycopg2 | the same |
@@ -129,23 +129,33 @@ def _is_elsewhere(connection: sa.Connection, backend: int) -> bool:
     return bool(connection.scalar(sa.select(sa.func.pg_backend_pid())) != backend)
 
 
-class ThreadReceiver:
-    """With a driver that blocks its thread."""
+class _AnyReceiver:
+    """The common part of both receivers."""
 
     def __init__(self) -> None:
         self._notifications = _Notifications()
+
+    def listen(self, connection: sa.Connection, channel: str) -> bool:
+        return self._notifications.listen(connection, channel)
+
+    def forget(self) -> None:
+        self._notifications.forget()
+
+
+class ThreadReceiver(_AnyReceiver):
+    """A receiver with a driver that blocks its thread."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._woken, self._waker = socket.socketpair()
         self._woken.setblocking(False)
         self._waker.setblocking(False)
         self._busy: tuple[float, sa.Connection] | None = None
-        """Until when the server may take, on which connection. Its own thread writes it, waiting ones read it."""
+        """Until when the server may take, on which connection. Its own thread writes it, waiting threads read it."""
 
     def wake(self) -> None:
         with suppress(OSError):  # it was woken already, or has ended just now
             self._waker.send(b".")
-
-    def listen(self, connection: sa.Connection, channel: str) -> bool:
-        return self._notifications.listen(connection, channel)
 
     @contextmanager
     def within(self, seconds: float, connection: sa.Connection) -> Generator[None]:
@@ -178,20 +188,17 @@ class ThreadReceiver:
             self._woken.recv(4096)
         return self._notifications.take()
 
-    def forget(self) -> None:
-        self._notifications.forget()
-
     def close(self) -> None:
         self._woken.close()
         self._waker.close()
 
 
-class LoopReceiver:
-    """With a driver for asyncio: in a greenlet of SQLAlchemy's, in a task of `loop`."""
+class LoopReceiver(_AnyReceiver):
+    """A receiver with a driver for asyncio: in a greenlet of SQLAlchemy's, in a task of `loop`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
         self._loop = loop
-        self._notifications = _Notifications()
         self._woken = asyncio.Event()
         self._listens_on: Any = None
         """asyncpg's connection."""
@@ -204,7 +211,7 @@ class LoopReceiver:
 
     def listen(self, connection: sa.Connection, channel: str) -> bool:
         if connection.dialect.driver != "asyncpg":
-            return self._notifications.listen(connection, channel)
+            return super().listen(connection, channel)
         raw: Any = connection.connection.driver_connection
         if _is_elsewhere(connection, raw.get_server_pid()):
             return False
@@ -258,7 +265,7 @@ class LoopReceiver:
 
     def forget(self) -> None:
         self._listens_on, self._is_lost = None, False
-        self._notifications.forget()
+        super().forget()
 
     def close(self) -> None:
         pass

@@ -1,8 +1,8 @@
-"""What a listener does with a connection: it reads jobs, asks to be told of their ends, and sleeps until a notification.
+"""A listener's work with a connection: it reads jobs, asks for notifications about their ends, and sleeps until a notification.
 
 It reads a job when a call begins to wait for it, enters it in the table `awaited`, and reads it once more. From
-then on it sleeps until a NOTIFY says that a job has ended. What ends a job may have looked at `awaited` just before, and commit just
-afterwards. So a job is also looked at without a notification, soon and then ever more rarely.
+then on it sleeps until a NOTIFY says that a job has ended. A statement that ends a job may have read `awaited` just before, and commit just
+afterwards. So a job is also polled without a notification, soon and then ever more rarely.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ logger = get_logger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: When a job is looked at without a notification: after how many seconds first, how many times as long each next time, and at most.
+#: When a job is polled without a notification: seconds until the first poll, the growth of the pause, and its maximum.
 _FIRST_POLL, _GROWTH, _LAST_POLL = 0.02, 3.0, 5.0
-#: The same where nothing is told.
+#: Growth and maximum of the pause where no notifications come.
 _GROWTH_WITHOUT_NOTIFICATIONS, _LAST_POLL_WITHOUT_NOTIFICATIONS = 1.5, 1.0
 #: Least seconds between two polls without a notification, however many jobs are awaited.
 _BETWEEN_POLLS = 0.01
@@ -42,7 +42,7 @@ _LINGER_STEP = 0.25
 _SILENCE = 10.0
 #: The SQLSTATEs for a lack of rights, and for a write in a read-only transaction.
 _MAY_NOT = frozenset({"42501", "25006"})
-#: The class of the SQLSTATEs that say that a statement, or the role, is wrong, whatever the rows are.
+#: The class of the SQLSTATEs for a wrong statement or role, for any rows.
 _WRONG = "42"
 
 
@@ -87,7 +87,7 @@ class _Poll:
 
 
 class Subscription:
-    """What a listener does with one connection."""
+    """A listener's work with a connection."""
 
     def __init__(self, waiters: Waiters, engine: sa.Engine, store: Store, receiver: Receiver) -> None:
         self._waiters, self._engine, self._store, self._receiver = waiters, engine, store, receiver
@@ -97,12 +97,12 @@ class Subscription:
         self._waiter = uuid.uuid4()
         self._polls: dict[int, _Poll] = {}
         self._polled_at = 0.0
-        """When it last looked without a notification."""
+        """When it last polled without a notification."""
         self._entered: set[int] = set()
         """The jobs that the table `awaited` has from it."""
         self._entered_until = 0.0
         self._archive: bool = False
-        """Whether there is an archive to look into. It is asked when a job is not there, and once in a while."""
+        """Whether there is an archive to read. It is tested when a job is not there, and from time to time."""
         self._archive_asked = -_HOLD
 
     def serve(self) -> None:
@@ -138,7 +138,7 @@ class Subscription:
         except Exception as error:  # asyncpg's own, too
             if _sqlstate(error) not in _MAY_NOT:
                 raise
-            self._warn_that_it_polls(error)  # a standby, for one
+            self._warn_that_it_polls(error)  # on a standby, for example
             return False
 
     def _loop(self) -> None:
@@ -160,7 +160,7 @@ class Subscription:
 
     def _next_at(self, idle_since: float | None) -> float:
         if self._entered - self._polls.keys():
-            return 0.0  # some have ended just now, of which the table is to be told
+            return 0.0  # some have ended just now, and their entries are to be removed
         if not self._polls:
             return 0.0 if idle_since is None else min(idle_since + _LINGER, monotonic() + _LINGER_STEP)
         next_poll = max(min(poll.at for poll in self._polls.values()), self._polled_at + _BETWEEN_POLLS)

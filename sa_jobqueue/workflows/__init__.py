@@ -1,4 +1,4 @@
-"""Workflows: graphs of jobs that wait for each other, added to a session as one object.
+"""Workflows: graphs of jobs that wait for each other, added to a session as an object.
 
 >>> from collections.abc import Sequence
 >>> from sa_jobqueue import Registry, Workflow, task

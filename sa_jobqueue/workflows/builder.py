@@ -100,7 +100,7 @@ class _Built(AddsOnly):
         """A workflow without jobs yet; `session.add` brings it, with the jobs that it has then, into the session's transaction.
 
         `deadline`: seconds or a timedelta from the INSERT, or a datetime with a time zone: what has not ended by then is cancelled.
-        `fail_fast`: cancel all jobs when one has failed. `retain`: how long it stays after its end, with all its jobs, in seconds or as a
+        `fail_fast`: cancel all jobs when a job has failed. `retain`: how long it stays after its end, with all its jobs, in seconds or as a
         timedelta; None: forever. A failed workflow stays for at least 30 days. `meta`: plain JSON to find it by.
 
         Raises OptionError for any other value.
@@ -200,7 +200,7 @@ class Workflow(AddsNodes, _Built, WorkflowRow):
     """
 
     def nest(self, inner: Workflow, /, *after: Node[Any]) -> Node[None]:
-        """Take all nodes of another workflow into this one; its first nodes wait for `after`. Returns a gate behind all its nodes.
+        """Take all nodes of another workflow into this workflow; its first nodes wait for `after`. Returns a gate behind all its nodes.
 
         `inner` is no workflow of its own then: its name, its deadline and what it would call back are not kept, so it may have neither
         of the last two. Its nodes cannot be used any more: wait for the gate.

@@ -229,7 +229,7 @@ class Graph:
         return False
 
     def nest(self, inner: Graph, after: Sequence[Node[Any]]) -> Node[None]:
-        """All nodes of another graph become nodes of this one: its first nodes wait for `after`. Returns a gate behind all its nodes."""
+        """Take all nodes of another graph into this graph: its first nodes wait for `after`. Returns a gate behind all its nodes."""
         self.check_open()
         if inner.ids is not None or inner.nested or inner is self or not inner.rows.calls:
             raise WorkflowError("a workflow to be nested has nodes, and is neither in a session nor nested already")

@@ -80,13 +80,6 @@ class LimitedRequest:
 _NO_REQUEST = LimitedRequest("", {}, 0.0)
 
 
-def limited_parameters(request: LimitedRequest) -> dict[str, Any]:
-    """The parameters of `claim_limited`, by name."""
-    return pick_parameters(request) | taken_by(
-        request.worker, request.lease, INLINE_LIMIT if request.inline else NOTHING_INLINE
-    )
-
-
 def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
     """The parameters of `picked_jobs`, by name."""
     cursors = [request.cursors.get(queue, KeyCursor()) for queue in request.queues]
@@ -212,7 +205,8 @@ class LimitedClaims(StorePart):
         self, connection: sa.Connection, changes: Sequence[Change], request: LimitedRequest
     ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, QueueAnswer]]:
         """Like `exchange`, where limits hold. Returns also the answer about each queue, by its name."""
-        parameters = limited_parameters(request)
+        inline = INLINE_LIMIT if request.inline else NOTHING_INLINE
+        parameters = pick_parameters(request) | taken_by(request.worker, request.lease, inline)
         answers: dict[int, Answer] = {}
         if not changes:
             rows = self._claim_limited.rows(connection, parameters)

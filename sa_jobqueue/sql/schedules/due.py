@@ -110,7 +110,7 @@ def enqueue_ticks(
     return sa.select(call.label("id"))
 
 
-#: The columns of `move_schedules`, each an array: the schedule, its next tick, when to look at it next (None: at the next tick), the
+#: The columns of `move_schedules`, each an array: the schedule, its next tick, when to read it next (None: at the next tick), the
 #: last tick for which a job was enqueued, the tick that waits; all in seconds since 1970. And how many ticks were left out.
 MOVE: Mapping[str, Any] = {
     "id": sa.BigInteger(), "next_at": sa.Float(53), "due_at": sa.Float(53), "last_tick_at": sa.Float(53), "waiting_since": sa.Float(53),
@@ -119,7 +119,7 @@ MOVE: Mapping[str, Any] = {
 
 
 def move_schedules(*, job: type[JobMixin] = Job, **given: Sequence[Any]) -> sa.Executable:
-    """Write what a look at these schedules has brought; see `MOVE`. A schedule without a next tick has no more."""
+    """Write the new times of these schedules; see `MOVE`. A schedule without a next tick has no more ticks."""
     table = table_of(companions_of(job).schedule)
     move = rows("move", **{name: array(f"move_{name}", given[name], of) for name, of in MOVE.items()})
     never: sa.ColumnElement[Any] = sa.literal_column("'infinity'::timestamptz")
@@ -138,7 +138,7 @@ def move_schedules(*, job: type[JobMixin] = Job, **given: Sequence[Any]) -> sa.E
 
 
 def set_aside(id: int, *, error: str, seconds: float, job: type[JobMixin] = Job) -> sa.Executable:
-    """Write down why nothing could be done about a schedule. It is looked at again after `seconds`.
+    """Note why a schedule could not be handled. It is tried again after `seconds`.
 
     Returns its name, and the error that it had before.
     """
@@ -178,9 +178,9 @@ def pause_failing(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Execut
 # ---- Enqueueing the ticks of schedules.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Seconds between two looks at a tick that waits for the end of another job.
-_LOOK_AGAIN = 1.0
-#: Seconds until a schedule is tried again about which nothing could be done.
+#: Seconds between two found at a tick that waits for the end of another job.
+_TRY_AGAIN = 1.0
+#: Seconds until a schedule is tried again that could not be handled.
 _SET_ASIDE = 60.0
 #: Seconds after which no further ticks of a page are worked out. After an outage of days that may take milliseconds for each
 #: schedule.
@@ -189,7 +189,7 @@ _MOST_WORK = 0.5
 
 @dataclass(slots=True)
 class Ticked:
-    """What a look at due schedules has brought."""
+    """The result of a pass over due schedules."""
 
     ids: list[int] = field(default_factory=list)
     """The schedules that were due."""
@@ -201,12 +201,12 @@ class Ticked:
     """Schedules that were paused, each with the number of its jobs in a row that have failed."""
 
 
-class _Look(NamedTuple):
+class _DueSchedule(NamedTuple):
     """A due schedule, its ticks that are to be enqueued, each with the number it stands for, and the time of the next."""
 
     row: Any
     first: float
-    """The first tick about which nothing was done."""
+    """The first tick that was not handled."""
     ticks: Sequence[tuple[float, int]]
     next_at: float | None
     left_out: int
@@ -215,7 +215,7 @@ class _Look(NamedTuple):
 
 
 class _Move(NamedTuple):
-    """What is written of a schedule: see `MOVE`."""
+    """The new times of a schedule: see `MOVE`."""
 
     id: int
     next_at: float | None
@@ -226,8 +226,8 @@ class _Move(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """What is done about a schedule: the jobs to enqueue, as (schedule, tick, number of ticks, delay); what is written of it; and
-    whether its live jobs are cancelled.
+    """The changes for a schedule: the jobs to enqueue, as (schedule, tick, number of ticks, delay); its new times; and whether its live
+    jobs are cancelled.
     """
 
     jobs: Sequence[tuple[int, float, int, float]]
@@ -252,24 +252,24 @@ class Schedules(StorePart):
         random: Callable[[], float],
         only: int | None = None,
     ) -> None:
-        """Enqueue the ticks of at most `limit` schedules that are due, and move them on. `only`: of this one.
+        """Enqueue the ticks of at most `limit` schedules that are due, and move them on. `only`: of this schedule.
 
-        They are locked until the transaction ends, so one worker alone enqueues a tick. `result` is filled also if an error is
+        They are locked until the transaction ends, so a single worker enqueues a tick. `result` is filled also if an error is
         raised: then with what was done until then.
         """
-        looks: list[_Look] = []
+        found: list[_DueSchedule] = []
         until = monotonic() + _MOST_WORK
         for row in connection.execute(due_schedules(limit=limit, only=only, job=self.job)):
             result.ids.append(row.id)
-            if looks and monotonic() > until:
+            if found and monotonic() > until:
                 continue  # it stays due
             try:
-                looks.append(_look(row))
+                found.append(_due(row))
             except (OptionError, OverflowError) as error:
                 if (name := self.set_aside(connection, row.id, str(error))) is not None:
                     result.bad.append((name, str(error)))
-        failing, live = self._failing(connection, looks, result), self._live(connection, looks)
-        steps = [_step(look, live=look.row.id in live, random=random) for look in looks if look.row.id not in failing]
+        failing, live = self._failing(connection, found, result), self._live(connection, found)
+        steps = [_step(due, live=due.row.id in live, random=random) for due in found if due.row.id not in failing]
         if cancelled := [step.move.id for step in steps if step.cancels]:
             job = self.job
             connection.execute(cancel_jobs(job.schedule_id.in_(cancelled), job.finished_at.is_(None), job=job))
@@ -284,15 +284,15 @@ class Schedules(StorePart):
             connection.execute(move_schedules(**given, job=self.job))
 
     def set_aside(self, connection: sa.Connection, id: int, error: str, *, briefly: bool = False) -> str | None:
-        """Write down why nothing could be done about a schedule. Returns its name, or None if that had been written down before."""
-        seconds = _LOOK_AGAIN if briefly else _SET_ASIDE
+        """Note why a schedule could not be handled. Returns its name, or None if the same reason was noted before."""
+        seconds = _TRY_AGAIN if briefly else _SET_ASIDE
         statement = set_aside(id, error=_clean(error), seconds=seconds, job=self.job)
         row = connection.execute(statement).first()
         return None if row is None or row.before == _clean(error) else str(row.name)
 
-    def _failing(self, connection: sa.Connection, looks: Sequence[_Look], result: Ticked) -> set[int]:
-        """Pause those of them whose jobs fail."""
-        asked = [look.row.id for look in looks if look.row.pause_after is not None and look.ticks]
+    def _failing(self, connection: sa.Connection, found: Sequence[_DueSchedule], result: Ticked) -> set[int]:
+        """Pause the schedules among these whose jobs fail. Returns their ids."""
+        asked = [due.row.id for due in found if due.row.pause_after is not None and due.ticks]
         if not asked:
             return set()
         failing = failing_schedules(asked, job=self.job)
@@ -302,13 +302,13 @@ class Schedules(StorePart):
             result.paused = [(row.name, row.pause_after) for row in paused]
         return set(ids)
 
-    def _live(self, connection: sa.Connection, looks: Sequence[_Look]) -> set[int]:
-        asked = [look.row.id for look in looks if look.row.overlap != "allow" and look.ticks]
+    def _live(self, connection: sa.Connection, found: Sequence[_DueSchedule]) -> set[int]:
+        asked = [due.row.id for due in found if due.row.overlap != "allow" and due.ticks]
         return {row.id for row in connection.execute(live_jobs(asked, job=self.job))} if asked else set()
 
 
-def _look(row: Any) -> _Look:
-    """What is to be done about a schedule by now. Raises OptionError if that cannot be worked out.
+def _due(row: Any) -> _DueSchedule:
+    """The ticks of a schedule that are due by now. Raises OptionError if they cannot be worked out.
 
     A tick that had to wait for another job is not missed: it is enqueued, together with those that came meanwhile.
     """
@@ -328,7 +328,7 @@ def _look(row: Any) -> _Look:
         catch_up=None if waits or row.catch_up is None else timedelta(seconds=row.catch_up),
     )
     ticks = [(at.timestamp(), number) for at, number in due.ticks]
-    return _Look(row, next_at.timestamp(), ticks, due.next_at.timestamp(), due.left_out, due.goes_on)
+    return _DueSchedule(row, next_at.timestamp(), ticks, due.next_at.timestamp(), due.left_out, due.goes_on)
 
 
 def _time(seconds: float, what: str) -> datetime:
@@ -338,22 +338,22 @@ def _time(seconds: float, what: str) -> datetime:
         raise OptionError(f"{what} is not a time between the years 1 and 9999") from error
 
 
-def _step(look: _Look, *, live: bool, random: Callable[[], float]) -> _Step:
-    """What `overlap` makes of the ticks. `live`: whether a job of the schedule is not finished."""
-    row, ticks, left_out = look.row, look.ticks, look.left_out
+def _step(due: _DueSchedule, *, live: bool, random: Callable[[], float]) -> _Step:
+    """The changes for the ticks, after `overlap`. `live`: whether a job of the schedule is not finished."""
+    row, ticks, left_out = due.row, due.ticks, due.left_out
     if ticks and row.overlap != "allow":
         ticks = [(ticks[-1][0], sum(number for _, number in ticks))]
     clashes = live and bool(ticks)
     if clashes and row.overlap == "queue_one":
-        since = look.first if row.waiting_since is None else row.waiting_since
-        return _Step((), _Move(row.id, look.first, due_at=row.now + _LOOK_AGAIN, waiting_since=since))
+        since = due.first if row.waiting_since is None else row.waiting_since
+        return _Step((), _Move(row.id, due.first, due_at=row.now + _TRY_AGAIN, waiting_since=since))
     if clashes and row.overlap == "skip":
         left_out, ticks = left_out + ticks[0][1], []
     jobs = [(row.id, at, number, row.jitter * random()) for at, number in ticks]
     move = _Move(
         row.id,
-        look.next_at,
-        due_at=row.now if look.goes_on else None,
+        due.next_at,
+        due_at=row.now if due.goes_on else None,
         last_tick_at=ticks[-1][0] if ticks else None,
         left_out=left_out,
     )

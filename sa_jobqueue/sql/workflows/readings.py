@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 
 from ...models import Job, JobMixin, companions_of
-from ..parts import FIRST_ID, ONE, ZERO, array, rows, seconds_since, table_of
+from ..parts import FIRST_ID, ONE, ZERO, array, columns_of, rows, seconds_since, table_of
 from ..readings.depths import CAP
 
 
@@ -19,46 +19,31 @@ def workflow_nodes(id: int, *, after: int = FIRST_ID, limit: int = 1_000, job: t
     how many have to complete of those whose policy is "count".
     """
     join = companions_of(job).join
-    columns = table_of(job).c
-    before = _before(job)
+    columns, before = table_of(job).c, _before(job)
     needed = sa.select(join.needed).where(join.job_id == columns.id).correlate(table_of(job)).scalar_subquery()
     counts = sa.literal_column("'count'", sa.Text) == sa.func.any(before.c.policies)
     last = columns.errors.op("->", return_type=JSONB())(sa.literal_column("-1"))
-    shown: list[Any] = [
-        columns.id, columns.task, columns.queue, columns.status, columns.attempt, columns.blocked_by, columns.created_at,
-        columns.claimed_at, columns.finished_at, last.label("error"), before.c.parents, before.c.policies,
-        sa.case((counts, needed)).label("needed"),
-    ]  # fmt: skip
-    query: Any = sa.select(*shown)
-    found: sa.Select[Any] = (
-        query.select_from(table_of(job).join(before, sa.true()))
-        .where(
-            columns.workflow_id == sa.bindparam("of_workflow", id, sa.BigInteger),
-            columns.id > sa.bindparam("after_id", after, sa.BigInteger),
-        )
-        .order_by(columns.id)
-        .limit(sa.bindparam("page", limit, sa.Integer))
-    )
-    return found
+    names = "id task queue status attempt blocked_by created_at claimed_at finished_at"
+    more = last.label("error"), before.c.parents, before.c.policies, sa.case((counts, needed)).label("needed")
+    page = _members(id, limit, job, before, [*columns_of(columns, names), *more])
+    return page.where(columns.id > sa.bindparam("after_id", after, sa.BigInteger))
 
 
 def workflow_graph(id: int, *, limit: int, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """The first `limit` members of a workflow for a picture of it, by id: id, task, status, created_at, claimed_at, finished_at,
     parents and policies, as in `workflow_nodes`.
     """
-    columns = table_of(job).c
     before = _before(job)
-    shown: list[Any] = [
-        columns.id, columns.task, columns.status, columns.created_at, columns.claimed_at, columns.finished_at, before.c.parents,
-        before.c.policies,
-    ]  # fmt: skip
-    query: Any = sa.select(*shown)
-    found: sa.Select[Any] = (
-        query.select_from(table_of(job).join(before, sa.true()))
-        .where(columns.workflow_id == sa.bindparam("of_workflow", id, sa.BigInteger))
-        .order_by(columns.id)
-        .limit(sa.bindparam("page", limit, sa.Integer))
-    )
+    columns = columns_of(table_of(job).c, "id task status created_at claimed_at finished_at")
+    return _members(id, limit, job, before, [*columns, before.c.parents, before.c.policies])
+
+
+def _members(id: int, limit: int, job: type[JobMixin], before: sa.FromClause, columns: Sequence[Any]) -> sa.Select[Any]:
+    """These columns of the first `limit` members of a workflow, by id."""
+    table = table_of(job)
+    query: Any = sa.select(*columns).select_from(table.join(before, sa.true()))
+    query = query.where(table.c.workflow_id == sa.bindparam("of_workflow", id, sa.BigInteger))
+    found: sa.Select[Any] = query.order_by(table.c.id).limit(sa.bindparam("page", limit, sa.Integer))
     return found
 
 
