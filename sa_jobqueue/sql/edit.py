@@ -19,6 +19,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..arguments.storable import encode_plain
 from ..errors import OptionError
 from ..models import GATE, Job, JobMixin, checked_due, companions_of, status_in
+from ..rules.job_fields import JOB_FIELDS
 from ..rules.lifecycle import HELD, JobStatus
 from ..rules.retry import Duration, seconds_of
 from ..tasks.options import MAX_PRIORITY, checked_int, checked_name
@@ -110,7 +111,7 @@ def copy_jobs(*where: Criterion, delay: Duration = 0, job: type[JobMixin] = Job)
 
 def _copied(table: sa.Table, due: sa.ColumnElement[Any]) -> dict[str, sa.ColumnElement[Any]]:
     """What a copy's columns are made of, by name."""
-    alike = ("task", "args", "queue", "meta", "priority", "max_attempts", "units", "subject_type", "subject_id")
+    alike = (field.column for field in JOB_FIELDS)
     key, rule = table.c.concurrency_key, table.c.uniqueness
     own_key = sa.case((key >= FIRST_KEY, key), else_=sa.null())
     ours = frozenset(column.name for column in table_of(Job).c)
