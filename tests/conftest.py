@@ -100,6 +100,20 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         process.communicate(timeout=120)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failure with a lone surrogate in its text cannot be sent to the controller, and would end the whole run."""
+    report: pytest.TestReport = yield  # type: ignore[assignment]
+    if report.failed:
+        text = f"{report.longrepr}"
+        if not text.isascii() and text.encode(errors="backslashreplace") != text.encode(errors="surrogatepass"):
+            report.longrepr = text.encode(errors="backslashreplace").decode()
+        report.sections = [
+            (name, content.encode(errors="backslashreplace").decode()) for name, content in report.sections
+        ]
+    return report  # type: ignore[return-value]
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     measure_no_process(session.config)  # in a worker pytest-cov begins only now
