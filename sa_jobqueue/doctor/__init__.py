@@ -1,9 +1,9 @@
-"""Whether all is well with the queue and with the database it lives in, and what to do where it is not.
+"""Checks that find problems of the queue and its database, and say what to do about them.
 
     for finding in examine(engine):
         print(finding.level, finding.name, finding.detail, finding.advice)
 
-`CHECKS` lists what is looked at. `look_at` makes the checks in a transaction of the caller's.
+`CHECKS` lists the checks. `look_at` makes the checks in the caller's transaction.
 """
 
 from .examination import Examination

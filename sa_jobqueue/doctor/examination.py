@@ -1,4 +1,4 @@
-"""One run of the checks: its connection, its thresholds, and what was read so far, each thing once."""
+"""An examination: its connection, its thresholds, and the values that its checks share, each read once."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from ..sql.store import Store, default_store
 from ..util.schema import quote
 from .finding import Thresholds
 
-#: A name that SQL takes without quotes.
+#: A name that needs no quotes in SQL.
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _BY_TASK: tuple[By, ...] = ("task",)
 
 
 class Examination(Readings):
-    """What the checks of one run share. Each value is read when a check first asks for it.
+    """The values that the checks of an examination share. Each is read when a check first uses it.
 
-    `engine`: for the check of LISTEN and NOTIFY, which needs two more connections; None leaves it out. `tasks`: the names that an
-    application knows, its tasks' and their aliases; None: there is no application to compare with.
+    `engine`: for the check of LISTEN and NOTIFY, which needs two more connections; None omits it. `tasks`: the names and aliases of an
+    application's tasks; None: there is no application to compare with.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Examination(Readings):
         return self.store.schema_on(self.connection)
 
     def table(self, name: str) -> str:
-        """A table's or an index's name as an operator would type it."""
-        return ".".join(one if _PLAIN.fullmatch(one) else quote(one) for one in (self.schema, name))
+        """The name of a table or an index, with its schema, as an operator would type it."""
+        return ".".join(part if _PLAIN.fullmatch(part) else quote(part) for part in (self.schema, name))
 
     @cached_property
     def queued_tasks(self) -> Sequence[tuple[str, str]]:
-        """Queue and task of jobs that wait, as a sample finds them."""
+        """Queue and task of a sample of queued jobs."""
         sample = queued_tasks(sample=self.thresholds.unknown_sample, job=self.store.job)
         return [(row.queue, row.task) for row in self.connection.execute(sample)]
 
@@ -65,7 +65,7 @@ class Examination(Readings):
     paused_keys = reading(read_paused_keys)
     """The keys that are paused."""
     ready_keys = reading(read_ready_keys)
-    """How many keys of each queue take turns."""
+    """The number of keys that take turns, by queue."""
 
     @cached_property
     def workers(self) -> Sequence[Any]:
@@ -74,20 +74,20 @@ class Examination(Readings):
 
     @property
     def live_workers(self) -> Sequence[Any]:
-        """Those that are not stale."""
+        """The workers that are not stale."""
         return [worker for worker in self.workers if not worker.stale]
 
     @cached_property
     def abilities(self) -> Sequence[Any]:
-        """Of the live workers their queues, tasks, lease, schema_version, pressure and skipped jobs."""
+        """Queues, tasks, lease, schema_version, pressure and skipped jobs of the live workers."""
         worker = self.store.tables.worker
         columns = (worker.queues, worker.tasks, worker.lease, worker.schema_version, worker.pressure, worker.skipped)
-        live = [one.id for one in self.live_workers]
+        live = [row.id for row in self.live_workers]
         return self.connection.execute(sa.select(*columns).where(worker.id.in_(live))).all() if live else []
 
     @cached_property
     def task_settings(self) -> Mapping[str, tuple[float | None, float | None]]:
-        """The timeout of each task that a live worker knows, and the lease: the shortest where workers differ."""
+        """The timeout and the lease of each task that a live worker knows; the shortest if workers differ."""
         settings: dict[str, tuple[float | None, float | None]] = {}
         for worker in self.abilities:
             for name, about in worker.tasks.items():
@@ -98,7 +98,7 @@ class Examination(Readings):
         return settings
 
     def stats(self, since: timedelta) -> Sequence[Any]:
-        """What the jobs of each task came to since then."""
+        """The numbers of ended jobs of each task since then."""
         if since not in self._stats:
             summed = sum_stats(since=since, by=_BY_TASK, stat=self.store.tables.stat)
             self._stats[since] = self.connection.execute(summed).all()
@@ -106,5 +106,4 @@ class Examination(Readings):
 
 
 def _least(first: float | None, second: float | None) -> float | None:
-    given = [one for one in (first, second) if one is not None]
-    return min(given, default=None)
+    return min((value for value in (first, second) if value is not None), default=None)

@@ -1,4 +1,4 @@
-"""Making the checks, one after the other, in a transaction that can write nothing and waits for nothing long."""
+"""Making the checks in turn, in a read-only transaction with short timeouts."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from .finding import Finding, Level, Thresholds, worst
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One question, and how it is answered."""
+    """A check and its function."""
 
     name: str
     about: str
-    """What is looked at, in a few words."""
+    """The subject of the check, in a few words."""
     look: Callable[[Examination], Finding]
     decides: bool = False
-    """Where it finds a problem, the checks behind it are not made."""
+    """Whether a problem ends the examination: the following checks are not made."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -91,7 +91,7 @@ CHECKS: tuple[Check, ...] = (
     Check("slots", "replication slots, and the WAL that they keep", check_slots),
 )
 
-#: A check that takes longer is given up: what is wrong with a busy server must not become worse by it.
+#: A check that takes longer is given up, so that it does not burden a busy server.
 _PATIENCE = timedelta(seconds=5)
 _LOCK_PATIENCE = timedelta(milliseconds=250)
 
@@ -105,12 +105,12 @@ def examine(
     tasks: Collection[str] | None = None,
     store: Store = default_store,
 ) -> list[Finding]:
-    """Make the checks on a connection of this engine, and return what each found.
+    """Make the checks on a connection of this engine, and return their findings.
 
-    `tasks`: the names that an application knows, to find queued jobs that it does not. `probe`: try LISTEN and NOTIFY, too, which
-    takes two more connections, of psycopg 3, and up to 5 seconds.
+    `tasks`: the names of an application's tasks, to find queued jobs of unknown tasks. `probe`: also try LISTEN and NOTIFY, which
+    takes two more connections of psycopg 3, and up to 5 seconds.
 
-    Raises DBAPIError where the database does not answer, JobQueueError where the role may not see the schema or the probe cannot be made.
+    Raises DBAPIError if the database does not answer, JobQueueError if the role may not see the schema or the probe is impossible.
     """
     with reading(engine) as connection:
         examination = Examination(
@@ -122,7 +122,7 @@ def examine(
 def look_at(
     examination: Examination, *, checks: Sequence[Check] = CHECKS, patience: timedelta = _PATIENCE
 ) -> Iterator[Finding]:
-    """Make the checks in the transaction of the examination's connection, which may be READ ONLY. `patience`: its limit for a statement."""
+    """Make the checks in the transaction of the examination's connection, which may be READ ONLY. `patience`: its statement timeout."""
     for check in checks:
         finding = _answer(check, examination, patience)
         yield finding
@@ -139,7 +139,7 @@ def reading(
     idle: timedelta = 6 * _PATIENCE,
 ) -> Generator[sa.Connection]:
     """A READ ONLY transaction, rolled back at the end, whose statements are given up after some time."""
-    # Also where the engine is in AUTOCOMMIT mode.
+    # Stated in case the engine is in AUTOCOMMIT mode.
     level = {"isolation_level": "READ COMMITTED"}
     with engine.connect().execution_options(**level) as connection, connection.begin() as transaction:
         make_reading(connection, statement=statement, lock=lock, idle=idle)
@@ -148,22 +148,18 @@ def reading(
 
 
 def make_reading(connection: sa.Connection, *, statement: timedelta, lock: timedelta, idle: timedelta) -> None:
-    """Make the transaction of this connection, which has done nothing yet, READ ONLY, with these limits."""
+    """Make the connection's new transaction READ ONLY, with these timeouts."""
     connection.exec_driver_sql("SET TRANSACTION READ ONLY")
-    limits = {
-        "statement_timeout": statement,
-        "lock_timeout": lock,
-        "idle_in_transaction_session_timeout": idle,
-    }
+    limits = {"statement_timeout": statement, "lock_timeout": lock, "idle_in_transaction_session_timeout": idle}
     milliseconds = {name: f"{int(limit.total_seconds() * 1000)}ms" for name, limit in limits.items()}
-    # The statistics of a queue's table are often old, and by a plan that trusts them a count would not stop at its cap. Compiling
-    # such statements takes longer than they do.
+    # The statistics of a queue's table are often old, and with a plan that trusts them a count would not stop at its cap. JIT
+    # compilation of such statements takes longer than their execution.
     planner = {"enable_seqscan": "off", "enable_bitmapscan": "off", "jit": "off"}
     connection.exec_driver_sql(setting({**milliseconds, **planner}, local=True))
 
 
 def _answer(check: Check, examination: Examination, patience: timedelta) -> Finding:
-    """What the check found; where the database refused or took too long, that."""
+    """The finding of the check, or that the database refused it or took too long."""
     point = examination.connection.begin_nested()
     try:
         finding = check.look(examination)
@@ -172,44 +168,38 @@ def _answer(check: Check, examination: Examination, patience: timedelta) -> Find
         if state is None or error.connection_invalidated or state[:2] in _AWAY:
             raise
         point.rollback()
-        return _refused(check.name, state, error, patience)
+        reason = one_line(mask_passwords(str(error.orig)))
+        if state not in _MEANINGS:
+            return Finding(check.name, "problem", f"the check failed: {reason}", "see the server's log")
+        meaning, advice = _MEANINGS[state]
+        detail = f"{meaning.format(patience=patience.total_seconds())}: {reason}"
+        return Finding(check.name, "notice", detail, advice)
     point.commit()
     return finding
 
 
-#: SQLSTATE classes of a connection that is gone, and of a server that goes.
+#: SQLSTATE classes of lost connections, and of servers in shutdown.
 _AWAY = {"08", "58"}
-#: What keeps a check from being made, and what to do about it, by SQLSTATE. None of them is wrong with the queue.
+#: Reasons why a check cannot be made, and what to do about it, by SQLSTATE. None is a fault of the queue.
 _MEANINGS = {
-    "42501": ("this role may not look", "`sa-jobqueue grants --role ROLE --can read` prints what it needs"),
-    "57014": (
-        "it took longer than {patience:g} s, and was given up",
-        "look again when the server is less busy",
-    ),
-    "55P03": ("a table is locked", "look again when the migration or VACUUM FULL that locks it is over"),
+    "42501": ("this role may not look", "`sa-jobqueue grants --role ROLE --can read` prints the GRANTs that it needs"),
+    "57014": ("it took longer than {patience:g} s, and was given up", "check again when the server is less busy"),
+    "55P03": ("a table is locked", "check again after the migration or VACUUM FULL that locks it"),
 }
 
 
-def _refused(name: str, state: str, error: DBAPIError, patience: timedelta) -> Finding:
-    said = one_line(mask_passwords(str(error.orig)))
-    if state in _MEANINGS:
-        meaning, advice = _MEANINGS[state]
-        return Finding(name, "notice", f"{meaning.format(patience=patience.total_seconds())}: {said}", advice)
-    return Finding(name, "problem", f"it could not be looked at: {said}", "see the server's log")
-
-
-# ---- What a queue in production needs, and which checks look at it. docs/howto/production-checklist.md explains each item.
+# ---- The production checklist, and its checks. docs/howto/production-checklist.md explains each item.
 
 State: TypeAlias = Level | Literal["yours to decide"]
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One thing to be sure of."""
+    """An item of the checklist."""
 
     title: str
     checks: tuple[str, ...] = ()
-    """Those that look at it; none: no command can know it."""
+    """The checks of the item; empty if no command can check it."""
 
 
 #: In the order of the page.
@@ -232,14 +222,14 @@ ITEMS: Sequence[Item] = (
 
 
 def states_of(findings: Iterable[Finding]) -> list[tuple[Item, State, list[Finding]]]:
-    """Each item with its state, and what was found about it that is not well.
+    """Each item with its state, and the findings about it that are not ok.
 
-    An item is as bad as the worst of its checks; one without checks, or whose checks were not made, is yours to decide.
+    An item has the level of its worst check; an item without checks, or whose checks were not made, is yours to decide.
     """
     by_name: Mapping[str, Finding] = {finding.name: finding for finding in findings}
     states: list[tuple[Item, State, list[Finding]]] = []
     for item in ITEMS:
         answers = [by_name[name] for name in item.checks if name in by_name]
-        state: State = worst(one.level for one in answers) if answers else "yours to decide"
-        states.append((item, state, [one for one in answers if one.level != "ok"]))
+        state: State = worst(finding.level for finding in answers) if answers else "yours to decide"
+        states.append((item, state, [finding for finding in answers if finding.level != "ok"]))
     return states

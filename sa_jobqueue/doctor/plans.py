@@ -1,7 +1,7 @@
-"""How the server would execute what workers run all the time, as it plans it now.
+"""The server's current plans of workers' statements.
 
-Nothing is executed: the statement is prepared and explained, with the worker's planner settings, so a READ ONLY transaction on a
-standby may do it.
+The statement is prepared and explained with a worker's planner settings, and not executed, so that a READ ONLY transaction on a
+standby can do it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _LOCK = re.compile(r"\s+FOR NO KEY UPDATE(?: OF \S+)? SKIP LOCKED")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One node of a plan that reads a table."""
+    """A node of a plan that reads a table."""
 
     table: str
     node: str
     index: str | None
     narrowed: bool
-    """By a condition on the index: it does not read all of it."""
+    """Whether a condition on the index limits the read."""
 
 
 @contextmanager
 def planned_as_worker(connection: sa.Connection) -> Generator[None]:
-    """Plan as a worker's connection does, up to the end of the block."""
+    """Use a worker's planner settings inside the block."""
     planner = {
         name: value
         for name, value in service_settings(60.0).items()
@@ -51,39 +51,35 @@ def planned_as_worker(connection: sa.Connection) -> Generator[None]:
 
 
 def readings(connection: sa.Connection, statement: Any, *, locks: bool = True) -> list[Reading]:
-    """What the plan of this statement reads. Without `locks` it needs no right to write: the rows would not be locked."""
-    given, number = _numbered(connection, statement)
+    """The nodes of the statement's plan that read tables. Without `locks` it needs no right to write."""
+    text, number = _numbered(connection, statement)
     if not locks:
-        given = _LOCK.sub("", given)
+        text = _LOCK.sub("", text)
     point = connection.begin_nested()
     try:
-        connection.execute(_verbatim(f"PREPARE {_NAME} AS {given}"))
-        nothing = ", ".join(["NULL"] * number)
-        plan: Any = connection.execute(sa.text(f"EXPLAIN (FORMAT JSON) EXECUTE {_NAME}({nothing})")).scalar_one()
+        connection.execute(sa.text(f"PREPARE {_NAME} AS {text}".replace(":", r"\:")))  # no colon starts a parameter
+        nulls = ", ".join(["NULL"] * number)
+        plan: Any = connection.execute(sa.text(f"EXPLAIN (FORMAT JSON) EXECUTE {_NAME}({nulls})")).scalar_one()
         connection.exec_driver_sql(f"DEALLOCATE {_NAME}")
     except BaseException:
-        point.rollback()  # which forgets no prepared statement; psycopg forgets all of them, if it has prepared some by itself
-        if connection.scalar(
-            sa.text("SELECT count(*) FROM pg_prepared_statements WHERE name = :name"), {"name": _NAME}
-        ):
+        point.rollback()  # it keeps the prepared statement, unless psycopg itself has prepared statements, and drops them all
+        prepared = sa.text("SELECT count(*) FROM pg_prepared_statements WHERE name = :name")
+        if connection.scalar(prepared, {"name": _NAME}):
             connection.exec_driver_sql(f"DEALLOCATE {_NAME}")
         raise
     point.rollback()
-    return [_reading(node) for node in _nodes(plan[0]["Plan"]) if "Relation Name" in node and _reads(node)]
-
-
-def _verbatim(statement: str) -> sa.TextClause:
-    """`statement` as it stands, over any driver: a colon starts no parameter."""
-    return sa.text(statement.replace(":", r"\:"))
+    return [
+        Reading(node["Relation Name"], node["Node Type"], node.get("Index Name"), "Index Cond" in node)
+        for node in _nodes(plan[0]["Plan"])
+        if "Relation Name" in node and node["Node Type"] != "ModifyTable"
+    ]
 
 
 def _numbered(connection: sa.Connection, statement: Any) -> tuple[str, int]:
-    """The statement's text for PREPARE, and how many parameters it has."""
+    """The statement's text for PREPARE, and the number of its parameters."""
     assert isinstance(statement, ClauseElement)
     schemas = connection.get_execution_options().get("schema_translate_map") or {}
-    options: dict[str, Any] = (
-        {"schema_translate_map": dict(schemas), "render_schema_translate": True} if schemas else {}
-    )
+    options: Any = {"schema_translate_map": dict(schemas), "render_schema_translate": True} if schemas else {}
     compiled = str(statement.compile(dialect=psycopg.dialect(), **options))  # type: ignore[no-untyped-call]
     names = list(dict.fromkeys(_PARAMETER.findall(compiled)))
     return _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", compiled).replace("%%", "%"), len(names)
@@ -93,11 +89,3 @@ def _nodes(node: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     yield node
     for child in node.get("Plans", []):
         yield from _nodes(child)
-
-
-def _reads(node: Mapping[str, Any]) -> bool:
-    return bool(node["Node Type"] != "ModifyTable")
-
-
-def _reading(node: Mapping[str, Any]) -> Reading:
-    return Reading(node["Relation Name"], node["Node Type"], node.get("Index Name"), "Index Cond" in node)

@@ -54,17 +54,17 @@ def database_url(database_url: str) -> str:
         ),
         (
             ills.dead_rows, "dead-rows", Thresholds(dead_rows=(1_000, 100_000)),
-            "unique_key has 120,000 dead rows beside 0 live ones", "VACUUM sa_jobqueue.unique_key",
+            "unique_key has 120,000 dead rows and 0 live rows", "VACUUM sa_jobqueue.unique_key",
         ),
         (
             ills.dead_rows, "bloat", Thresholds(bloat_ratio=(2.0, 4.0), bloat_bytes=(1_000_000, 4_000_000)),
-            "times what its rows need by estimate", "VACUUM FULL sa_jobqueue.unique_key",
+            "times the estimated need of its rows", "VACUUM FULL sa_jobqueue.unique_key",
         ),
         (ills.dead_rows, "vacuum", DEFAULT, "autovacuum is off for unique_key", "RESET (autovacuum_enabled)"),
         (ills.no_autovacuum, "vacuum", DEFAULT, "autovacuum is off for job", "ALTER TABLE sa_jobqueue.job RESET"),
         (ills.invalid_index, "indexes", DEFAULT, "one_of_each is not valid", "DROP INDEX CONCURRENTLY sa_jobqueue.one_of_each"),
         (
-            ills.sequence_behind, "sequences", DEFAULT, "the next id of job is 1, and its rows go up to 4,711",
+            ills.sequence_behind, "sequences", DEFAULT, "the next id of job is 1, and its highest id is 4,711",
             "`SELECT setval(pg_get_serial_sequence('sa_jobqueue.job', 'id'), max(id) + 100000) FROM sa_jobqueue.job`",
         ),
         (ills.no_claim_index, "indexes", DEFAULT, "missing: job_claim_idx", "sa-jobqueue migrate --sql"),
@@ -88,7 +88,7 @@ def database_url(database_url: str) -> str:
         ),
         (
             ills.lapsed_permits, "limits", DEFAULT,
-            "all permits are held by jobs whose lease has run out: task a_task (2 of 2: jobs 71, 72)", "any worker rescues them",
+            "all permits are held by jobs whose lease has expired: task a_task (2 of 2: jobs 71, 72)", "any worker rescues them",
         ),
         (ills.stray_key, "unique", DEFAULT, "as after a DELETE by hand: 'order 7' of job 4711", "a worker frees them"),
         (
@@ -101,7 +101,7 @@ def database_url(database_url: str) -> str:
         ),
         (
             ills.unread_workflow, "workflows", DEFAULT,
-            "no worker has read what happened in: workflow 7, the first for 3h", "start a worker",
+            "no worker has read the events of: workflow 7, the first for 3h", "start a worker",
         ),
         (
             ills.overdue_jobs, "cleanup", Thresholds(overdue_rows=10),
@@ -119,7 +119,7 @@ def database_url(database_url: str) -> str:
             ills.failing_task, "failures", DEFAULT,
             "shop.charge: 60 of 100 jobs failed for good", "`sa-jobqueue retry --task shop.charge`",
         ),
-        (ills.late_schedule, "schedules", DEFAULT, "no worker has looked at what is due: nightly report", "start a worker"),
+        (ills.late_schedule, "schedules", DEFAULT, "no worker has enqueued due jobs of: nightly report", "start a worker"),
         (ills.failing_schedule, "schedules", DEFAULT, "nightly report (no such time zone)", "sa-jobqueue schedule list"),
         (ills.paused_schedule, "schedules", DEFAULT, "paused because its jobs failed: nightly report", "sa-jobqueue schedule resume"),
         (ills.newer_schema, "schema", DEFAULT, "has version 99", "upgrade the package"),
@@ -292,7 +292,7 @@ def test_a_check_that_the_server_refuses_is_said_and_the_others_go_on(database_u
         findings = {one.name: one for one in look_at(Examination(connection))}
         assert connection.scalar(text("SELECT 1")) == 1
     assert findings["schedules"].level == "problem"
-    assert 'it could not be looked at: relation "sa_jobqueue.schedule" does not exist' in findings["schedules"].detail
+    assert 'the check failed: relation "sa_jobqueue.schedule" does not exist' in findings["schedules"].detail
     assert findings["plans"].level == "ok"
 
 
@@ -330,7 +330,7 @@ def test_workers_of_several_releases_are_a_notice(database_url: str) -> None:
         )
     finding = look(database_url)["workers"]
     assert finding.level == "notice"
-    assert finding.detail.endswith("; of several releases: 1 of 1, 1 of 2")
+    assert finding.detail.endswith("; several releases: 1 of 1, 1 of 2")
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ def test_a_worker_that_holds_back_is_a_notice(database_url: str) -> None:
         connection.execute("UPDATE sa_jobqueue.worker SET pressure = 'snapshot of 5m', schema_version = 7")
     finding = look(database_url)["workers"]
     assert finding.level == "notice"
-    assert finding.detail.endswith("some are made for version 7 of the schema; some hold back: snapshot of 5m")
+    assert finding.detail.endswith("some expect version 7 of the schema; some hold back: snapshot of 5m")
 
 
 @pytest.mark.parametrize(
@@ -461,9 +461,9 @@ def test_a_workflow_that_is_behind_for_a_minute_is_a_notice(database_url: str) -
         connection.execute(ills.WORKER, [["mail"]])
         served = look(database_url)["workflows"]
     assert (alone.level, served.level) == ("notice", "notice")
-    assert alone.detail.startswith("no worker has read what happened in: workflows 7, 8, the first for 1m")
+    assert alone.detail.startswith("no worker has read the events of: workflows 7, 8, the first for 1m")
     assert alone.advice == "start a worker: any worker moves all workflows on"
-    assert served.detail.startswith("no worker has read what happened in: workflow 7, the first for 1m")
+    assert served.detail.startswith("no worker has read the events of: workflow 7, the first for 1m")
     assert "see the log of those that run" in served.advice
 
 
@@ -475,7 +475,7 @@ def test_a_workflow_that_is_paused_for_a_day_is_named_and_no_problem(database_ur
         connection.execute("INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id) VALUES (9, -9)")
     finding = look(database_url)["workflows"]
     assert (finding.level, finding.detail) == (
-        "ok", "no job waits for what will not come; paused for more than 1d: workflow 9",
+        "ok", "no job waits for an ended job; paused for more than 1d: workflow 9",
     )  # fmt: skip
     with ills.waiting_in_a_circle(database_url):
         assert look(database_url)["workflows"].detail.endswith("7001; paused for more than 1d: workflow 9")

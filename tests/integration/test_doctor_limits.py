@@ -82,7 +82,7 @@ def test_permits_that_are_held_for_long_are_a_notice_while_jobs_wait_for_them(
     name = {"queue": "queue sync", "task": "task a_task", "key": "queue sync key 42"}[of]
     assert finding.level == "notice"
     assert (
-        f"have been held for long, and jobs wait for them: {name} (1 of 1: job {held}, for 2h or more)"
+        f"have been held for a long time, and jobs wait for them: {name} (1 of 1: job {held}, for 2h or more)"
         in finding.detail
     )
     assert "sa-jobqueue show ID" in finding.advice

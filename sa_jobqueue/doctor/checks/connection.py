@@ -1,4 +1,4 @@
-"""The server that answers: its version, its clock, the schema, and whether a NOTIFY is heard."""
+"""The server's version, its clock, the schema, and whether a NOTIFY arrives."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ def check_database(examination: Examination) -> Finding:
             "pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool, current_database()"
         )
     ).one()
-    said = f"PostgreSQL {version}, database {escaped(name)}"
+    detail = f"PostgreSQL {version}, database {escaped(name)}"
     if number < _OLDEST_SERVER:
         return Finding(
             "database",
             "problem",
-            f"{said}: {_OLDEST_SERVER} or newer is needed",
-            "upgrade the server: older ones lack what the queue's statements need",
+            f"{detail}: {_OLDEST_SERVER} or newer is needed",
+            "upgrade the server: older servers lack features that the queue's statements need",
         )
     if read_only:
         return Finding(
             "database",
             "problem",
-            f"{said}: it is read-only (a standby?)",
+            f"{detail}: it is read-only (a standby?)",
             "give the primary's URL: workers write, and a standby does not count the rows of tables",
         )
-    return Finding("database", "ok", said)
+    return Finding("database", "ok", detail)
 
 
 def check_clock(examination: Examination) -> Finding:
-    """The server's clock beside that of this machine."""
+    """The server's clock compared with this machine's."""
     before = time.time()
     there = float(examination.connection.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")) or 0)
     after = time.time()
@@ -56,13 +56,13 @@ def check_clock(examination: Examination) -> Finding:
 
 
 def check_schema_version(examination: Examination) -> Finding:
-    """The version of the job tables, beside that of this release and of the workers."""
+    """The version of the job tables compared with this release's."""
     connection, schema = examination.connection, examination.schema
     try:
         check_schema(connection)
     except SchemaError as error:
-        said, colon, advice = str(error).rpartition(": ")
-        return Finding("schema", "problem", said if colon else str(error), advice)
+        detail, colon, advice = str(error).rpartition(": ")
+        return Finding("schema", "problem", detail if colon else str(error), advice)
     found = current_version(connection)
     newer = "" if found == CURRENT else f", newer than this release's {CURRENT}"
     numbers = {"version": float(found or 0), "release": float(CURRENT)}
@@ -78,7 +78,7 @@ def check_schema_version(examination: Examination) -> Finding:
 
 
 def check_wake_ups(examination: Examination) -> Finding:
-    """LISTEN on one connection, NOTIFY on another, over a channel beside the real one."""
+    """LISTEN on one connection and NOTIFY on another, over a channel of its own."""
     import psycopg  # the help of `doctor` needs no libpq
     from psycopg import sql
 
@@ -91,8 +91,8 @@ def check_wake_ups(examination: Examination) -> Finding:
         raw = listening.connection.dbapi_connection
         if not isinstance(raw, psycopg.Connection):
             raise ConfigurationError(
-                "to try LISTEN and NOTIFY, the engine must use psycopg 3, create_engine('postgresql+psycopg://...'); or leave "
-                "that out, examine(engine, probe=False)"
+                "to try LISTEN and NOTIFY, the engine must use psycopg 3, create_engine('postgresql+psycopg://...'); or skip "
+                "the probe, examine(engine, probe=False)"
             )
         raw.autocommit = True
         raw.execute(sql.SQL("LISTEN {}").format(sql.Identifier(probe)))

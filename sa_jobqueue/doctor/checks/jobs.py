@@ -1,4 +1,4 @@
-"""The jobs: how long they wait, leases, unique keys, and those that should be deleted by now."""
+"""Jobs that wait, leases, unique keys, overdue deletions, and workers."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from ...sql.unique import find_stray_keys
 from ...sql.workers import serves
 from ...util.log import escaped
 from ..examination import Examination
-from ..finding import Finding, Level, found
+from ..finding import Fault, Finding, Level, found
 
-#: Unique keys that are named.
+#: The most unique keys that are listed.
 _NAMED = 3
 
 
 def check_waiting(examination: Examination) -> Finding:
-    """Due jobs, and how long the first of them has waited."""
-    due = sum(one.due for one in examination.depths)
-    oldest = max((one.oldest_due_age or 0.0 for one in examination.depths), default=0.0)
-    more = "at least " if any(one.due >= CAP for one in examination.depths) else ""
-    said = f"{more}{jobs_of(due)} due" + (f", the oldest for {age(oldest)}" if due else "")
+    """Due jobs, and the wait of the oldest."""
+    due = sum(depth.due for depth in examination.depths)
+    oldest = max((depth.oldest_due_age or 0.0 for depth in examination.depths), default=0.0)
+    more = "at least " if any(depth.due >= CAP for depth in examination.depths) else ""
+    detail = f"{more}{jobs_of(due)} due" + (f", the oldest for {age(oldest)}" if due else "")
     numbers = {"due": float(due), "seconds": oldest}
     limit = examination.thresholds.max_wait
     if limit is not None and oldest > limit:
         return Finding(
             "waiting",
             "problem",
-            f"{said}; more than {age(limit)} is too long",
+            f"{detail}; more than {age(limit)} is too long",
             "start more workers, or give the queue more slots: `sa-jobqueue work --queue NAME=SLOTS`",
             numbers,
         )
-    return Finding("waiting", "ok", said, numbers=numbers)
+    return Finding("waiting", "ok", detail, numbers=numbers)
 
 
 def check_leases(examination: Examination) -> Finding:
@@ -47,19 +47,19 @@ def check_leases(examination: Examination) -> Finding:
             "leases",
             "problem",
             f"{jobs_of(expired)} running with an expired lease: the worker died or is cut off",
-            "any worker rescues them within seconds: start one, or see the log of those that run",
+            "any worker rescues them within seconds: start one, or see the workers' log",
             {"expired": float(expired)},
         )
     return Finding("leases", "ok", "no running job has an expired lease", numbers={"expired": 0.0})
 
 
 def check_unique(examination: Examination) -> Finding:
-    """Ends and deletes by SQL of the user's own leave keys behind; nothing else does."""
+    """Unique keys of jobs that were ended or deleted by the user's own SQL. Nothing else leaves keys behind."""
     statement = find_stray_keys(limit=_NAMED, job=examination.store.job)
     stray = examination.connection.execute(statement).all()
     if not stray:
         return Finding("unique", "ok", "no unique key is held by a job that has ended or is gone")
-    named = ", ".join(f"{shown(one.key)} of job {one.job_id}" for one in stray)
+    named = ", ".join(f"{shown(row.key)} of job {row.job_id}" for row in stray)
     more = ", …" if stray[0].total > len(stray) else ""
     return Finding(
         "unique",
@@ -76,41 +76,41 @@ def check_cleanup(examination: Examination) -> Finding:
     number = f"{CAP - 1:,} jobs or more" if overdue.rows >= CAP else jobs_of(overdue.rows)
     numbers = {"rows": float(overdue.rows), "seconds": overdue.seconds}
     if not overdue.rows:
-        return Finding("cleanup", "ok", "no finished job is kept for longer than it should be", numbers=numbers)
-    said = f"{number} should be deleted by now, the first for {age(overdue.seconds)}"
+        return Finding("cleanup", "ok", "no finished job is overdue for deletion", numbers=numbers)
+    detail = f"{number} should be deleted by now, the first for {age(overdue.seconds)}"
     if overdue.seconds < limits.overdue[0]:
-        return Finding("cleanup", "ok", said, numbers=numbers)
+        return Finding("cleanup", "ok", detail, numbers=numbers)
     advice = "workers delete them: start one, or see its log for jobs that a foreign key of yours keeps"
     late = overdue.seconds >= limits.overdue[1] and overdue.rows >= limits.overdue_rows
-    return Finding("cleanup", "problem" if late else "notice", said, advice, numbers)
+    return Finding("cleanup", "problem" if late else "notice", detail, advice, numbers)
 
 
-# ---- The workers, and whether they serve the queues and know the tasks that have jobs.
+# ---- The workers.
 
 
 def check_workers(examination: Examination) -> Finding:
-    """How many live and listen, and whether they are all of one release."""
+    """The live and listening workers, and whether all have the same release."""
     live = examination.live_workers
     stale = len(examination.workers) - len(live)
     places = ", ".join(f"{escaped(worker.host)}:{worker.pid}" for worker in live[:5]) + (", …" if len(live) > 5 else "")
     listening = sum(worker.listening for worker in live)
-    said = f" ({places}), {listening} listening" if live else ""
-    well = f"{len(live)} live{said}{f', {stale} stale' if stale else ''}"
+    detail = f" ({places}), {listening} listening" if live else ""
+    summary = f"{len(live)} live{detail}{f', {stale} stale' if stale else ''}"
     remarks = list(_remarks(examination))
     numbers = {"live": float(len(live)), "stale": float(stale), "listening": float(listening)}
-    ill: list[tuple[Level, str, str]] = [(level, f"{well}; {said}", advice) for level, said, advice in remarks[:1]]
-    return found("workers", well, *ill, *remarks[1:], **numbers)
+    faults: list[Fault] = [(level, f"{summary}; {detail}", advice) for level, detail, advice in remarks[:1]]
+    return found("workers", summary, *faults, *remarks[1:], **numbers)
 
 
 def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
-    """What is unusual, and what to do about it; the worst first."""
-    said = sorted({worker.pressure for worker in examination.abilities if worker.pressure})
-    failing = [reason.removeprefix(CLAIMS_FAIL) for reason in said if reason.startswith(CLAIMS_FAIL)]
+    """Faults of workers, the worst first."""
+    detail = sorted({worker.pressure for worker in examination.abilities if worker.pressure})
+    failing = [reason.removeprefix(CLAIMS_FAIL) for reason in detail if reason.startswith(CLAIMS_FAIL)]
     if failing:
         yield (
             "problem",
             f"within the last minute the database refused claims: {escaped(listed(failing, 3))}",
-            "see the workers' log, and what `limits`, `plans` and `indexes` say",
+            "see the workers' log, and the checks `limits`, `plans` and `indexes`",
         )
     refused = {job: why for worker in examination.abilities for job, why in (worker.skipped or {}).items() if why}
     if refused:
@@ -125,35 +125,35 @@ def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
         of_each = ", ".join(f"{number} of {escaped(version)}" for version, number in sorted(versions.items()))
         yield (
             "notice",
-            f"of several releases: {of_each}",
-            "right during a deployment; afterwards restart the older ones",
+            f"several releases: {of_each}",
+            "normal during a deployment; afterwards restart workers of older releases",
         )
     others = sorted({worker.schema_version for worker in examination.abilities} - {None, CURRENT})
     if others:
         yield (
             "notice",
-            f"some are made for version {listed([str(one) for one in others])} of the schema",
-            f"this release is made for version {CURRENT}: run one release everywhere after the deployment",
+            f"some expect version {listed(list(map(str, others)))} of the schema",
+            f"this release expects version {CURRENT}: run one release everywhere after the deployment",
         )
-    if held := [reason for reason in said if not reason.startswith(CLAIMS_FAIL)]:
+    if held := [reason for reason in detail if not reason.startswith(CLAIMS_FAIL)]:
         yield (
             "notice",
             f"some hold back: {escaped(listed(held, 3))}",
-            "see what else the database does: locks, snapshot, connections",
+            "see the checks `locks`, `snapshot` and `connections`",
         )
 
 
 def check_queues(examination: Examination) -> Finding:
     """Queues with due jobs that no live worker serves."""
     served = {name for worker in examination.live_workers for name in worker.queues}
-    alone = [one for one in examination.depths if one.due and not serves(served, one.queue)]
+    alone = [depth for depth in examination.depths if depth.due and not serves(served, depth.queue)]
     if not alone:
         return Finding("queues", "ok", "every queue with due jobs is served", numbers={"unserved": 0.0})
-    names = listed([f"{escaped(one.queue)} ({capped(one.due)})" for one in alone])
+    names = listed([f"{escaped(depth.queue)} ({capped(depth.due)})" for depth in alone])
     return Finding(
         "queues",
         "problem",
         f"due jobs that no live worker serves: {names}",
         "start a worker with `sa-jobqueue work --queue NAME`",
-        {"unserved": float(len(alone)), "jobs": float(sum(one.due for one in alone))},
+        {"unserved": float(len(alone)), "jobs": float(sum(depth.due for depth in alone))},
     )

@@ -1,4 +1,4 @@
-"""Limits: pauses that keep jobs waiting, permits that do not come free, and names that nothing has."""
+"""Limits: pauses that keep jobs waiting, permits that are not released, and unknown names."""
 
 from __future__ import annotations
 
@@ -15,48 +15,50 @@ from ...sql.readings.depths import CAP, capped
 from ...sql.readings.stats import By, sum_stats
 from ...util.log import escaped, one_line
 from ..examination import Examination
-from ..finding import Finding, Level, beyond, found
+from ..finding import Fault, Finding, Level, beyond, found
 from .tasks import known_tasks
-
-_Ill = tuple[Level, str, str]
 
 _DAY = timedelta(days=1)
 _BY_QUEUE: tuple[By, ...] = ("queue",)
 _ILL: tuple[Level, ...] = ("problem", "notice")
-#: Pauses and limits that are named.
+#: The most pauses and limits that are listed.
 _NAMED = 3
-#: Keys that take turns in a queue, from which on they are told.
+#: The number of keys of a queue from which on it is mentioned.
 _MANY_KEYS = 100
 
 
 def check_limits(examination: Examination) -> Finding:
-    """What a pause keeps waiting, limits whose permits are all stuck, and limits of names that no job has."""
+    """Pauses that keep jobs waiting, limits whose permits are all stuck, and limits of unknown names."""
     uses, keys = examination.limit_uses, examination.paused_keys
-    paused: list[LimitUse | PausedKey] = [*(one for one in uses if one.paused is not None), *keys]
-    waiting = [one for one in paused if _waits(examination, one)]
+    paused: list[LimitUse | PausedKey] = [*(use for use in uses if use.paused is not None), *keys]
+    waiting = [use for use in paused if _waits(examination, use)]
     stuck = _stuck(examination)
     states = examination.connection.scalar(count_states(job=examination.store.job)) or 0
-    rings = examination.ready_keys
+    keys_by_queue = examination.ready_keys
     facts = "; ".join(
-        [_said(len(uses)), *_long_rings(rings), *([f"{capped(states)} states are kept"] if states else [])]
+        [
+            _number_of_limits(len(uses)),
+            *_busy_queues(keys_by_queue),
+            *([f"{capped(states)} states are kept"] if states else []),
+        ]
     )
-    ill = [*_pauses(examination, waiting), *_held(stuck), *_unknown(examination, uses)]
-    if ill:
-        ill.append(("ok", facts, ""))
+    faults = [*_pauses(examination, waiting), *_held(stuck), *_unknown(examination, uses)]
+    if faults:
+        faults.append(("ok", facts, ""))
     return found(
         "limits",
         facts,
-        *ill,
+        *faults,
         limits=len(uses),
         paused=len(paused),
-        waiting=sum(one.due for one in waiting),
+        waiting=sum(use.due for use in waiting),
         stuck=len(stuck),
-        keys=max(rings.values(), default=0),
+        keys=max(keys_by_queue.values(), default=0),
         states=states,
     )
 
 
-def _said(number: int) -> str:
+def _number_of_limits(number: int) -> str:
     if not number:
         return "no queue and no task has limits"
     return (
@@ -66,67 +68,64 @@ def _said(number: int) -> str:
     )
 
 
-# ---- pauses
+# ---- Pauses.
 
 
-def _waits(examination: Examination, one: LimitUse | PausedKey) -> bool:
-    """Whether jobs wait because of it. Of a task that no claim has passed yet, only a sample tells."""
-    is_task = isinstance(one, LimitUse) and one.owner == "task"
-    return one.due > 0 or (is_task and any(task == one.name for _, task in examination.queued_tasks))
+def _waits(examination: Examination, use: LimitUse | PausedKey) -> bool:
+    """Whether jobs wait because of the pause. For a task that no claim has skipped yet, only a sample tells."""
+    is_task = isinstance(use, LimitUse) and use.owner == "task"
+    return use.due > 0 or (is_task and any(task == use.name for _, task in examination.queued_tasks))
 
 
-def _pauses(examination: Examination, waiting: Sequence[LimitUse | PausedKey]) -> Iterator[_Ill]:
-    levels = [beyond(one.paused or 0.0, examination.thresholds.paused) for one in waiting]
+def _pauses(examination: Examination, waiting: Sequence[LimitUse | PausedKey]) -> Iterator[Fault]:
+    levels = [beyond(use.paused or 0.0, examination.thresholds.paused) for use in waiting]
     for level in _ILL:
-        its = [one for one, other in zip(waiting, levels, strict=True) if other == level]
+        its = [use for use, other in zip(waiting, levels, strict=True) if other == level]
         if not its:
             continue
-        its.sort(key=lambda one: -one.due)
-        names = listed([f"{_named(one.owner, one.name, _key(one))} {_since(one)}" for one in its], _NAMED)
+        its.sort(key=lambda use: -use.due)
+        names = listed([f"{_named(use.owner, use.name, _key(use))} {_since(use)}" for use in its], _NAMED)
         yield level, f"jobs wait because of a pause: {names}", _how_to_resume(its)
 
 
-def _since(one: LimitUse | PausedKey) -> str:
-    reason = f", {escaped(one_line(one.pause_reason))!r}" if one.pause_reason else ""
-    number = f"{capped(one.due)} due" if one.due else "some are queued"
-    return f"(for {age(one.paused)}{reason}; {number})"
+def _since(use: LimitUse | PausedKey) -> str:
+    reason = f", {escaped(one_line(use.pause_reason))!r}" if use.pause_reason else ""
+    number = f"{capped(use.due)} due" if use.due else "some are queued"
+    return f"(for {age(use.paused)}{reason}; {number})"
 
 
-def _key(one: LimitUse | PausedKey) -> str | None:
-    return one.key if isinstance(one, PausedKey) else None
+def _key(use: LimitUse | PausedKey) -> str | None:
+    return use.key if isinstance(use, PausedKey) else None
 
 
 def _named(owner: str, name: str, key: str | None) -> str:
-    """As in "queue mail", "task shop.send", "queue sync key 42"."""
+    """Return a name like "queue mail", "task shop.send", "queue sync key 42"."""
     return f"{owner} {escaped(name)}" + ("" if key is None else f" key {escaped(key)}")
 
 
 def _how_to_resume(its: Sequence[LimitUse | PausedKey]) -> str:
     commands = [
-        f"`sa-jobqueue resume {escaped(one.name)}"
-        + (" --task" if one.owner == "task" else "")
-        + ("`" if (key := _key(one)) is None else f" --key {escaped(key)}`")
-        for one in its
+        f"`sa-jobqueue resume {escaped(use.name)}"
+        + (" --task" if use.owner == "task" else "")
+        + ("`" if (key := _key(use)) is None else f" --key {escaped(key)}`")
+        for use in its
     ]
     return f"when the reason is gone: {listed(commands, _NAMED)}"
 
 
-# ---- permits
+# ---- Permits.
 
 
 def _stuck(examination: Examination) -> list[Any]:
-    """Limits all of whose permits are held by jobs of dead workers, or for long while others wait."""
-    statement = stuck_permits(
-        seconds=examination.thresholds.permits_held,
-        job=examination.store.job,
-    )
+    """Limits whose permits are all held by jobs of dead workers, or for a long time while other jobs wait."""
+    statement = stuck_permits(seconds=examination.thresholds.permits_held, job=examination.store.job)
     rows = examination.connection.execute(statement).all()
     awaited = _awaited_keys(examination, [row for row in rows if row.key is not None and not row.expired])
     return [row for row in rows if row.expired or _is_awaited(examination, row, awaited)]
 
 
 def _awaited_keys(examination: Examination, rows: Sequence[Any]) -> set[tuple[str, str, str]]:
-    """Those of these keys that have ready jobs."""
+    """The keys among these that have ready jobs."""
     if not rows:
         return set()
     owners, names, keys = ([getattr(row, part) for row in rows] for part in ("owner", "name", "key"))
@@ -138,19 +137,19 @@ def _is_awaited(examination: Examination, row: Any, awaited: set[tuple[str, str,
     if row.key is not None:
         return (row.owner, row.name, row.key) in awaited
     if row.owner == "queue":
-        return any(one.due for one in examination.depths if one.queue == row.name)
+        return any(depth.due for depth in examination.depths if depth.queue == row.name)
     return any(task == row.name for _, task in examination.queued_tasks)
 
 
-def _held(stuck: Sequence[Any]) -> Iterator[_Ill]:
+def _held(stuck: Sequence[Any]) -> Iterator[Fault]:
     if lapsed := [row for row in stuck if row.expired]:
         names = listed([_permits(row) for row in lapsed], _NAMED)
-        advice = "any worker rescues them within seconds: start one, or see the log of those that run"
-        yield "problem", f"all permits are held by jobs whose lease has run out: {names}", advice
+        advice = "any worker rescues them within seconds: start use, or see the log of those that run"
+        yield "problem", f"all permits are held by jobs whose lease has expired: {names}", advice
     if long := [row for row in stuck if not row.expired]:
         names = listed([f"{_permits(row)[:-1]}, for {age(row.seconds)} or more)" for row in long], _NAMED)
         advice = "see whether their handlers hang (`sa-jobqueue show ID`); @task(timeout=...) ends such runs"
-        yield "notice", f"all permits have been held for long, and jobs wait for them: {names}", advice
+        yield "notice", f"all permits have been held for a long time, and jobs wait for them: {names}", advice
 
 
 def _permits(row: Any) -> str:
@@ -158,28 +157,26 @@ def _permits(row: Any) -> str:
     return f"{_named(row.owner, row.name, row.key)} ({row.used:,} of {row.limit:,}: job{'s' if row.used > 1 else ''} {ids})"
 
 
-# ---- names
+# ---- Names.
 
 
-def _unknown(examination: Examination, uses: Sequence[LimitUse]) -> Iterator[_Ill]:
-    """What operators have limited or paused, and nothing bears that name: no job of the last day, no schedule, no live worker."""
-    asked = [one for one in uses if one.held or one.paused is not None]
-    lost = [one for one in asked if not one.due and one.name not in _names(examination, one.owner)] if asked else []
-    # Without workers, or where one does not say which tasks it knows, any may be known.
+def _unknown(examination: Examination, uses: Sequence[LimitUse]) -> Iterator[Fault]:
+    """Limited or paused names that no job of the last day, no schedule and no live worker has."""
+    asked = [use for use in uses if use.held or use.paused is not None]
+    lost = [use for use in asked if not use.due and use.name not in _names(examination, use.owner)] if asked else []
+    # Without workers, or with a worker that does not list its tasks, any task may be known.
     if not examination.abilities or not lost:
         return
     if not all(worker.tasks for worker in examination.abilities):
-        lost = [one for one in lost if one.owner == "queue"]
+        lost = [use for use in lost if use.owner == "queue"]
     if lost:
-        names = listed([_named(one.owner, one.name, None) for one in lost])
-        advice = (
-            "see whether the name is right; `sa-jobqueue limits remove NAME` and `resume NAME` take back what was said"
-        )
+        names = listed([_named(use.owner, use.name, None) for use in lost])
+        advice = "check the name; `sa-jobqueue limits remove NAME` and `resume NAME` undo the change"
         yield "notice", f"limited or paused, but no job, schedule or live worker has that name: {names}", advice
 
 
 def _names(examination: Examination, owner: str) -> set[str]:
-    """The names of queues or tasks that there are."""
+    """The names of known queues or tasks."""
     tables = examination.store.tables
     at = 0 if owner == "queue" else 1
     used = {pair[at] for pair in examination.queued_tasks}
@@ -193,12 +190,12 @@ def _names(examination: Examination, owner: str) -> set[str]:
     return used | {row.queue for row in examination.connection.execute(counted)}
 
 
-def _long_rings(rings: Mapping[str, int]) -> list[str]:
-    not_all = sum(rings.values()) >= CAP  # each was counted up to its share
+def _busy_queues(keys_by_queue: Mapping[str, int]) -> list[str]:
+    not_all = sum(keys_by_queue.values()) >= CAP  # each was counted up to its share
 
     def of(name: str, number: int) -> str:
         return f"{KEYS - 1:,}+ in {name}" if number == KEYS else f"{number:,}{'+' if not_all else ''} in {name}"
 
-    long = sorted(((number, name) for name, number in rings.items() if number >= _MANY_KEYS), reverse=True)
-    said = [of(escaped(name), number) for number, name in long]
-    return [f"keys that take turns: {listed(said, _NAMED)}"] if said else []
+    long = sorted(((number, name) for name, number in keys_by_queue.items() if number >= _MANY_KEYS), reverse=True)
+    detail = [of(escaped(name), number) for number, name in long]
+    return [f"keys that take turns: {listed(detail, _NAMED)}"] if detail else []

@@ -1,4 +1,4 @@
-"""What is dead in the tables, how large they and their indexes are, and whether vacuum comes."""
+"""The tables: dead rows, vacuum, bloat, indexes, sequences, transaction ids, the archive, and the plans of statements."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from ...sql.archived import archive_months, archive_needs
 from ...sql.claims import claim_jobs, due_jobs
 from ...sql.complete import complete_jobs, delete_completed
 from ..examination import Examination
-from ..finding import LEVELS, Finding, Level, beyond, found
+from ..finding import LEVELS, Fault, Finding, Level, beyond, found
 from ..plans import Reading, planned_as_worker, readings
 
-_Ill = list[tuple[Level, str, str]]
 _OF_PRIMARY = "this is a standby: the primary counts its rows"
 
 
@@ -27,40 +26,40 @@ def _shown(rows: int) -> str:
 
 
 def check_dead_rows(examination: Examination) -> Finding:
-    """Rows that were deleted or replaced, and that vacuum has not removed."""
+    """Deleted or replaced rows that vacuum has not removed."""
     if examination.server.in_recovery:
         return Finding("dead-rows", "ok", _OF_PRIMARY)
-    ill: _Ill = []
+    faults: list[Fault] = []
     for table in examination.tables:
         level = beyond(table.dead, examination.thresholds.dead_rows)
         if level != "ok":
-            advice = f"see what `snapshot` and `vacuum` say; then `VACUUM {examination.table(table.name)}`"
-            ill.append((level, f"{table.name} has {_shown(table.dead)} beside {table.live:,} live ones", advice))
+            advice = f"see the checks `snapshot` and `vacuum`; then `VACUUM {examination.table(table.name)}`"
+            faults.append((level, f"{table.name} has {_shown(table.dead)} and {table.live:,} live rows", advice))
     dead = sum(table.dead for table in examination.tables)
-    return found("dead-rows", f"{_shown(dead)} in all tables", *ill, rows=dead)
+    return found("dead-rows", f"{_shown(dead)} in all tables", *faults, rows=dead)
 
 
 def check_vacuum(examination: Examination) -> Finding:
-    """Whether autovacuum is on, and comes."""
+    """Whether autovacuum is on, and runs."""
     if examination.server.in_recovery:
         return Finding("vacuum", "ok", _OF_PRIMARY)
-    ill: _Ill = []
+    faults: list[Fault] = []
     if not examination.server.autovacuum:
         advice = "`ALTER SYSTEM SET autovacuum = on`, then `SELECT pg_reload_conf()`"
-        ill.append(("problem", "autovacuum is off on this server", advice))
+        faults.append(("problem", "autovacuum is off on this server", advice))
     for table in examination.tables:
         name = examination.table(table.name)
         if not table.autovacuum:
             advice = f"`ALTER TABLE {name} RESET (autovacuum_enabled)`"
-            ill.append(("problem", f"autovacuum is off for {table.name}", advice))
+            faults.append(("problem", f"autovacuum is off for {table.name}", advice))
         elif table.dead >= 2 * table.vacuum_at(examination.server.settings) and _long_ago(table, examination):
             last = "was never vacuumed" if table.since_vacuum is None else f"was vacuumed {age(table.since_vacuum)} ago"
-            advice = f"`VACUUM (VERBOSE) {name}` says why; allow autovacuum more workers or a higher cost limit"
-            ill.append(("problem", f"{table.name} {last}, and has {_shown(table.dead)}", advice))
+            advice = f"`VACUUM (VERBOSE) {name}` shows why; allow autovacuum more workers or a higher cost limit"
+            faults.append(("problem", f"{table.name} {last}, and has {_shown(table.dead)}", advice))
     jobs = _jobs(examination)
     since = None if jobs is None else jobs.since_vacuum
-    well = "autovacuum is on; job was " + ("not vacuumed yet" if since is None else f"vacuumed {age(since)} ago")
-    return found("vacuum", well, *ill, seconds=since)
+    summary = "autovacuum is on; job was " + ("not vacuumed yet" if since is None else f"vacuumed {age(since)} ago")
+    return found("vacuum", summary, *faults, seconds=since)
 
 
 def _long_ago(table: TableSize, examination: Examination) -> bool:
@@ -76,42 +75,46 @@ def _jobs(examination: Examination) -> TableSize | None:
 
 
 def check_bloat(examination: Examination) -> Finding:
-    """Space of tables and indexes that holds no live row, as the statistics of the last analyze let expect."""
+    """Space of tables and indexes without live rows, estimated from the statistics of the last analyze."""
     if examination.server.in_recovery:
         return Finding("bloat", "ok", _OF_PRIMARY)
     limits = examination.thresholds
-    ill: _Ill = []
+    faults: list[Fault] = []
     measured: list[TableSize | IndexSize] = [*examination.tables, *examination.indexes]
-    for one in measured:
-        if not one.needed_bytes or one.bloat_bytes < limits.bloat_bytes[0]:
+    for relation in measured:
+        if not relation.needed_bytes or relation.bloat_bytes < limits.bloat_bytes[0]:
             continue
-        ratio = one.bytes / one.needed_bytes
-        both = beyond(ratio, limits.bloat_ratio), beyond(one.bloat_bytes, limits.bloat_bytes)
+        ratio = relation.bytes / relation.needed_bytes
+        both = beyond(ratio, limits.bloat_ratio), beyond(relation.bloat_bytes, limits.bloat_bytes)
         level = LEVELS[min(map(LEVELS.index, both))]
         if level == "ok":
             continue
-        name = examination.table(one.name)
-        is_table = isinstance(one, TableSize)
+        name = examination.table(relation.name)
+        is_table = isinstance(relation, TableSize)
         advice = (
             f"when the workers are stopped: `VACUUM FULL {name}`; or pg_repack"
             if is_table
             else f"`REINDEX INDEX CONCURRENTLY {name}`"
         )
-        said = f"{one.name} has {size(one.bytes)}, {ratio:.0f} times what its rows need by estimate"
-        ill.append((level, said, advice))
+        detail = f"{relation.name} has {size(relation.bytes)}, {ratio:.0f} times the estimated need of its rows"
+        faults.append((level, detail, advice))
     total = sum(table.bytes + table.index_bytes + table.toast_bytes for table in examination.tables)
-    wasted = sum(one.bloat_bytes for one in measured)
-    well = f"tables and indexes have {size(total)}, of which {size(wasted)} hold no live row by estimate"
-    return found("bloat", well, *ill, bytes=total, wasted=wasted)
+    wasted = sum(relation.bloat_bytes for relation in measured)
+    summary = f"tables and indexes have {size(total)}, with an estimated bloat of {size(wasted)}"
+    return found("bloat", summary, *faults, bytes=total, wasted=wasted)
 
 
 def check_indexes(examination: Examination) -> Finding:
-    """Whether each index is there and valid."""
+    """Whether each index exists and is valid."""
     ours = {
         table.name: {
             f"{table.name}_pkey",
             *(str(index.name) for index in table.indexes),
-            *(str(one.name) for one in table.constraints if one.__visit_name__ == "unique_constraint"),
+            *(
+                str(constraint.name)
+                for constraint in table.constraints
+                if constraint.__visit_name__ == "unique_constraint"
+            ),
         }
         for table in Base.metadata.tables.values()
     }
@@ -119,132 +122,132 @@ def check_indexes(examination: Examination) -> Finding:
     tables = {table.name for table in examination.tables}
     missing = sorted(name for table in tables & ours.keys() for name in ours[table] - there)
     invalid = [index for index in examination.indexes if not (index.valid and index.ready)]
-    ill: _Ill = []
+    faults: list[Fault] = []
     if missing:
-        ill.append(
+        faults.append(
             (
                 "problem",
                 f"missing: {listed(missing)}",
-                "make it again: `sa-jobqueue migrate --sql` shows its CREATE INDEX; add CONCURRENTLY",
+                "recreate it: `sa-jobqueue migrate --sql` shows its CREATE INDEX; add CONCURRENTLY",
             )
         )
     for index in invalid:
         if index.building:
-            ill.append(("notice", f"{index.name} is being built", "wait for the end of CREATE INDEX CONCURRENTLY"))
+            faults.append(("notice", f"{index.name} is being built", "wait for the end of CREATE INDEX CONCURRENTLY"))
             continue
         name = examination.table(index.name)
         expected = index.name in ours.get(index.table, set())
         advice = f"`REINDEX INDEX CONCURRENTLY {name}`" if expected else f"`DROP INDEX CONCURRENTLY {name}`"
-        ill.append(("problem", f"{index.name} is not valid: an index that is written, and never read", advice))
+        faults.append(("problem", f"{index.name} is not valid: it is written, and never read", advice))
     claim = next((index for index in examination.indexes if index.name == "job_claim_idx"), None)
     total = sum(index.bytes for index in examination.indexes)
-    well = f"all {len(there)} are there and valid" + (f"; job_claim_idx has {size(claim.bytes)}" if claim else "")
-    return found("indexes", well, *ill, bytes=total, missing=len(missing), invalid=len(invalid))
+    summary = f"all {len(there)} exist and are valid" + (f"; job_claim_idx has {size(claim.bytes)}" if claim else "")
+    return found("indexes", summary, *faults, bytes=total, missing=len(missing), invalid=len(invalid))
 
 
 def check_sequences(examination: Examination) -> Finding:
-    """Whether the next id of each table is new. Logical replication and a restore of rows alone leave sequences behind."""
-    ill: _Ill = []
+    """Whether the next id of each table is new. Logical replication and a restore of rows leave sequences behind."""
+    faults: list[Fault] = []
     for sequence in examination.next_ids:
         if sequence.next <= sequence.highest:
             name = examination.table(sequence.table)
             text = name.replace("'", "''")
             advice = f"`SELECT setval(pg_get_serial_sequence('{text}', 'id'), max(id) + 100000) FROM {name}`"  # noqa: S608
-            said = f"the next id of {sequence.table} is {sequence.next:,}, and its rows go up to {sequence.highest:,}: INSERTs fail"
-            ill.append(("problem", said, advice))
-    return found("sequences", "the next id of each table is new", *ill, behind=len(ill))
+            detail = f"the next id of {sequence.table} is {sequence.next:,}, and its highest id is {sequence.highest:,}: INSERTs fail"
+            faults.append(("problem", detail, advice))
+    return found("sequences", "the next id of each table is new", *faults, behind=len(faults))
 
 
 def check_frozen_age(examination: Examination) -> Finding:
-    """How old the oldest row is, in transactions: the server stops where that would overflow."""
+    """The age of the oldest row in transactions: the server stops before it overflows."""
     server, limits = examination.server, examination.thresholds.frozen_age
     oldest = max((table.frozen_age for table in examination.tables), default=0)
-    ill: _Ill = []
+    faults: list[Fault] = []
     for transactions, what, command in (
         (oldest, "the oldest row of the queue's tables", "VACUUM (FREEZE) of the table that is oldest"),
         (server.frozen_age, "the oldest row of this database", "`vacuumdb --all --freeze`"),
     ):
         level = beyond(transactions / server.freeze_max_age, limits)
         if level != "ok":
-            advice = f"end what holds old snapshots back (see `snapshot`), then {command}"
-            ill.append(
+            advice = f"end sessions that hold old snapshots (see `snapshot`), then {command}"
+            faults.append(
                 (level, f"{what} is {transactions:,} transactions old, and autovacuum has not frozen it", advice)
             )
             break
-    well = f"the oldest row is {server.frozen_age:,} transactions old"
-    return found("frozen-age", well, *ill, transactions=server.frozen_age, of_tables=oldest)
+    summary = f"the oldest row is {server.frozen_age:,} transactions old"
+    return found("frozen-age", summary, *faults, transactions=server.frozen_age, of_tables=oldest)
 
 
-# ---- The archive: whether its months are there, and how large it is.
+# ---- The archive.
 
 
 def check_archive(examination: Examination) -> Finding:
-    """Workers make this month's table and the next one's, if there are tasks whose jobs are archived."""
+    """Workers make the tables of this month and the next, if jobs of any task are archived."""
     task, connection = examination.store.tables.archived_task, examination.connection
     tasks = connection.scalar(sa.select(sa.func.count()).select_from(task)) or 0
     months = connection.execute(archive_months(schema=examination.schema)).all()
     there = {row.month for row in months}
     rows, total = sum(row.rows for row in months), sum(row.bytes for row in months)
-    ill: list[tuple[Level, str, str]] = []
+    faults: list[Fault] = []
     if tasks:
         needs = connection.execute(archive_needs()).one()
         advice = (
             "workers make it: start one, or see its log; the owner of the schema needs the right to create tables in it"
         )
         if needs.this_month not in there:
-            said = f"there is no table for {needs.this_month}: jobs that finish in this month cannot be moved"
-            ill.append(("problem", said, advice))
+            detail = f"there is no table for {needs.this_month}: jobs that finish in this month cannot be moved"
+            faults.append(("problem", detail, advice))
         elif needs.next_month not in there:
-            ill.append(("notice", f"there is no table for {needs.next_month} yet", advice))
-    well = (
+            faults.append(("notice", f"there is no table for {needs.next_month} yet", advice))
+    summary = (
         "no task's jobs are archived"
         if not tasks
         else f"jobs of {tasks:,} task name{'' if tasks == 1 else 's'} are archived"
     )
     if months:
-        well += f"; {len(months):,} month{'' if len(months) == 1 else 's'} from {months[0].month} on have about {rows:,} jobs, {size(total)}"
+        summary += f"; {len(months):,} month{'' if len(months) == 1 else 's'} from {months[0].month} on have about {rows:,} jobs, {size(total)}"
     numbers = {"tasks": tasks, "months": len(months), "rows": rows, "bytes": total}
-    return found("archive", well, *ill, **{name: float(value) for name, value in numbers.items()})
+    return found("archive", summary, *faults, **{name: float(value) for name, value in numbers.items()})
 
 
-# ---- The plans of the claim and of the completion: by index, or by walking over the table.
+# ---- The plans of the claim and of the completion: by index, or by reading the whole table.
 
 _NOT_ALLOWED = "42501"
-#: What a claim probes once, to see that its queues have no jobs with keys.
+#: Indexes that a claim probes once, to see whether its queues have jobs with keys.
 _KEYS = {"job_key_ready_idx", "job_key_later_idx"}
 _CLAIM = {"job_claim_idx", "job_pkey", "unique_key_pkey", *_KEYS}
 _COMPLETION = {"job_running_idx", "job_pkey", "unique_key_pkey"}
 _MEND = (
-    "see what `indexes` says, then `ANALYZE {table}`; restart the workers, which keep their plans; if it stays so, "
+    "see the check `indexes`, then `ANALYZE {table}`; restart the workers, which keep their plans; if it stays so, "
     "report it with this output"
 )
 
 
 def check_plans(examination: Examination) -> Finding:
-    """How the server plans them now, with a worker's settings. Nothing is executed."""
+    """The server's current plans, with a worker's settings. Nothing is executed."""
     good: list[str] = []
-    ill: list[tuple[Level, str, str]] = []
+    faults: list[Fault] = []
     hidden: list[str] = []
     with planned_as_worker(examination.connection):
         for name, statement, first, allowed in _statements(examination.store.job):
-            said, bad = _judged(examination, name, statement, first, allowed)
+            detail, bad = _judged(examination, name, statement, first, allowed)
             if bad == "notice":
                 hidden.append(name)
             elif bad:
                 table = examination.table(examination.store.job.__tablename__)
-                ill.append((bad, said, _MEND.format(table=table)))
-            elif said:
-                good.append(said)
+                faults.append((bad, detail, _MEND.format(table=table)))
+            elif detail:
+                good.append(detail)
     if hidden:
-        ill.append(("notice", "; ".join([*good, f"this role cannot see the plans of {listed(hidden)}"]), _ROLE))
-    return found("plans", "; ".join(good), *ill, problems=sum(one[0] == "problem" for one in ill))
+        faults.append(("notice", "; ".join([*good, f"this role cannot see the plans of {listed(hidden)}"]), _ROLE))
+    return found("plans", "; ".join(good), *faults, problems=sum(level == "problem" for level, *_ in faults))
 
 
 _ROLE = "run doctor with a role that can work, as the workers have"
 
 
 def _statements(job: type[JobMixin]) -> list[tuple[str, Any, str, set[str]]]:
-    """What is explained, the index that it must read, and all that it may read."""
+    """Statements, the index that each must read, and all indexes that it may read."""
     claim = claim_jobs(worker="doctor", queues={"default": 1}, lease=60.0, job=job)
     complete = complete_jobs(ids=[1], tokens=[1], retain=[60.0], job=job)
     both = complete_jobs(ids=[1], tokens=[1], retain=[60.0], claim=claim, job=job)
@@ -260,7 +263,7 @@ def _statements(job: type[JobMixin]) -> list[tuple[str, Any, str, set[str]]]:
 def _judged(
     examination: Examination, name: str, statement: Any, first: str, allowed: set[str]
 ) -> tuple[str, Level | None]:
-    """What is to be said about the plan, and how bad it is; a notice where this role may not see it."""
+    """A description of the plan, and its level; a notice if this role may not see it."""
     try:
         nodes = readings(examination.connection, statement)
     except DBAPIError as error:
@@ -268,25 +271,27 @@ def _judged(
             raise
         if name != "the claim":
             return "", "notice"
-        # What it reads can be planned without the right to lock.
+        # The read part of the claim can be planned without the right to lock.
         reading = due_jobs(queues={"default": 1}, job=examination.store.job)
         nodes = readings(examination.connection, reading, locks=False)
     return _words(name, nodes, first, allowed)
 
 
 def _words(name: str, nodes: Sequence[Reading], first: str, allowed: set[str]) -> tuple[str, Level | None]:
-    nodes = [one for one in nodes if one.table != LimitRow.__tablename__]  # a claim reads all of its few rows
-    walks = [one for one in nodes if not one.narrowed or one.index is None]
+    nodes = [node for node in nodes if node.table != LimitRow.__tablename__]  # a claim reads all of its few rows
+    walks = [node for node in nodes if not node.narrowed or node.index is None]
     if walks:
         how = listed(
             [
-                f"walks over all of {one.index}" if one.index else f"{one.node.lower()} of the whole table {one.table}"
-                for one in walks
+                f"walks over all of {node.index}"
+                if node.index
+                else f"{node.node.lower()} of the whole table {node.table}"
+                for node in walks
             ]
         )
         return f"{name}: {how}", "problem"
     # In the order of reading, but for the probes, which come last.
-    names = sorted(dict.fromkeys(one.index for one in nodes if one.index), key=_KEYS.__contains__)
+    names = sorted(dict.fromkeys(node.index for node in nodes if node.index), key=_KEYS.__contains__)
     if first not in names or not set(names) <= allowed:
         return f"{name} reads {listed(names)} instead of {first}", "problem"
     return f"{name} reads {' and '.join(names)}", None

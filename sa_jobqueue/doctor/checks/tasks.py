@@ -1,4 +1,4 @@
-"""The tasks: those that no worker knows, those whose time limits do not fit, and those whose jobs fail."""
+"""Tasks that no worker knows, whose time limits do not fit, or whose jobs fail; and schedules."""
 
 from __future__ import annotations
 
@@ -13,42 +13,38 @@ from ...sql.parts import in_seconds
 from ...sql.workers import serves
 from ...util.log import escaped, one_line
 from ..examination import Examination
-from ..finding import Finding, Level, Thresholds, beyond, found
-
-_Ill = list[tuple[Level, str, str]]
+from ..finding import Fault, Finding, Level, Thresholds, beyond, found
 
 _HOUR, _DAY = timedelta(hours=1), timedelta(days=1)
-#: Seconds: a time limit up to this is never too far away.
+#: Seconds: a time limit up to this is never too long.
 _SHORT = 300.0
 
 
 def check_tasks(examination: Examination) -> Finding:
-    """Queued jobs and schedules of tasks that no live worker of their queue knows, nor the application where one is given."""
+    """Queued jobs and schedules of tasks that no live worker of their queue knows, or that the given application does not have."""
     queued = _queued(examination)
     queues = {queue for queue, _ in queued} | {queue for worker in examination.abilities for queue in worker.queues}
     known = {queue: tasks for queue in queues if (tasks := _known(examination, queue))}
-    # What a queue without workers lacks is another check's, and a worker that says nothing of its tasks may know any.
-    lost = [one for one in queued if one[0] in known and one[1] not in known[one[0]]]
-    ill: _Ill = []
+    # Queues without workers are the subject of another check, and a worker that does not list its tasks may know any task.
+    lost = [(queue, task) for queue, task in queued if queue in known and task not in known[queue]]
+    faults: list[Fault] = []
     if lost:
         names = listed([f"{escaped(task)} in {escaped(queue)}" for queue, task in lost])
         advice = "start workers whose --app has these tasks, or give the task its old name: @task(aliases=[...])"
-        ill.append(("problem", f"no live worker knows the task: {names}", advice))
+        faults.append(("problem", f"no live worker knows the task: {names}", advice))
     if examination.tasks is not None:
         missing = listed([escaped(task) for task in sorted({task for _, task in queued} - examination.tasks)])
         if missing:
             advice = "do not deploy it yet" + (
                 "" if lost else "; give a renamed task its old name: @task(aliases=[...])"
             )
-            ill.append(("problem", f"the application of --app does not have: {missing}", advice))
-    well = (
-        "every queued task is known to a worker of its queue" if known else "no live worker says which tasks it knows"
-    )
-    return found("tasks", well, *ill, unknown=len(lost))
+            faults.append(("problem", f"the application of --app does not have: {missing}", advice))
+    summary = "every queued task is known to a worker of its queue" if known else "no live worker lists its tasks"
+    return found("tasks", summary, *faults, unknown=len(lost))
 
 
 def _queued(examination: Examination) -> list[tuple[str, str]]:
-    """Queue and task of jobs that wait, and of schedules that will enqueue some."""
+    """Queue and task of queued jobs and of active schedules."""
     tables = examination.store.tables
     active = tables.schedule.paused_at.is_(None)
     planned = examination.connection.execute(sa.select(tables.schedule.queue, tables.schedule.task).where(active))
@@ -56,7 +52,7 @@ def _queued(examination: Examination) -> list[tuple[str, str]]:
 
 
 def _known(examination: Examination, queue: str) -> set[str]:
-    """The names of tasks that the workers of a queue know; empty, if there are no workers or one says nothing."""
+    """The names of tasks that the workers of a queue know; empty without workers, or if a worker does not list its tasks."""
     known = [_names(worker) for worker in examination.abilities if serves(worker.queues, queue)]
     return set[str]().union(*known) if all(known) else set()
 
@@ -75,54 +71,54 @@ def _aliases(about: Any) -> list[str]:
 
 
 def check_timeouts(examination: Examination) -> Finding:
-    """Each task's timeout and its workers' lease beside the time that 99 % of its runs stay within, as counted in the last day."""
+    """Whether each task's timeout and lease fit the time within which 99 % of its runs of the last day ended."""
     limits = examination.thresholds
-    ill: _Ill = []
-    looked = 0
+    faults: list[Fault] = []
+    checked = 0
     for row in examination.stats(_DAY):
         runs = sum(row.runs)
         about = examination.task_settings.get(row.task)
         if about is None or runs < max(limits.runs, 1):
             continue
-        looked += 1
+        checked += 1
         timeout, lease = about
-        ill += _judged(row, timeout, lease, limits)
-    tasks = f"{looked} task{'' if looked == 1 else 's'}"
-    well = f"timeouts and leases fit the runs of {tasks}" if looked else "too few runs were counted yet"
-    return found("timeouts", well, *ill, tasks=looked)
+        faults += _judged(row, timeout, lease, limits)
+    tasks = f"{checked} task{'' if checked == 1 else 's'}"
+    summary = f"timeouts and leases fit the runs of {tasks}" if checked else "too few runs were counted yet"
+    return found("timeouts", summary, *faults, tasks=checked)
 
 
-def _judged(row: Any, timeout: float | None, lease: float | None, limits: Thresholds) -> _Ill:
+def _judged(row: Any, timeout: float | None, lease: float | None, limits: Thresholds) -> list[Fault]:
     p99 = quantile(row.runs, 0.99) or 0.0
     took = f"{escaped(row.task)}: 99 % of its runs end within {duration(p99)}"
-    ill: _Ill = []
+    faults: list[Fault] = []
     if timeout is not None and p99 >= limits.timeout_near * timeout:
-        # Certain where the whole bucket is above it: a quantile is guessed within its bucket. Most timeouts are bounds of buckets,
-        # so that runs which they stop are counted in the next one.
+        # It is certain only if the whole bucket is above the limit, because a quantile is estimated within its bucket. Most timeouts
+        # are bounds of buckets, so that runs which they stop are counted in the next bucket.
         level: Level = "problem" if _at_least(row.runs) >= limits.timeout_near * timeout else "notice"
-        advice = f"look for what is slow, or give it more: @task(timeout={max(2 * timeout, 1):g})"
-        if p99 > timeout:  # as guessed within a bucket that the timeout is in
+        advice = f"find out why it is slow, or allow more time: @task(timeout={max(2 * timeout, 1):g})"
+        if p99 > timeout:  # as estimated within the timeout's bucket
             may = "reach" if _at_least(row.runs) >= timeout else "may reach"
             took_long = f"{escaped(row.task)}: the slowest 1 % of its runs {may} its timeout of {duration(timeout)}"
-            ill.append((level, took_long, advice))
+            faults.append((level, took_long, advice))
         else:
-            ill.append((level, f"{took}, and its timeout is {duration(timeout)}", advice))
+            faults.append((level, f"{took}, and its timeout is {duration(timeout)}", advice))
     if timeout is not None and timeout > max(limits.timeout_far * p99, _SHORT):
-        advice = f"a handler that hangs is stopped only then: @task(timeout={max(10 * p99, 1):.0f}), say"
-        ill.append(("notice", f"{took}, and its timeout is {duration(timeout)}", advice))
+        advice = f"a hanging handler is stopped only after the timeout: use @task(timeout={max(10 * p99, 1):.0f}), for example"
+        faults.append(("notice", f"{took}, and its timeout is {duration(timeout)}", advice))
     if timeout is None and lease is not None and p99 > limits.lease_far * lease:
-        advice = "a handler that hangs keeps its slot and its lease for ever: @task(timeout=...)"
-        ill.append(("notice", f"{took}, and it has no timeout", advice))
+        advice = "a hanging handler keeps its slot and its lease forever: @task(timeout=...)"
+        faults.append(("notice", f"{took}, and it has no timeout", advice))
     if lease is not None and lease > max(limits.timeout_far * p99, _SHORT):
         advice = (
-            "after a crash its jobs wait for so long: `sa-jobqueue work --lease 60`; leases of running jobs are renewed"
+            "after a crash its jobs wait this long: `sa-jobqueue work --lease 60`; leases of running jobs are renewed"
         )
-        ill.append(("notice", f"{took}, and the lease is {age(lease)}", advice))
-    return ill
+        faults.append(("notice", f"{took}, and the lease is {age(lease)}", advice))
+    return faults
 
 
 def _at_least(runs: list[int]) -> float:
-    """The lower bound of the bucket that the p99 is in."""
+    """The lower bound of the p99's bucket."""
     rank, below = 0.99 * sum(runs), 0
     for number, count in enumerate(runs):
         below += count
@@ -132,9 +128,9 @@ def _at_least(runs: list[int]) -> float:
 
 
 def check_failures(examination: Examination) -> Finding:
-    """The part of each task's jobs that failed for good in the last hour, and outcomes that came too late to be written."""
+    """The share of each task's jobs that failed for good in the last hour, and outcomes that came too late to be written."""
     limits, most = examination.thresholds.failures, examination.thresholds.failed_jobs
-    ill: _Ill = []
+    faults: list[Fault] = []
     failed = lost = 0
     for row in examination.stats(_HOUR):
         failed, lost = failed + row.failed, lost + row.lost
@@ -146,23 +142,23 @@ def check_failures(examination: Examination) -> Finding:
                 f"`sa-jobqueue list --status failed --task {name}` shows the errors; "
                 f"`sa-jobqueue retry --task {name}` runs them again"
             )
-            ill.append((level, f"{name}: {row.failed:,} of {ended:,} jobs failed for good", advice))
+            faults.append((level, f"{name}: {row.failed:,} of {ended:,} jobs failed for good", advice))
     if lost:
-        advice = "their leases had run out, so they ran twice: look in the workers' logs for blocked loops and lost connections"
-        ill.append(("notice", f"{lost:,} outcome{'' if lost == 1 else 's'} came too late to be written", advice))
-    well = (
+        advice = "their leases had run out, so they ran twice: search the workers' logs for blocked loops and lost connections"
+        faults.append(("notice", f"{lost:,} outcome{'' if lost == 1 else 's'} came too late to be written", advice))
+    summary = (
         f"{jobs_of(failed)} failed for good in the last hour" if failed else "no job failed for good in the last hour"
     )
-    return found("failures", well, *ill, failed=failed, lost=lost)
+    return found("failures", summary, *faults, failed=failed, lost=lost)
 
 
-# ---- Schedules that do not enqueue what they should.
+# ---- Schedules that do not enqueue their jobs.
 
 _MOST = 100
 
 
 def check_schedules(examination: Examination) -> Finding:
-    """Those whose time has passed, that have an error, or that were paused because their jobs failed."""
+    """Schedules whose time has passed, that have an error, or that were paused because their jobs failed."""
     schedule = examination.store.tables.schedule
     late = schedule.due_at < in_seconds(-examination.thresholds.seen, name="seen_seconds")
     active = schedule.paused_at.is_(None)
@@ -178,15 +174,15 @@ def check_schedules(examination: Examination) -> Finding:
     behind = [escaped(row.name) for row in rows if row.late]
     failing = [f"{escaped(row.name)} ({escaped(one_line(row.error))})" for row in rows if row.error]
     paused = [escaped(row.name) for row in rows if row.paused_by == "failures"]
-    ill: list[tuple[Level, str, str]] = []
+    faults: list[Fault] = []
     if behind:
-        advice = "start a worker that declares or serves them: any worker enqueues the jobs of all schedules"
-        ill.append(("problem", f"no worker has looked at what is due: {listed(behind)}", advice))
+        advice = "start a worker: any worker enqueues the jobs of all schedules"
+        faults.append(("problem", f"no worker has enqueued due jobs of: {listed(behind)}", advice))
     if failing:
-        advice = "mend the rule or the task's options; `sa-jobqueue schedule list` shows the whole error"
-        ill.append(("problem", f"not enqueued because of an error: {listed(failing, 3)}", advice))
+        advice = "correct the rule or the task's options; `sa-jobqueue schedule list` shows the whole error"
+        faults.append(("problem", f"not enqueued because of an error: {listed(failing, 3)}", advice))
     if paused:
         advice = "see why its jobs fail (`sa-jobqueue list --status failed`), then `sa-jobqueue schedule resume NAME`"
-        ill.append(("problem", f"paused because its jobs failed: {listed(paused)}", advice))
-    well = "there are no schedules" if not number else f"{number} {'is' if number == 1 else 'are'} in time"
-    return found("schedules", well, *ill, schedules=number, behind=len(behind), paused=len(paused))
+        faults.append(("problem", f"paused because its jobs failed: {listed(paused)}", advice))
+    summary = "there are no schedules" if not number else f"{number} {'is' if number == 1 else 'are'} in time"
+    return found("schedules", summary, *faults, schedules=number, behind=len(behind), paused=len(paused))
