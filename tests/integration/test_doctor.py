@@ -462,9 +462,9 @@ def test_a_workflow_that_is_behind_for_a_minute_is_a_notice(database_url: str) -
         served = look(database_url)["workflows"]
     assert (alone.level, served.level) == ("notice", "notice")
     assert alone.detail.startswith("no worker has read the events of: workflows 7, 8, the first for 1m")
-    assert alone.advice == "start a worker: any worker moves all workflows on"
+    assert alone.advice == "start a worker: any worker advances all workflows"
     assert served.detail.startswith("no worker has read the events of: workflow 7, the first for 1m")
-    assert "see the log of those that run" in served.advice
+    assert "see the workers' log" in served.advice
 
 
 def test_a_workflow_that_is_paused_for_a_day_is_named_and_no_problem(database_url: str) -> None:
