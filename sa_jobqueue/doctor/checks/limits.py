@@ -144,7 +144,7 @@ def _is_awaited(examination: Examination, row: Any, awaited: set[tuple[str, str,
 def _held(stuck: Sequence[Any]) -> Iterator[Fault]:
     if lapsed := [row for row in stuck if row.expired]:
         names = listed([_permits(row) for row in lapsed], _NAMED)
-        advice = "any worker rescues them within seconds: start use, or see the log of those that run"
+        advice = "any worker rescues them within seconds: start one, or see the workers' log"
         yield "problem", f"all permits are held by jobs whose lease has expired: {names}", advice
     if long := [row for row in stuck if not row.expired]:
         names = listed([f"{_permits(row)[:-1]}, for {age(row.seconds)} or more)" for row in long], _NAMED)
