@@ -1,11 +1,11 @@
-"""Sentry: jobs that fail become events, with the job's tags, and a trace goes from the enqueueing to the attempt.
+"""Sentry: failed jobs become events with the job's tags, and a trace leads from the enqueueing to the attempt.
 
     import sentry_sdk
     from sa_jobqueue.sentry import SaJobqueueIntegration
 
     sentry_sdk.init("https://...", integrations=[SaJobqueueIntegration()])
 
-The extra `sentry` brings what it needs. Call it in a module that `--app` imports, so that workers and their child processes do.
+The extra `sentry` installs the SDK. Call `init` in a module that `--app` imports, so that workers and their child processes call it.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _LEVELS = {"failed": "error", "retried": "warning"}
 
 
 class SaJobqueueIntegration(Integration):
-    """Reports jobs that have failed for good. `every_failure`: also attempts that are retried, as warnings.
+    """Reports jobs that have failed finally. `every_failure`: also attempts that are retried, as warnings.
 
-    `trace`: False leaves out what connects an attempt with its enqueueing, and its spans.
+    `trace`: False for no spans, and no connection of an attempt with its enqueueing.
     """
 
     identifier = "sa_jobqueue"
@@ -57,7 +57,7 @@ class SaJobqueueIntegration(Integration):
 
     @staticmethod
     def setup_once() -> None:
-        """Called by the SDK, once in a process. What is installed looks each time whether the integration is there."""
+        """Called by the SDK, once in a process. The installed functions check each time whether the integration is active."""
         add_middleware(_reporting)
         add_global_event_processor(_reporting.drop_duplicate)
 
@@ -69,10 +69,10 @@ def _integration() -> SaJobqueueIntegration | None:
 class _Reporting(Middleware):
     def __init__(self) -> None:
         self._open: set[int] = set()
-        """The jobs whose attempts are reported here. Any thread changes it, one step at a time."""
+        """The jobs whose attempts are reported here. Any thread changes it, by atomic steps."""
 
     def before_enqueue(self, call: Call) -> Call:
-        """Let the attempt be in the same trace."""
+        """Put the trace's headers into the call's meta."""
         integration = _integration()
         if integration is None or not integration.trace:
             return call
@@ -80,14 +80,14 @@ class _Reporting(Middleware):
             with sentry_sdk.start_span(op="queue.publish", name=call.task, origin=SaJobqueueIntegration.origin) as span:
                 _describe(span, {"messaging.system": _SYSTEM, "messaging.destination.name": call.queue})
                 headers = {"sentry-trace": sentry_sdk.get_traceparent(), "baggage": sentry_sdk.get_baggage()}
-                return call.with_meta(**{_META: {name: one for name, one in headers.items() if one}})
+                return call.with_meta(**{_META: {name: value for name, value in headers.items() if value}})
         except Exception as error:  # the job matters more than its trace
             logger.warning("task %s: its enqueueing is not traced: %r", call.task, error)
             return call
 
     @contextmanager
     def around(self, attempt: Attempt) -> Generator[None]:
-        """A scope of the attempt's own, and a transaction. What the handler captures itself has the job's tags, too."""
+        """A scope of the attempt's own, and a transaction. Events that the handler captures have the job's tags, too."""
         integration = _integration()
         if integration is None:
             yield
@@ -103,7 +103,7 @@ class _Reporting(Middleware):
             with _transaction(attempt):
                 try:
                     yield
-                except Signal as raised:  # an outcome, no error of the transaction's
+                except Signal as raised:  # an outcome, not an error of the transaction
                     signal = raised
             if signal is not None:
                 raise signal
@@ -118,29 +118,25 @@ class _Reporting(Middleware):
         integration = _integration()
         if error is None or isinstance(error, Signal) or integration is None or outcome not in integration.reported:
             return
-        event, hint = event_from_exception(
-            error,
-            client_options=sentry_sdk.get_client().options,
-            mechanism={"type": SaJobqueueIntegration.identifier, "handled": False},
+        options = sentry_sdk.get_client().options
+        mechanism = {"type": SaJobqueueIntegration.identifier, "handled": False}
+        event, hint = event_from_exception(error, client_options=options, mechanism=mechanism)
+        event.update(
+            {"level": _LEVELS[outcome], "fingerprint": [_SYSTEM, attempt.task, name_of(type(error))]}  # type: ignore[typeddict-item]
         )
-        changes: dict[str, Any] = {
-            "level": _LEVELS[outcome],
-            "fingerprint": [_SYSTEM, attempt.task, name_of(type(error))],
-        }
-        event.update(changes)  # type: ignore[typeddict-item]
         with use_isolation_scope(scope):
             DedupeIntegration.reset_last_seen()  # it has seen the exception in the worker's own log
             sentry_sdk.capture_event(event, hint=hint)
 
     def drop_duplicate(self, event: Any, hint: Mapping[str, Any]) -> Any:
-        """None for the event that the SDK makes of the line by which a worker logs a failure that is reported here, or of a
-        line that a child process has logged and reported.
+        """Drop, by None, the event that the SDK makes of a worker's log line about a failure that is reported here, or of a line
+        that a child process has logged and reported.
         """
         record = hint.get("log_record")
         if record is None or _integration() is None:
             return event
-        is_told = record.name == joblog.__name__ and getattr(record, "job_id", None) in self._open
-        return None if is_told or record.process not in (None, os.getpid()) else event
+        is_reported = record.name == joblog.__name__ and getattr(record, "job_id", None) in self._open
+        return None if is_reported or record.process not in (None, os.getpid()) else event
 
 
 _reporting = _Reporting()
@@ -150,21 +146,15 @@ def _fill(scope: Scope, attempt: Attempt) -> None:
     scope.clear_breadcrumbs()
     scope.set_transaction_name(attempt.task, source="task")
     scope.set_tags({"task": attempt.task, "queue": attempt.queue, "job_id": str(attempt.job_id)})
-    scope.set_context(
-        "job",
-        {
-            "attempt": attempt.attempt,
-            "max_attempts": attempt.max_attempts,
-            "rescues": attempt.rescues,
-            "enqueued_at": attempt.enqueued_at.isoformat(),
-            "waited": attempt.waited,
-        },
-    )
+    fields = ("attempt", "max_attempts", "rescues", "waited")
+    context = {name: getattr(attempt, name) for name in fields}
+    scope.set_context("job", {**context, "enqueued_at": attempt.enqueued_at.isoformat()})
 
 
 def _transaction(attempt: Attempt) -> Any:
     headers = attempt.meta.get(_META)
-    plain = {key: one for key, one in headers.items() if isinstance(one, str)} if isinstance(headers, dict) else {}
+    items = headers.items() if isinstance(headers, dict) else ()
+    plain = {key: value for key, value in items if isinstance(value, str)}
     made = sentry_sdk.continue_trace(
         plain, op="queue.process", name=attempt.task, source="task", origin=SaJobqueueIntegration.origin
     )

@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span where a job is enqueued, one for each attempt, the link between them, and metrics.
+"""OpenTelemetry: a span for each enqueueing and for each attempt, the link between them, and metrics.
 
     from sa_jobqueue.otel import SaJobqueueInstrumentor
 

@@ -1,4 +1,4 @@
-"""The instrumentor: what `opentelemetry-instrument` looks for, and what applications call."""
+"""The instrumentor: `opentelemetry-instrument` finds it, and applications call it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Metrics:
             meter.create_observable_counter(name, [callback], unit, description)
 
         counter(semconv.CONSUMED, "{message}", "Attempts that ended in this process.", _consumed)
-        counter(semconv.JOBS, "{job}", "Attempts by what came of them.", _by_outcome)
+        counter(semconv.JOBS, "{job}", "Attempts by outcome.", _by_outcome)
         counter(semconv.RUN_TIME, "s", "How long handlers ran, all together.", _run_time)
         counter(semconv.WAIT_TIME, "s", "How long jobs were due before they started, all together.", _wait_time)
         counter(semconv.RUNS, "{job}", "Jobs by the time that their handlers ran, at most `le` seconds.", _runs)
         counter(semconv.WAITS, "{job}", "Jobs by the time that they were due before, at most `le` seconds.", _waits)
 
     def _observations(self, observe: _Observe) -> Iterator[Observation]:
-        for one in totals() if self.active else ():
-            yield from observe(one, {semconv.DESTINATION: one.queue, semconv.TASK: one.task})
+        for tally in totals() if self.active else ():
+            yield from observe(tally, {semconv.DESTINATION: tally.queue, semconv.TASK: tally.task})
 
 
 def _consumed(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]:
@@ -78,7 +78,7 @@ def _waits(tally: TaskTally, labels: dict[str, str]) -> Iterator[Observation]:
 
 
 def _cumulative(counts: Sequence[int], labels: dict[str, str]) -> Iterator[Observation]:
-    """Each bucket with all below it."""
+    """The counts of each bucket and all buckets below it."""
     total = 0
     for bound, count in zip(_BOUNDS, counts, strict=True):
         total += count
@@ -90,21 +90,21 @@ _OPTIONS = frozenset({"tracer_provider", "meter_provider", "trace", "enqueue_spa
 
 
 class SaJobqueueInstrumentor(BaseInstrumentor):  # type: ignore[misc]
-    """Traces and counts the jobs of this process. `instrument()` begins, `uninstrument()` ends; there is one instrumentor.
+    """Traces and counts the jobs of this process. `instrument()` begins, `uninstrument()` ends; it is a singleton.
 
     Options of `instrument`: `tracer_provider` and `meter_provider`; the global providers by default. `trace`: whether an
-    attempt is in the trace of its enqueueing. "auto", the first attempt of a job is, if it begins within a minute; "child", each
-    is; "link", none is. Each attempt is linked to its enqueueing. `enqueue_spans`: False for no span of each enqueueing.
+    attempt is in the trace of its enqueueing: with "auto" the first attempt of a job, if it begins within a minute; with "child" each
+    attempt; with "link" none. Each attempt is linked to its enqueueing. `enqueue_spans`: False for no spans of enqueueings.
 
-    Call it before a worker starts. Raises ConfigurationError for an option that it does not have.
+    Call it before a worker starts. Raises ConfigurationError for an unknown option.
     """
 
     _tracing: Tracing | None = None
     _metrics: ClassVar[WeakKeyDictionary[MeterProvider, Metrics]] = WeakKeyDictionary()
-    """By provider: its instruments cannot be taken back, and no others of their names can be made."""
+    """By provider: its instruments cannot be removed, and their names cannot be used again."""
 
     def instrumentation_dependencies(self) -> Collection[str]:
-        """None: it comes with what it instruments."""
+        """No dependencies: the instrumentor comes with the library that it instruments."""
         return ()
 
     def _instrument(self, **options: Any) -> None:
@@ -119,7 +119,7 @@ class SaJobqueueInstrumentor(BaseInstrumentor):  # type: ignore[misc]
         self._tracing = Tracing(tracer, continues=trace, enqueue_spans=options.get("enqueue_spans", True))
         add_middleware(self._tracing)
         add_source(trace_fields)
-        # A worker claims, writes and renews for all jobs together: as spans, its statements would only be in the way.
+        # A worker claims, writes and renews for all jobs together: spans of its statements would not help.
         ServiceThread.inside.append(suppress_instrumentation)
         provider = options.get("meter_provider") or get_meter_provider()
         if provider not in self._metrics:

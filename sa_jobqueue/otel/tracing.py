@@ -24,16 +24,16 @@ logger = get_logger(__name__)
 
 Continue: TypeAlias = Literal["auto", "child", "link"]
 
-#: Where the context of the enqueueing is in a job's meta.
+#: The key in a job's meta of the context of its enqueueing.
 _META: Final = "otel"
-#: Seconds after its enqueueing until when an attempt still belongs to the trace: with "auto".
+#: Seconds after the enqueueing within which an attempt belongs to its trace: with "auto".
 _SOON: Final = 60.0
 _EMPTY: Final = Context()
 _ERRORS: Final = frozenset({"failed", "retried"})
 
 
 def trace_fields() -> Mapping[str, Any]:
-    """What log lines of a handler carry of the current span."""
+    """The ids of the current span, for the log lines of a handler."""
     context = trace.get_current_span().get_span_context()
     if not context.is_valid:
         return {}
@@ -43,7 +43,7 @@ def trace_fields() -> Mapping[str, Any]:
 class Tracing(Middleware):
     """Makes the spans. `continues`: whether an attempt is in the trace of its enqueueing, or only linked to it.
 
-    `enqueue_spans`: whether an enqueueing is a span of its own. Without it, an attempt is linked to the span that was current then.
+    `enqueue_spans`: whether an enqueueing has a span of its own. Otherwise an attempt is linked to the span that was current then.
     """
 
     def __init__(self, tracer: Tracer, *, continues: Continue, enqueue_spans: bool) -> None:
@@ -54,17 +54,17 @@ class Tracing(Middleware):
         outer = trace.get_current_span()
         context = outer.get_span_context()
         if context.is_valid and not context.is_remote and not outer.is_recording():
-            return call  # within what is not recorded: not to ask again for each job saves most of what one costs
+            return call  # in a trace that is not recorded: without asking again for each job most of the cost is saved
         if not is_instrumentation_enabled():
             return call
         try:
             return self._traced(call, is_recorded=outer.is_recording() or context.is_valid)
-        except Exception as error:  # of a sampler, a propagator; or what it wrote cannot be stored
+        except Exception as error:  # from a sampler or propagator; or the context cannot be stored
             logger.warning("task %s: its enqueueing is not traced: %r", call.task, error)
             return call
 
     def _traced(self, call: Call, *, is_recorded: bool) -> Call:
-        """`is_recorded`: whether the current span is, here or where the request came from."""
+        """`call` with its context. `is_recorded`: whether the current span is recorded, here or where the request came from."""
         if not self._enqueue_spans:
             return _with_context(call, None) if is_recorded else call
         name, attributes = _producer(call.queue)
@@ -82,29 +82,24 @@ class Tracing(Middleware):
         return _Processing(self, attempt)
 
     def start(self, attempt: Attempt) -> Context:
-        """Begin the attempt's span. Returns the context that the handler is to have."""
+        """Begin the attempt's span. Returns the context for the handler."""
         carrier = attempt.meta.get(_META)
         context, links = _EMPTY, None
         if isinstance(carrier, dict):
-            context = propagate.extract({key: one for key, one in carrier.items() if isinstance(one, str)}, _EMPTY)
+            texts = {key: value for key, value in carrier.items() if isinstance(value, str)}
+            context = propagate.extract(texts, _EMPTY)
             enqueued = trace.get_current_span(context).get_span_context()
             if enqueued.is_valid:
                 links = [Link(enqueued)]
-                if not self._is_child(attempt):  # only its span is left out: baggage goes on
+                if not self._is_child(attempt):  # only the span is left out: baggage is kept
                     context = trace.set_span_in_context(trace.INVALID_SPAN, context)
         name, attributes = _consumer(attempt.queue)
         span = self._tracer.start_span(name, context, SpanKind.CONSUMER, attributes, links)
         if span.is_recording():
-            span.set_attributes(
-                {
-                    MESSAGE_ID: str(attempt.job_id),
-                    TASK: attempt.task,
-                    ATTEMPT: attempt.attempt,
-                    MAX_ATTEMPTS: attempt.max_attempts,
-                    RESCUES: attempt.rescues,
-                    WAIT: attempt.waited,
-                }
-            )
+            span.set_attributes({
+                MESSAGE_ID: str(attempt.job_id), TASK: attempt.task, ATTEMPT: attempt.attempt,
+                MAX_ATTEMPTS: attempt.max_attempts, RESCUES: attempt.rescues, WAIT: attempt.waited,
+            })  # fmt: skip
             attempt.at_end(lambda outcome, error: _end(span, outcome, error))
         return trace.set_span_in_context(span, context)
 
@@ -126,7 +121,7 @@ class _Processing:
     def __enter__(self) -> None:
         try:
             context = self._tracing.start(self._attempt)
-        except Exception as error:  # as above: the job matters more than its trace
+        except Exception as error:  # as in `before_enqueue`: the job matters more than its trace
             logger.warning("job %d is not traced: %r", self._attempt.job_id, error)
             context = _EMPTY
         self._token = attach(context)
@@ -139,7 +134,7 @@ class _Processing:
 
 @lru_cache(maxsize=1_000)
 def _producer(queue: str) -> tuple[str, dict[str, str]]:
-    """The name of a span, and what a sampler may decide by."""
+    """The name of an enqueueing's span, and the attributes by which a sampler may decide."""
     return _described(queue, ENQUEUE, CREATE)
 
 
@@ -149,12 +144,8 @@ def _consumer(queue: str) -> tuple[str, dict[str, str]]:
 
 
 def _described(queue: str, operation: str, kind: str) -> tuple[str, dict[str, str]]:
-    return f"{operation} {queue}", {
-        SYSTEM: SYSTEM_NAME,
-        DESTINATION: queue,
-        OPERATION_NAME: operation,
-        OPERATION_TYPE: kind,
-    }
+    attributes = {SYSTEM: SYSTEM_NAME, DESTINATION: queue, OPERATION_NAME: operation, OPERATION_TYPE: kind}
+    return f"{operation} {queue}", attributes
 
 
 def _end(span: Span, outcome: str, error: BaseException | None) -> None:
@@ -173,14 +164,8 @@ def _fail(span: Span, outcome: str, error: BaseException | None) -> None:
         return
     # Not `record_exception`: it fails where `str(error)` does, and the texts may be of any length.
     entry = describe(error)
-    span.add_event(
-        EXCEPTION,
-        {
-            EXCEPTION_TYPE: entry.type,
-            EXCEPTION_MESSAGE: entry.message,
-            EXCEPTION_TRACE: entry.traceback,
-        },
-    )
+    texts = {EXCEPTION_TYPE: entry.type, EXCEPTION_MESSAGE: entry.message, EXCEPTION_TRACE: entry.traceback}
+    span.add_event(EXCEPTION, texts)
     span.set_attribute(ERROR_TYPE, entry.type)
     span.set_status(Status(StatusCode.ERROR, error_text(entry.type, entry.message)))
 
@@ -191,7 +176,7 @@ def _with_context(call: Call, context: Context | None) -> Call:
     return call.with_meta(**{_META: carrier}) if carrier else call
 
 
-# ---- The names that spans and metrics have, in one place: OpenTelemetry's conventions for messaging are still being developed.
+# ---- The names of spans and metrics, in one place: OpenTelemetry's conventions for messaging are still being developed.
 
 SYSTEM_NAME: Final = "sa_jobqueue"
 
@@ -210,10 +195,10 @@ EXCEPTION_TYPE: Final = "exception.type"
 EXCEPTION_MESSAGE: Final = "exception.message"
 EXCEPTION_TRACE: Final = "exception.stacktrace"
 
-#: What producers do. The type is "create", not "send": a job is sent when the application's session writes its row.
+#: The operation of producers. Its type is "create", not "send": a job is sent when the application's session writes its row.
 ENQUEUE: Final = "enqueue"
 CREATE: Final = "create"
-#: What workers do, by name and by type.
+#: The operation of workers, and its type.
 PROCESS: Final = "process"
 
 # ---- our own

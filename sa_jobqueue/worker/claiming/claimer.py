@@ -547,7 +547,7 @@ class Claimer:
     # ---- failures
 
     def _write_apart(self, connection: sa.Connection, changes: list[Change]) -> None:
-        """Write these in as few transactions as possible, without a claim, and a bad outcome alone."""
+        """Write these changes in as few transactions as possible, without a claim, and a bad outcome alone."""
         if changes:
             self._writer.write_apart(lambda: self._begin_apart(connection), connection, changes)
 

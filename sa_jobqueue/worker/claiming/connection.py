@@ -1,4 +1,4 @@
-"""The claimer's connection: made when it is needed, and made again after a failure."""
+"""The claimer's connection: opened when it is needed, and again after a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BrokenCommits:
-    """Gives back the jobs that this worker holds by its row and that neither `runs` nor `writer` know of."""
+    """Gives back the jobs that this worker holds in the table and that neither `runs` nor `writer` know of."""
 
     connector: Connector
     runs: Runs
@@ -32,9 +32,9 @@ class BrokenCommits:
     worker: str
 
     def give_back(self, connection: sa.Connection, *, backend: int | None) -> None:
-        """Give them back, after ending the server process `backend` of the broken connection.
+        """Give these jobs back, after ending the server process `backend` of the broken connection.
 
-        That process may be busy with our last statement, which would claim after we have looked.
+        That process may be busy with our last statement, which would claim jobs after this search.
         """
         known = {*self.runs.claims(), *self.writer.claims()}
         if backend is not None:
@@ -63,12 +63,12 @@ class BrokenCommits:
             logger.debug("the server process of a broken connection could not be ended: %s", error.orig)
 
 
-#: Characters that operators are told of an error.
+#: Characters of an error that operators see.
 _LENGTH = 300
 
 
 class ClaimerConnection:
-    """Only for the claimer's thread."""
+    """The connection of the claimer, and its failures. Only for the claimer's thread."""
 
     def __init__(self, connector: Connector, deadline: Deadline, broken_commits: BrokenCommits) -> None:
         self._connector, self._deadline, self._broken_commits = connector, deadline, broken_commits
@@ -84,7 +84,7 @@ class ClaimerConnection:
         are handed over, when the server has said that it failed, and when a new connection has given them back."""
 
     def make(self, *, any_claimed: bool) -> sa.Connection:
-        """Connect, and give back what a broken commit may have claimed if there was one, or if this worker has claimed jobs."""
+        """Connect. After a failure, or if this worker has claimed jobs, give back jobs that a broken commit may have claimed."""
         connection = self._connector.connect(self._deadline)
         if self.failures or any_claimed:
             try:
@@ -99,13 +99,13 @@ class ClaimerConnection:
         return connection
 
     def works(self) -> None:
-        """A round has succeeded."""
+        """Note that a round has succeeded."""
         failures, self.failures = self.failures, 0
         if failures:
             logger.warning("the database is back")
 
     def give_up(self, error: BaseException, *, kept: int) -> None:
-        """A round failed by `error`: close the connection. `kept` outcomes wait to be written."""
+        """Close the connection after a round that failed by `error`. `kept` outcomes wait to be written."""
         self.failures += 1
         broken, self.current = self.current, None
         answers = isinstance(error, DBAPIError) and fault_of(error) is not Fault.AWAY
@@ -113,14 +113,11 @@ class ClaimerConnection:
             self.refused = monotonic(), clean(str(getattr(error, "orig", None) or error)[:_LENGTH])
         if give_up(broken, self._connector.engine, failures=self.failures):
             log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
-            log(
-                "the database %s (%s); %d outcomes are kept; trying again",
-                "refuses what is asked of it" if answers else "does not answer",
-                getattr(error, "orig", None) or error,
-                kept,
-            )
+            what = "refuses what is asked of it" if answers else "does not answer"
+            text = "the database %s (%s); %d outcomes are kept; trying again"
+            log(text, what, getattr(error, "orig", None) or error, kept)
 
     def close(self) -> None:
-        """The worker leaves."""
+        """Close the connection, because the worker leaves."""
         if self.current is not None:
             self.current.close()

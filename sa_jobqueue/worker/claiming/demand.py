@@ -1,4 +1,4 @@
-"""How many jobs are wanted from which queue, and when."""
+"""Decides how many jobs to claim from which queue, and when."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..connections.service import Connector
 from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
 
-#: Seconds after which a queue that got no job may claim one more, if it has a free slot: so handlers that run for hours do not keep
-#: an urgent job waiting for hours.
+#: Seconds after which a queue that got no job may claim another, if it has a free slot, so that handlers that run for hours do not
+#: keep an urgent job waiting for hours.
 _ONE_MORE = 60.0
 
 
 class Throttle:
-    """Narrows what the queues may claim to a share of their slots: one job at a time at least, and none ahead."""
+    """Limits the claims of the queues to a share of their slots: at least one job at a time, and none ahead."""
 
     def __init__(self) -> None:
         self.share = 1.0
-        """Of the slots, from 0 to 1. Written by the maintenance thread, read by the claimer's."""
+        """The share of the slots, from 0 to 1. Written by the maintenance thread, read by the claimer's."""
         self._seen: dict[str, tuple[int, float]] = {}
-        """By queue, how many jobs it has got so far, and since when. Only for the claimer's thread."""
+        """By queue, the number of jobs that it has got so far, and since when. Only for the claimer's thread."""
 
     def room(self, slots: Slots) -> int:
         """How many jobs of this queue to claim now."""
@@ -72,7 +72,7 @@ class PollTimer:
         """Whether new jobs were announced since the last claim began, which may have missed them. Set by any thread, reset by
         the claimer's."""
         self.held_until = 0.0
-        """No poll before this time, whatever is announced. Only the claimer's thread writes and reads it."""
+        """No poll before this time, even if jobs are announced. Only the claimer's thread writes and reads it."""
         self._wait = _FIRST_WAIT
         self._hold = _FIRST_HOLD
 
@@ -82,7 +82,7 @@ class PollTimer:
         return max(self._at, self.held_until)
 
     def notify(self) -> None:
-        """New jobs were announced."""
+        """Note that new jobs were announced."""
         self.notified = True
         self.now()
 
@@ -91,24 +91,24 @@ class PollTimer:
         self._at, self._wait = 0.0, _FIRST_WAIT
 
     def reset(self) -> None:
-        """The queue gave some jobs: the next wait is as short as the first."""
+        """Make the next wait as short as the first, because the queue gave some jobs."""
         self._wait = _FIRST_WAIT
 
     def back_off(self, most: float) -> None:
-        """The queue is empty: poll after a wait twice as long as the last, at most `most` seconds."""
+        """Poll an empty queue after a wait twice as long as the last, at most `most` seconds."""
         wait, self._wait = self._wait, min(self._wait * 2, most)
         self.not_before(monotonic() + wait * random.uniform(0.8, 1.2))
 
     def not_before(self, at: float) -> None:
         """Poll at that time, or when new jobs are announced."""
         self._at = at
-        # `notify` may have run on another thread just before the line above, which then overwrote what it set. It writes
-        # `notified` first, so it is seen here.
+        # `notify` may have run on another thread just before the line above, which then overwrote its value. It writes
+        # `notified` first, so that is seen here.
         if self.notified:
             self.now()
 
     def hold(self) -> None:
-        """Do not poll for a while, whatever is announced: for twice as long as the last time, if that was a short while ago."""
+        """Do not poll for a while, even if jobs are announced: for twice as long as the last time, if that was a short while ago."""
         now = monotonic()
         recently = now < self.held_until + self._hold
         self._hold = min(2 * self._hold, _LONGEST_HOLD) if recently else _FIRST_HOLD
@@ -120,13 +120,13 @@ class PollTimer:
         return monotonic() < self.held_until
 
     def release(self) -> None:
-        """The reason to hold the queue may be gone."""
+        """End the hold, because its reason may be gone."""
         self.held_until = 0.0
 
 
 #: While the database refuses this many outcomes, no more jobs are claimed.
 _MOST_REFUSED = 100
-#: Where limits hold, a claim takes this many jobs or half of the slots, so that handlers run while the next claim goes on.
+#: Where limits hold, a claim takes this many jobs or half of the slots, so that handlers run during the next claim.
 _SMALL = 100
 #: While other jobs are coming, a claim is made for this share of slots and buffer at least.
 _WORTH_A_CLAIM = 0.25
@@ -135,8 +135,8 @@ _WORTH_A_CLAIM = 0.25
 class Demand:
     """Jobs for the free slots of the queues whose poll is due.
 
-    `max_jobs`: how many to claim in all. `together`: once a poll of one queue is due, all are polled; so a worker that ends when
-    nothing is due finds that out by one claim. `notify` and `stop` are for any thread, the rest for the claimer's.
+    `max_jobs`: the number of jobs to claim in all. `together`: once a poll of a queue is due, all are polled, so that a worker that
+    ends when no job is due finds that out by a single claim. `notify` and `stop` are for any thread, the rest for the claimer's.
     """
 
     def __init__(
@@ -146,11 +146,11 @@ class Demand:
         self.timers = {name: PollTimer() for name in all_slots}
         """By queue, when it is polled again."""
         self.throttle = Throttle()
-        """Narrows what is claimed while the database is under pressure."""
+        """Limits the claims while the database is under pressure."""
         self.claimed = 0
         """Jobs claimed so far and handed over. Written by the claimer's thread, read by the event loop."""
         self.stopped = False
-        """Whether no more are wanted. Written by the thread that stops the worker, read by the claimer's."""
+        """Whether no more jobs are wanted. Written by the thread that stops the worker, read by the claimer's."""
         self.is_limited: Callable[[str], bool] = lambda queue: False
         """Whether limits hold in a queue: then no jobs are claimed ahead, for each would keep a permit from another worker."""
         self.coming: Mapping[str, int] = {}
@@ -159,13 +159,13 @@ class Demand:
         """Whether jobs were announced since this was last reset, before claims that begin from now on."""
 
     def notify(self, queue: str | None) -> None:
-        """New jobs were announced in this queue; None: perhaps in any."""
+        """Note that new jobs were announced in this queue; None: perhaps in any queue."""
         for name, timer in self.timers.items():
             if queue is None or name == queue:
                 timer.notify()
 
     def stop(self) -> None:
-        """No more are wanted."""
+        """Claim no more jobs."""
         self.stopped = True
 
     def poll_all(self) -> None:
@@ -174,7 +174,7 @@ class Demand:
             timer.now()
 
     def release(self, queues: Iterable[str]) -> None:
-        """Poll these again also if they are held."""
+        """End the hold of these queues."""
         for name in queues:
             self.timers[name].release()
 
@@ -189,7 +189,7 @@ class Demand:
         return not self.stopped and self.left != 0 and self._writer.refused < _MOST_REFUSED
 
     def renew(self, connection: sa.Connection) -> bool:
-        """Begin a round. Returns whether `timers` has other queues than before: never, where all that are served are named."""
+        """Begin a round. Returns whether `timers` has other queues than before: never, where all served queues are named."""
         return False
 
     def finds_more(self, connection: sa.Connection) -> bool:
@@ -211,25 +211,22 @@ class Demand:
         return room
 
     def _unheld(self, slots: Slots) -> int:
-        """How many jobs to claim where limits hold."""
-        most = max((slots.limit + 1) // 2, _SMALL)
-        return min(most, slots.limit - slots.running - slots.waiting)
+        """The number of jobs to claim where limits hold."""
+        return min(max((slots.limit + 1) // 2, _SMALL), slots.limit - slots.running - slots.waiting)
 
     def _begin(self, timer: PollTimer) -> None:
-        """A claim of this queue begins: it sees what was announced before."""
+        """Begin a claim of a queue, which sees the jobs that were announced before."""
         if timer.notified:
             timer.notified, self.announced = False, True
 
     def free(self) -> dict[str, int]:
-        """How many jobs each queue has room for."""
-        return (
-            {name: free for name, slots in self._all_slots.items() if (free := self._room(slots)) > 0}
-            if self.may_claim
-            else {}
-        )
+        """The number of jobs for which each queue has room."""
+        if not self.may_claim:
+            return {}
+        return {name: free for name, slots in self._all_slots.items() if (free := self._room(slots)) > 0}
 
     def now(self) -> dict[str, int]:
-        """How many jobs to claim from each queue now."""
+        """The number of jobs to claim from each queue now."""
         if not self.may_claim:
             return {}
         now, left = monotonic(), self.left
@@ -248,10 +245,10 @@ class Demand:
         return wanted
 
 
-# ---- Asking to be woken: a gate that is open says that some worker waits for jobs of a queue, so a commit that enqueues there sends
+# ---- Asking to be woken: an open gate means that a worker waits for jobs of a queue, so that a commit that enqueues there sends a NOTIFY.
 
 #: Seconds for which a gate is opened: at least, and at most (for that long producers send NOTIFYs to a worker that was killed).
-#: Polls that find nothing open it again, so it stays open for three of them.
+#: Polls that find nothing open it again, so it stays open for three polls.
 _SECONDS, _LONGEST = 5.0, 60.0
 
 
@@ -270,9 +267,9 @@ class Gates:
         return self._seconds / 3
 
     def ask(self, connection: sa.Connection, short: Collection[str], timers: Mapping[str, PollTimer]) -> bool:
-        """Open the gates of the queues that have run dry, `short` ones and those that are polled later, unless they are open.
+        """Open the gates of the queues that have run dry, in `short` or polled later, unless they are open.
 
-        Not the gates of queues that keep us busy: their producers would send NOTIFYs for nothing, and each takes a lock at its
+        Not the gates of queues that keep us busy: their producers would send useless NOTIFYs, and each takes a lock at its
         commit. Returns whether the gate of a queue in `short` was closed until now: jobs committed meanwhile have woken no worker.
         """
         now = monotonic()
@@ -286,5 +283,5 @@ class Gates:
         return was_closed
 
     def forget(self) -> None:
-        """Another server may answer from now on, at which no gate is open."""
+        """Forget all gates: another server may answer from now on, where no gate is open."""
         self._open_until.clear()

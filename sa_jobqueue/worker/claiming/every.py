@@ -1,10 +1,10 @@
 """Claiming for the queue "*": its slots are shared by all queues that the worker does not name.
 
-No claim can take ten jobs of any queue, so each claim asks for some jobs of certain queues. While slots are free, the worker looks up
+A claim cannot take ten jobs of any queue, so each claim asks for some jobs of certain queues. While slots are free, the worker finds
 once a second which queues have due jobs, and each wake-up names a queue. The free slots are divided among these queues in turns. So
-a queue of 10,000 jobs starves no other queue, and a queue that is alone gets all slots.
+a queue of 10,000 jobs starves no other queue, and a single queue gets all slots.
 
-The lookup is the poll of "*", a queue that has no jobs itself. It is treated like an empty queue: that decides when to poll
+The lookup is the poll of "*", a queue that has no jobs itself. It is treated like an empty queue, which decides when to poll
 again, whether to ask to be woken, and whether the worker is idle.
 """
 
@@ -24,10 +24,10 @@ from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
 from .demand import Demand, Gates, PollTimer
 
-#: Seconds between two lookups at most, whatever `poll` says: an operator who starts a new queue waits no longer.
+#: Seconds between two lookups at most, even with a longer `poll`: an operator who starts a new queue waits no longer.
 _INTERVAL = 1.0
 #: The pause after a lookup is this many times as long as the lookup took, so that lookups take at most 5 % of the claimer's time;
-#: but it has at most so many seconds, because a lookup may also be slow for once: the first in a process, or on a busy machine.
+#: and the most seconds of a pause, because a single lookup may be slow: the first in a process, or on a busy machine.
 _SPACING, _LONGEST_PAUSE = 20.0, 5.0
 #: Wake-ups that do not name a queue.
 _NO_QUEUES = {PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED}
@@ -41,7 +41,7 @@ class _LookupTimer(PollTimer):
 
 
 class SharedDemand(Demand):
-    """The demand of a worker that serves "*". `timers` has the queues that it names, "*", and the others that have due jobs."""
+    """The demand of a worker that serves "*". `timers` has the queues that it names, "*", and other queues that have due jobs."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SharedDemand(Demand):
         self._connector, self._named, self._shared = connector, {*named, EVERY_QUEUE}, all_slots[EVERY_QUEUE]
         self.timers[EVERY_QUEUE] = _LookupTimer()
         self._heard: deque[str] = deque()
-        """Queues that were announced and are not in `timers`. Any thread adds to them, the claimer's takes them out."""
+        """Announced queues that are not in `timers`. Any thread adds to them, the claimer's removes them."""
         self._sharing: list[str] = []
         """The queues that share the slots, by name."""
         self._last = ""
@@ -66,9 +66,9 @@ class SharedDemand(Demand):
         """Whether this round has looked up the queues."""
 
     def notify(self, queue: str | None) -> None:
-        """As in `Demand`; a queue that is not known is taken up in the next round."""
+        """As in `Demand`; an unknown queue is added in the next round."""
         if queue is None:
-            # A permit that is free, say, needs no lookup; and a reconnect polls all. The list is made in one step.
+            # A free permit, for example, needs no lookup; and a reconnect polls all. The list is made in one step.
             for name, each in list(self.timers.items()):
                 if name != EVERY_QUEUE:
                     each.notify()
@@ -78,7 +78,7 @@ class SharedDemand(Demand):
             self._heard.append(queue)
 
     def renew(self, connection: sa.Connection) -> bool:
-        """Take up the queues that were announced, and search for others when that is due."""
+        """Add the queues that were announced, and search for others when that is due."""
         changed = bool(self._heard)
         while self._heard:
             self.timers.setdefault(self._heard.popleft(), PollTimer()).notify()
@@ -97,7 +97,7 @@ class SharedDemand(Demand):
         return changed
 
     def finds_more(self, connection: sa.Connection) -> bool:
-        """As in `Demand`. These queues are taken up in the next round."""
+        """As in `Demand`. These queues are added in the next round."""
         new = self._due_queues(connection) - self.timers.keys()
         self._heard.extend(new)
         return bool(new)
@@ -117,8 +117,7 @@ class SharedDemand(Demand):
             room = min(room, self.left - sum(wanted.values()))
         if room <= 0:
             return wanted
-        now, may_end = monotonic(), self._may_end()
-        timers = self.timers
+        now, may_end, timers = monotonic(), self._may_end(), self.timers
         due = [
             name for name in self._in_turn() if timers[name].at <= now or (may_end and timers[name].held_until <= now)
         ]
@@ -133,13 +132,13 @@ class SharedDemand(Demand):
         return wanted
 
     def _in_turn(self) -> list[str]:
-        """The queues that share the slots and may have some now, beginning with the one whose turn it is."""
+        """The queues that share the slots and may have some now, beginning with the queue whose turn it is."""
         begin = bisect_right(self._sharing, self._last)
         names = self._sharing[begin:] + self._sharing[:begin]
         return names if self._unheld(self._shared) > 0 else [name for name in names if not self.is_limited(name)]
 
     def _divided(self, room: int, names: list[str]) -> dict[str, int]:
-        """How many jobs of each of these queues to claim."""
+        """The number of jobs to claim from each of these queues."""
         shares: dict[str, int] = {}
         unheld = self._unheld(self._shared)
         for number, name in enumerate(names):
@@ -151,7 +150,7 @@ class SharedDemand(Demand):
         return shares
 
     def _may_end(self) -> bool:
-        """Whether the worker ends if no queue has a job: so all are polled once one of them is due."""
+        """Whether the worker ends if no queue has a job: then all are polled once a poll is due."""
         now, idle = monotonic(), not self._shared.running and not self._shared.waiting
         return self._together and idle and any(timer.at <= now for timer in self.timers.values())
 
@@ -166,7 +165,7 @@ class SharedDemand(Demand):
         with self._connector.begin_one(connection):
             found = self._connector.store.due_queues(connection)
         ended = monotonic()
-        if not self._together:  # else the worker is to end as soon as it can
+        if not self._together:  # otherwise the worker ends as soon as it can
             self.timers[EVERY_QUEUE].held_until = ended + min(_SPACING * (ended - began), _LONGEST_PAUSE)
         return found
 
@@ -175,7 +174,7 @@ class SharedGates(Gates):
     """The gates of a worker that serves "*"."""
 
     def ask(self, connection: sa.Connection, short: Collection[str], timers: Mapping[str, PollTimer]) -> bool:
-        """As in `Gates`. All gates are opened while no queue keeps the worker busy; else those of the dry queues that it knows."""
+        """As in `Gates`. While no queue keeps the worker busy all gates are opened; otherwise the gates of known dry queues."""
         now = monotonic()
         if all(timer.at > now or name in short for name, timer in timers.items()):
             return super().ask(connection, [EVERY_QUEUE], {})

@@ -1,4 +1,4 @@
-"""The queues of this worker that have limits or keys: what it knows of them, and when to claim from each again."""
+"""The queues of this worker that have limits or keys: their known limits, and when to claim from each again."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from .poison.skipped import SkippedJobs
 
 @dataclass(slots=True)
 class KeyScan:
-    """The answers of these claims so far."""
+    """The combined answers of claims that visit the keys of a queue in turn."""
 
     begin: str
-    """Where the first of them began, and where the last stopped."""
+    """The key at which the first claim began."""
     stopped: str
+    """The key at which the last claim stopped."""
     again: bool = False
     rate_at: float = math.inf
     """The first time at which a rate allows more, by `monotonic()`."""
 
     @classmethod
     def at(cls, cursor: KeyCursor) -> KeyScan:
-        """The scan that begins there."""
+        """The scan that begins at this cursor."""
         return cls(cursor.after or "", cursor.after or "")
 
     def go_on(self, state: QueueAnswer, now: float) -> QueueAnswer | None:
-        """Take the answer of the next claim. Returns the answers combined; None if there are more keys to visit."""
+        """Add the answer of the next claim. Returns the combined answers; None if there are more keys to visit."""
         before, self.stopped = self.stopped, state.cursor.after or ""
         self.again = self.again or state.again
         if state.rate_in is not None:
@@ -47,7 +48,7 @@ class KeyScan:
         return replace(state, again=self.again, rate_in=None if self.rate_at == math.inf else self.rate_at - now)
 
     def _is_round(self, before: str) -> bool:
-        """Whether the last claim has passed the place where the first began. Strings have the order of the keys here."""
+        """Whether the last claim has passed the key where the first claim began. Strings have the order of the keys here."""
         if before < self.stopped:
             return before < self.begin <= self.stopped
         return before < self.begin or self.begin <= self.stopped
@@ -63,10 +64,10 @@ _NONE = KnownLimits(None, frozenset(), ())
 
 
 class LimitedQueues:
-    """Only for the claimer's thread, except the fields that say so.
+    """Decides about claims under limits. Only for the claimer's thread, except where a field or method names other threads.
 
-    A plain claim takes no account of limits, and fails where there are some that its worker has not read. So nothing is claimed above a
-    limit that was set just now.
+    A plain claim ignores limits, and fails where there are limits that its worker has not read. So nothing is claimed above a limit
+    that was just set.
     """
 
     def __init__(
@@ -86,45 +87,45 @@ class LimitedQueues:
         self._skipped, self._worker, self._poll, self._listening = skipped, worker, poll, listening
         self._unknown = unknown
         demand.is_limited = self.has
-        # Two workers that had the same would not tell each other. An application may have seeded `random` alike in both.
+        # Two workers with the same number would not notify each other. An application may have seeded `random` alike in both.
         self._opener = 1 + secrets.randbelow(9_999_999)
-        # Most queues have none, and a claim that should know of some fails: so a worker reads them only then.
+        # Most queues have no limits, and a claim without known limits fails where there are some: a worker reads them only then.
         self.stale = False
         """Whether to read the limits before the next claim. Set by any thread, reset by the claimer's."""
         self.freed = False
         """Whether jobs of limited queues may have ended by a commit that is not the claimer's. Set by any thread, reset by the claimer's."""
-        self._untold = False
-        """Whether others may wait for permits that are free, or will be with the next commit."""
+        self._unannounced = False
+        """Whether other workers may wait for permits that are free, or will be free with the next commit."""
         self.dry: frozenset[str] = frozenset()
-        """The queues that had nothing to give in the last claim."""
+        """The queues that gave no job in the last claim."""
         self._known = _NONE
         self.any = False
         """Whether any queue is claimed from under limits. Written by the claimer's thread, read by any."""
         self._cursors: dict[str, KeyCursor] = {}
         self._scans: dict[str, KeyScan] = {}
-        """Of queues at whose keys the claims have not all looked yet."""
+        """The scans of queues of which the claims have not visited all keys yet."""
         self._ignored: frozenset[str] = frozenset()
         """Queues whose last claim picked jobs, and did not get them all."""
 
     @property
     def known(self) -> int | None:
-        """The versions of the limits that were read last."""
+        """The version of the limits that were read last."""
         return self._known.version
 
     def begin_again(self) -> None:
-        """Another server may answer from now on, or the worker serves other queues."""
+        """Prepare for another server, or for other queues that the worker serves."""
         self.stale = self.stale or self._known != _NONE
         self._cursors = {queue: cursor for queue, cursor in self._cursors.items() if queue in self._queues}
         self._scans = {queue: scan for queue, scan in self._scans.items() if queue in self._queues}
 
     def has(self, queue: str) -> bool:
-        """Whether this queue is to be claimed from under limits. For any thread."""
+        """Whether this queue must be claimed from under limits. For any thread."""
         return queue in self._known.queues or bool(self._known.tasks)
 
     def refresh(self, connection: sa.Connection) -> None:
-        """Read the limits, if there may be others."""
+        """Read the limits, if they may have changed."""
         if self.stale:
-            self.stale = False  # before: a change meanwhile is read next time
+            self.stale = False  # reset first: a change meanwhile is read next time
             try:
                 with self._connector.begin_one(connection):
                     self._known = self._connector.store.read_limits(connection, self._queues)
@@ -134,7 +135,7 @@ class LimitedQueues:
                 raise
 
     def ended(self, queue: str) -> bool:
-        """A job of this queue has ended. Returns whether it had a permit. For any thread."""
+        """Note that a job of this queue has ended. Returns whether it had a permit. For any thread."""
         if not self.has(queue):
             return False
         self.freed = True
@@ -142,26 +143,26 @@ class LimitedQueues:
         return True
 
     def note_ends(self, queues: Iterable[str | None]) -> None:
-        """The outcomes that are about to be written are of jobs of these queues; None: of a job that was given no slot."""
+        """Note the queues of outcomes that are about to be written; None: of a job that was given no slot."""
         if self.freed:
-            self.freed, self._untold = False, True
+            self.freed, self._unannounced = False, True
         for queue in queues:
             if queue is None:
-                self._untold = True
+                self._unannounced = True
             elif self.has(queue):
-                self._untold = True
+                self._unannounced = True
                 self._use_freed(queue)
 
     def _use_freed(self, queue: str) -> None:
-        """A permit may start a job of this queue, or of any other where tasks have limits."""
+        """Poll for a job that may use a freed permit: of this queue, or of any queue where tasks have limits."""
         self._demand.notify(None if self._known.tasks else queue)
 
     def part(self, wanted: dict[str, int]) -> dict[str, int]:
-        """Take the limited queues out of `wanted`. All workers have them in one order, in which claims write what they keep."""
+        """Move the limited queues out of `wanted`. All workers have them in one order, in which claims write their states."""
         return {name: wanted.pop(name) for name in sorted(wanted) if self.has(name)} if self.any else {}
 
     def request(self, wanted: Mapping[str, int], *, inline: bool = True) -> LimitedRequest:
-        """What to claim."""
+        """The request for a claim under limits."""
         return LimitedRequest(
             self._worker,
             wanted,
@@ -172,15 +173,15 @@ class LimitedQueues:
             known=self._known.version,
             but=self._skipped.ids(),
             opener=self._opener,
-            freed=self._untold,
+            freed=self._unannounced,
             inline=inline,
         )
 
     def lock_due(
         self, connection: sa.Connection, queue: str, most: int, *, tried: Collection[int] = ()
     ) -> dict[int, str]:
-        """The jobs of a limited queue that a claim would take; they may be among `tried` although these are skipped."""
-        request = replace(self.request({queue: most}), but=[one for one in self._skipped.ids() if one not in tried])
+        """The jobs of a limited queue that a claim would take, also jobs in `tried` although these are skipped."""
+        request = replace(self.request({queue: most}), but=[job for job in self._skipped.ids() if job not in tried])
         return dict.fromkeys(self._connector.store.pick_limited(connection, request), queue)
 
     def after_claim(
@@ -191,15 +192,15 @@ class LimitedQueues:
         states: Mapping[str, QueueAnswer],
     ) -> bool:
         """Decide when each of these queues is claimed from again. Returns whether claims overlook jobs."""
-        self._untold = False
+        self._unannounced = False
         got = Counter(map(_QUEUE, jobs))
         timers, now, dry, waiting = self._demand.timers, monotonic(), set[str](), dict[str, QueueAnswer]()
-        for name, one in states.items():
+        for name, answer in states.items():
             scan = self._scans.pop(name, None) or KeyScan.at(self._cursors.get(name, KeyCursor()))
-            self._cursors[name] = one.cursor
+            self._cursors[name] = answer.cursor
             if got[name] or timers[name].notified:
                 timers[name].now()
-            elif (state := scan.go_on(one, now)) is None:
+            elif (state := scan.go_on(answer, now)) is None:
                 self._scans[name] = scan
                 timers[name].not_before(now)
             elif state.again:
@@ -222,8 +223,8 @@ class LimitedQueues:
         return overlooked
 
     def tell(self, connection: sa.Connection) -> None:
-        """Tell the others of permits that are free, if no claim has done so."""
-        if self._untold:
-            self._untold = False
+        """Notify other workers of free permits, if no claim has done so."""
+        if self._unannounced:
+            self._unannounced = False
             with self._connector.begin_one(connection):
                 self._connector.store.permits_freed(connection, opener=self._opener)

@@ -21,7 +21,7 @@ from .workflows import MovingWorkflows
 
 logger = get_logger(__name__)
 
-#: Leases after start by which a worker has looked for expired ones: it waits one healthy lease, then at most a quarter (half, if
+#: Leases after start by which a worker has searched for expired leases: it waits one healthy lease, then at most a quarter (half, if
 #: the lease is short). One second is added.
 _RESCUED_BY = 1.5
 #: Expired leases that are searched for jobs of our queues.
@@ -31,23 +31,23 @@ _LIMIT = 1_000
 class ExpiredJobs:
     """The jobs of `queues` whose leases have run out. Only for the claimer's thread, except `begin`.
 
-    In its first lease a worker rescues nothing, unless another worker was there before. Workers that cron starts, say, and that
-    end sooner would never rescue anything.
+    During its first lease a worker rescues nothing, unless another worker was there before. Workers that end sooner, for example those
+    that cron starts, would never rescue anything.
     """
 
     def __init__(self, connector: Connector, queues: Collection[str]) -> None:
         self._connector, self._queues = connector, queues
         self._rescued_by = 0.0
-        """When maintenance will have rescued what it can, by `monotonic()`."""
+        """When maintenance will have rescued the jobs that it can, by `monotonic()`."""
         self._awaited = False
-        """Whether there were some at the last call of `awaited`."""
+        """Whether there were such jobs at the last call of `awaited`."""
 
     def begin(self) -> None:
-        """The worker starts now."""
+        """Count from now on, because the worker starts."""
         self._rescued_by = monotonic() + _RESCUED_BY * self._connector.lease + 1.0
 
     def awaited(self, connection: sa.Connection) -> bool:
-        """Whether some will be due soon, or may have become due since the last call."""
+        """Whether such jobs will be due soon, or may have become due since the last call."""
         before, self._awaited = self._awaited, monotonic() < self._rescued_by and self._are_there(connection)
         if self._awaited and not before:
             most = self._rescued_by - monotonic()
@@ -66,8 +66,8 @@ class ExpiredJobs:
 
 #: A claim begins at the front again after 20 times as long as the last such claim took, which costs at most 5 % of the time, ...
 _SHARE = 20
-#: ... and after this many seconds, at least and at most: a job that became visible behind a point (its transaction committed late, or
-#: it was given back) starts within a second.
+#: ... and after this many seconds, at least and at most: a job that became visible behind a point (because its transaction committed
+#: late, or it was given back) starts within a second.
 _SOONEST, _LATEST = 0.05, 0.8
 
 
@@ -75,7 +75,7 @@ class ResumePoints:
     """By slot, the (run_at, id) of the last job that was claimed there. Only for the claimer's thread.
 
     A claim begins at the front of all its queues, or of none. Each queue has a time of its own for that: a busy queue is claimed
-    from far more often, and with one time for all it would use it up while the others are not polled.
+    from far more often, and with a common time it would use that up while the others are not polled.
     """
 
     def __init__(self) -> None:
@@ -98,19 +98,16 @@ class ResumePoints:
         return None if sweeps else self._points
 
     def end(self, queues: Iterable[str], jobs: Sequence[ClaimedJob], seconds: float, *, swept: bool) -> None:
-        """These jobs of the queues were claimed, in the order of `Store.claim`, and that took `seconds`. `swept`: from the front."""
+        """Note the jobs that were claimed from these queues, in the order of `Store.claim`, in `seconds`. `swept`: from the front."""
         if swept:
             later = monotonic() + min(max(_SHARE * seconds, _SOONEST), _LATEST)
             self._sweep_at |= dict.fromkeys(queues, later)
-        for slot, point in _last(jobs).items():
+        last: dict[Slot, Point] = {(job.queue, job.priority): (job.run_at, job.id) for job in jobs}
+        for slot, point in last.items():
             if swept and point < self._points.get(slot, point):
-                self._sweep_at[slot[0]] = 0.0  # a job lay before the point, and there may be more
+                self._sweep_at[slot[0]] = 0.0  # a job was before the point, and there may be more
             else:
                 self._points[slot] = point
-
-
-def _last(jobs: Sequence[ClaimedJob]) -> dict[Slot, Point]:
-    return {(job.queue, job.priority): (job.run_at, job.id) for job in jobs}
 
 
 _QUEUE = attrgetter("queue")
@@ -120,7 +117,7 @@ class Shortage:
     """Sets the timers of `demand` after each claim. Only for the claimer's thread.
 
     `poll`: seconds between two polls of an empty queue at most. `listening()`: whether announcements of new jobs are heard.
-    `idle()` is called when nothing is due and nothing runs.
+    `idle()` is called when no job is due and none runs.
     """
 
     def __init__(
@@ -166,13 +163,13 @@ class Shortage:
         return self._poll_later(connection, short, dry=quiet and not jobs and self._are_dry(short), swept=swept)
 
     def leave_if_dry(self, connection: sa.Connection, short: Collection[str]) -> None:
-        """Nothing ran and nothing was claimed, and these queues have no job in reach: if no other queue has any, the worker is idle."""
+        """After a claim without jobs while none ran: if neither these queues nor others have a job in reach, the worker is idle."""
         if self._idle is not None and self._are_dry(short):
             self._leaves(connection, stays=self._expired.awaited(connection))
 
     def _are_dry(self, short: Collection[str]) -> bool:
-        """Nothing runs, and the `short` queues have no job in reach: whether no other queue has a job either. That may take several
-        claims: where queues share slots, a claim asks for no more queues than there are slots.
+        """Whether no queue has a job in reach, when no job runs and the `short` queues have none. To find out may take several claims:
+        where queues share slots, a claim asks for no more queues than there are slots.
         """
         if self._dry_at != self._demand.claimed:
             self._dry, self._dry_at = set(), self._demand.claimed
@@ -190,11 +187,11 @@ class Shortage:
             self._demand.announced = False
             self._poison.jobs_come()
         leaves = dry and self._idle is not None
-        # Before the search, which sees what is rescued meanwhile.
+        # Before the search, which sees jobs that are rescued meanwhile.
         stays = leaves and self._expired.awaited(connection)
         asked = self._all_dry() if leaves else short
         found = self._poison.search(connection, asked, at_once=leaves)
-        if found.any_due:  # if it has come since, the next claim brings it
+        if found.any_due:  # if the job has just come, the next claim brings it
             for name in asked:
                 timers[name].now()
         elif self._listening() and self._gates.ask(connection, short, timers):
@@ -210,8 +207,8 @@ class Shortage:
         return [name for name in self._dry & self._demand.timers.keys() if not self._limited.has(name)]
 
     def _leaves(self, connection: sa.Connection, *, stays: bool) -> bool:
-        """No queue has a job in reach, and nothing runs: so the worker is idle, unless one of the skipped jobs could be claimed
-        now, or it `stays` to rescue a dead worker's. Returns whether one was claimed.
+        """When no queue has a job in reach and none runs: the worker is idle, unless a skipped job could be claimed now, or it `stays`
+        to rescue a dead worker's jobs. Returns whether there is more to do.
         """
         if self._poison.claim_skipped(connection, at_once=True) or self._workflows.finds_more(connection):
             return True

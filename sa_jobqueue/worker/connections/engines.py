@@ -20,11 +20,11 @@ from .service import check_driver, refuse_autocommit
 
 logger = get_logger(__name__)
 
-#: Connections of a worker process besides those of the handlers' sessions: claimer, maintenance, listener.
+#: Connections of a worker process in addition to those of the handlers' sessions: claimer, maintenance, listener.
 SERVICE_CONNECTIONS = 3
 
-#: An hour: a handler may compute for long between two statements, but a frozen host or a forgotten child process must not hold its
-#: locks forever. Only if neither role nor database nor URL sets it.
+#: An hour: a handler may compute for long between two statements, but a suspended host or a forgotten child process must not hold its
+#: locks forever. Set only if neither role nor database nor URL sets it.
 _END_IDLE = (
     "SELECT set_config('idle_in_transaction_session_timeout', '1h', false) "
     "WHERE current_setting('idle_in_transaction_session_timeout') = '0'"
@@ -75,7 +75,9 @@ class Engines:
         self.asynchronous = async_engine
         """The engine for the sessions of `async def` handlers, if any."""
         if async_engine is None and not isinstance(database, sa.Engine):
-            self.asynchronous = self._make_async(self.main.url)
+            self.asynchronous = create_async_engine(self.main.url, **self._options)
+            self._prepare(self.asynchronous.sync_engine)
+            self._ours_async.append(self.asynchronous)
         self.listener: sa.Engine | None = None
         """For LISTEN; None: only poll."""
         if listen:
@@ -84,27 +86,21 @@ class Engines:
         self.translate: dict[str | None, str | None] = {named: schema} if schema is not None else dict(given)
         """The `schema_translate_map` that finds the tables."""
         self.schema: str = self.translate.get(named, named) or str(self.main.dialect.default_schema_name or "public")
-        """Where they are; `named`: as their classes say."""
+        """The schema of the tables; `named`: the schema that their classes name."""
 
     def _make(self, url: sa.URL) -> sa.Engine:
-        engine = sa.create_engine(url, **self._options)
-        self._prepare(engine)
+        engine = self._prepare(sa.create_engine(url, **self._options))
         self._ours.append(engine)
         return engine
 
-    def _make_async(self, url: sa.URL) -> AsyncEngine:
-        engine = create_async_engine(url, **self._options)
-        self._prepare(engine.sync_engine)
-        self._ours_async.append(engine)
+    def _prepare(self, engine: sa.Engine) -> sa.Engine:
+        leave_out_closed(engine)
+        if not self._pooled:  # behind a pooler the setting would stay for another client
+            event.listen(engine, "connect", _end_idle)
         return engine
 
-    def _prepare(self, engine: sa.Engine) -> None:
-        leave_out_closed(engine)
-        if not self._pooled:  # the setting would be another client's
-            event.listen(engine, "connect", _end_idle)
-
     def check(self) -> None:
-        """Is the server there, has it our schema, can it take our connections?
+        """Check that the server answers, has our schema, and allows enough connections.
 
         Raises DatabaseUnavailable, SchemaError, ConfigurationError.
         """
@@ -135,7 +131,7 @@ class Engines:
 
 
 def _end_idle(connection: Any, _: object) -> None:
-    """Let the server end transactions that are idle for long. It costs a round trip for each new connection, none for a job."""
+    """Let the server end transactions that are idle for long. It costs a round trip for each new connection, but none for a job."""
     connection.autocommit = True
     cursor = connection.cursor()
     cursor.execute(_END_IDLE)
@@ -145,14 +141,10 @@ def _end_idle(connection: Any, _: object) -> None:
 
 def _options(slots: int, *, pooled: bool) -> dict[str, Any]:
     connect_args: dict[str, Any] = {
-        "connect_timeout": 10,
-        "keepalives": 1,
-        "keepalives_idle": 10,
-        "keepalives_interval": 5,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 20_000,
-    }
+        "connect_timeout": 10, "tcp_user_timeout": 20_000,
+        "keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3,
+    }  # fmt: skip
     if pooled:
         connect_args["prepare_threshold"] = None
-    # One connection per slot, so that no handler waits for another's. The worker takes its own out of the pool.
+    # A connection per slot, so that no handler waits for another's. The worker takes its own connections out of the pool.
     return {"pool_size": slots, "max_overflow": SERVICE_CONNECTIONS, "connect_args": connect_args}

@@ -1,7 +1,7 @@
 """Hearing of new jobs: LISTEN on a connection of its own.
 
-Wake-ups only make things fast: polling finds every job. So the listener may fail and come back. It pings its connection, makes a
-new one when it is broken, and subscribes again.
+Wake-ups only make a worker fast: polling finds every job. So the listener may fail and come back. It pings its connection, replaces
+it when it is broken, and subscribes again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 logger = get_logger(__name__)
 
-#: The name says for which worker the connection listens: every role may see it, unlike the query. The URL's own name
+#: The name tells for which worker the connection listens: every role may see it, unlike the query. The URL's own name
 #: follows as far as there is room.
 _NAME = "SELECT set_config('application_name', left(concat_ws(' ', %s::text, current_setting('application_name')), 63), false)"
 #: Seconds without a message after which the connection is pinged.
@@ -53,11 +53,11 @@ class Listener:
         self._engine, self._heard, self._worker, self._store = engine, heard, worker, store
         self._end = threading.Event()
         self._waker: socket.socket | None = None
-        """A socket that the thread reads besides its connection; `finish` sends to it."""
+        """A socket that the thread reads in addition to its connection; `finish` sends to it."""
         self.thread = ServiceThread("listener", self._loop)
         self.deadline = Deadline(_SILENCE)
         self.listening = False
-        """Whether wake-ups come just now. The listener's thread writes it, any thread reads it."""
+        """Whether wake-ups are received now. The listener's thread writes it, any thread reads it."""
 
     def start(self) -> None:
         """Begin."""
@@ -67,7 +67,7 @@ class Listener:
         """End."""
         self._end.set()
         if (waker := self._waker) is not None:
-            with suppress(OSError):  # the thread has closed it just now
+            with suppress(OSError):  # the thread has just closed it
                 waker.send(b".")
         self.thread.join(timeout)
 
@@ -89,7 +89,7 @@ class Listener:
             except BaseException as error:
                 failures += 1
                 self.listening = False
-                with suppress(BaseException):  # of the application's: a filter of logs
+                with suppress(BaseException):  # of the application's log filters
                     if failures == 1:
                         drop_idle(self._engine)
                         reason = error.orig if isinstance(error, DBAPIError) else error
@@ -120,8 +120,8 @@ class Listener:
         return raw, channel
 
     def _listen(self, connection: sa.Connection, raw: psycopg.Connection, channel: str) -> None:
-        """Sleep until there is something to read or to ask, or the end: to look now and then would cost an idle worker
-        more than all else.
+        """Sleep until there is something to read or to ask, or the end: regular checks would cost an idle worker more than everything
+        else.
         """
         raw.add_notify_handler(lambda notification: self._heard(notification.payload))  # those that come with an answer
         asked = monotonic()
@@ -143,7 +143,7 @@ class Listener:
                 asked = monotonic()
 
     def _hear(self, raw: psycopg.Connection) -> None:
-        """What has come. psycopg's `notifies()` would ask the system for it once more, which it has said just now."""
+        """Read notifications. psycopg's `notifies()` would ask the system once more whether there are any."""
         raw.pgconn.consume_input()
         while (notification := raw.pgconn.notifies()) is not None:
             self._heard(notification.extra.decode(raw.info.encoding))

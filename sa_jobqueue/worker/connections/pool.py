@@ -25,7 +25,7 @@ _JUST_NOW = 0.5
 
 
 def is_behind_pooler(connection: sa.Connection) -> bool:
-    """Whether a pooler answers at the engine's URL: then the server process is not the process that the driver was told of."""
+    """Whether a pooler answers at the engine's URL: then the server process is not the process that the driver knows."""
     raw: Any = connection.connection.dbapi_connection
     answering: int = connection.scalars(sa.select(sa.func.pg_backend_pid())).one()
     return bool(raw.info.backend_pid != answering)
@@ -43,8 +43,8 @@ def refuse_pooler(connection: sa.Connection) -> None:
 def leave_out_closed(engine: sa.Engine) -> None:
     """Let the pool hand out no connection whose server has gone meanwhile, which would cost a handler an attempt.
 
-    Such a connection is recognised without a round trip: there is something to read on it, though nothing was asked. One that
-    was used just now is not checked, because that would make a busy pool a fifth slower.
+    Such a connection is recognized without a round trip: there is something to read on it, though nothing was asked. A connection
+    that was just used is not checked, because that would make a busy pool a fifth slower.
     """
     if not hasattr(select_module, "poll"):
         return
@@ -75,7 +75,7 @@ def hang_up(connection: sa.Connection) -> None:
 
 
 def give_up(connection: sa.Connection | None, engine: sa.Engine, *, failures: int) -> bool:
-    """Close a service connection, if there is one, after this many `failures` in a row; after the first, what is idle in the pool, too.
+    """Close a service connection, if any, after this many `failures` in a row; after the first, the pool's idle connections, too.
 
     Returns whether to log this failure: the first, and each twentieth.
     """
@@ -87,12 +87,12 @@ def give_up(connection: sa.Connection | None, engine: sa.Engine, *, failures: in
 
 
 def drop_idle(engine: sa.Engine) -> None:
-    """Close the idle connections of the pool, after a service connection failed: what broke it may have broken them as silently,
-    and `pool_pre_ping` asks in `connect()`, where no deadline holds. Connections that are checked out stay open.
+    """Close the idle connections of the pool, after a service connection failed: they may be broken, too, and `pool_pre_ping` checks
+    in `connect()`, where no deadline holds. Connections that are checked out stay open.
     """
     try:
         engine.dispose()
-    except Exception:  # of a listener of the application's
+    except Exception:  # from a listener of the application
         logger.debug("the pool did not close", exc_info=True)
 
 
@@ -103,9 +103,9 @@ CLIENT_MARGIN = 5.0
 
 
 class Deadline:
-    """A deadline of the client's: a service transaction that takes longer than `limit` seconds is cut off.
+    """A deadline in the client: a service transaction that takes longer than `limit` seconds is cut off.
 
-    The server ends a statement after its timeout. What takes longer still waits on a socket whose server is gone. Its thread
+    The server ends a statement after its timeout. A statement that takes longer waits on a socket whose server is gone. Its thread
     writes `_busy`; the watchdog reads it, and may cut the connection off.
     """
 
@@ -115,7 +115,7 @@ class Deadline:
 
     @contextmanager
     def over(self, connection: sa.Connection) -> Generator[None]:
-        """Watch what happens inside. A nested `over` has a time of its own, and the rest after it begins a new one."""
+        """Watch the block inside. A nested `over` has its own time, and after it the outer block's time begins again."""
         outer, self._busy = self._busy, (monotonic(), connection)
         try:
             yield
@@ -123,7 +123,7 @@ class Deadline:
             self._busy = None if outer is None else (monotonic(), outer[1])
 
     def check(self) -> None:
-        """Cut off what has taken too long; its thread gets an error, and makes a new connection."""
+        """Cut off a connection that has taken too long; its thread gets an error, and opens a new connection."""
         busy = self._busy
         if busy is None or monotonic() - busy[0] < self._limit:
             return
@@ -136,7 +136,7 @@ class Deadline:
         logger.warning("a service connection has been silent for %g s; it is cut off", self._limit)
 
 
-# ---- What a driver's connection knows of its own state, without asking the server.
+# ---- The state of a driver's connection, known without asking the server.
 
 #: A value of `psycopg.pq.TransactionStatus`. The package must not import psycopg.
 _ACTIVE = 1
@@ -145,23 +145,22 @@ _LAST_STATEMENT = 2.0
 
 
 def psycopg_of(connection: sa.Connection) -> Any:
-    """The psycopg connection below, sync or async; None where it is another driver's."""
-    raw: Any = connection.connection.dbapi_connection  # of a thread it is psycopg's own
-    if isinstance(raw, sa.AdaptedConnection):  # that of SQLAlchemy 2.0 has the other's attributes, too
+    """The underlying psycopg connection, sync or async; None where it is another driver's."""
+    raw: Any = connection.connection.dbapi_connection  # on a thread it is psycopg's own
+    if isinstance(raw, sa.AdaptedConnection):  # SQLAlchemy 2.0's has psycopg's attributes, too
         raw = raw.driver_connection
     return raw if hasattr(raw, "pgconn") else None
 
 
 def is_busy(raw: Any) -> bool:
-    """Whether a command is under way on what `psycopg_of` found, so that the next one would wait: a COPY or a stream that was not
-    read to its end, say.
+    """Whether a command is under way on a connection from `psycopg_of`, so that the next would wait: for example a COPY or a stream
+    that was not read to its end.
     """
     if raw is None or raw.pgconn.transaction_status != _ACTIVE:
         return False
     lock = raw.lock
-    if type(lock) is type(Lock()) and lock.acquire(
-        timeout=_LAST_STATEMENT
-    ):  # a thread's: it may just be in a statement
+    # If it is a thread's lock, the thread may be in a statement just now.
+    if type(lock) is type(Lock()) and lock.acquire(timeout=_LAST_STATEMENT):
         lock.release()
         return bool(raw.pgconn.transaction_status == _ACTIVE)
     return True

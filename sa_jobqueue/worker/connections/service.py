@@ -24,35 +24,27 @@ from .pool import Deadline
 #: the handler, because it believes that this pays. PostgreSQL 15 to 18, November 2026.
 _PLANNER = {
     **{f"enable_{node}": "off" for node in ("seqscan", "bitmapscan", "sort", "nestloop")},
-    # What is to be planned instead, where a role or a database has it off.
+    # The plans to use instead, where a role or a database has them off.
     **{f"enable_{node}": "on" for node in ("indexscan", "indexonlyscan", "hashjoin")},
     "jit": "off",
     "plan_cache_mode": "force_generic_plan",
 }
 
-# What follows is all that a role or a database may set (ALTER ROLE ... SET), of PostgreSQL 15 to 18, and that would end a
-# connection of ours or bend what it says. Left alone, after a look at each:
+# The following settings are all that a role or a database may set (ALTER ROLE ... SET), in PostgreSQL 15 to 18, and that would end a
+# connection of ours or change its results. These were checked and are left alone:
 # - search_path and session_replication_role: the application's triggers on the table run with them. row_security as well.
-# - default_transaction_read_only: an operator who sets it wants nothing written; the worker waits for it to go.
-# - synchronous_commit, and what becomes of a COMMIT otherwise: how much a commit is worth is the application's to say.
+# - default_transaction_read_only: an operator who sets it wants nothing written; the worker waits until it is reset.
+# - synchronous_commit, and other settings of COMMIT: the application decides how durable a commit is.
 # - tcp_keepalives_*, tcp_user_timeout, client_connection_check_interval: they end a connection whose client is gone.
-# - TimeZone, IntervalStyle, bytea_output, lc_*: psycopg heeds them, or nothing of the kind is read here. The same of
+# - TimeZone, IntervalStyle, bytea_output, lc_*: psycopg respects them, or no such value is read here; likewise
 #   standard_conforming_strings, which SQLAlchemy asks for; no text of ours has a backslash.
-# - work_mem, costs, limits of the planner, parallel workers: with the settings above there is one plan left.
-# - what only a superuser may set, as temp_file_limit: it would be refused.
+# - work_mem, costs, limits of the planner, parallel workers: with the settings above only a single plan is left.
+# - settings for superusers only, such as temp_file_limit: they would be refused.
 
 #: Seconds (0: none), or values, without which the server may end a session that is idle, or at its first error.
-_ENDURING = {
-    "idle_session_timeout": "0",
-    "transaction_timeout": "0",
-    "exit_on_error": "off",
-}
-#: How values come and go: every character, a NULL in an array, a time to the microsecond as a number.
-_EXACT = {
-    "client_encoding": "UTF8",
-    "array_nulls": "on",
-    "extra_float_digits": "1",
-}
+_ENDURING = {"idle_session_timeout": "0", "transaction_timeout": "0", "exit_on_error": "off"}
+#: For exact values: every character, a NULL in an array, a time to the microsecond as a number.
+_EXACT = {"client_encoding": "UTF8", "array_nulls": "on", "extra_float_digits": "1"}
 #: Settings that not every version has: `transaction_timeout` came with PostgreSQL 17.
 _NOT_EVERYWHERE = frozenset({"transaction_timeout"})
 
@@ -62,9 +54,9 @@ APPLICATION = "sa-jobqueue worker"
 
 @dataclass(frozen=True, slots=True)
 class Connector:
-    """Makes service connections on `engine`, for the statements of `store`.
+    """Opens service connections on `engine`, for the statements of `store`.
 
-    `pooled`: each transaction makes the settings again, and nothing is prepared.
+    `pooled`: each transaction sets everything again, and no statement is prepared.
     """
 
     engine: sa.Engine
@@ -79,7 +71,7 @@ class Connector:
         return service_limit(self.lease)
 
     def connect(self, deadline: Deadline | None = None) -> sa.Connection:
-        """A connection of our own, out of the pool for good; READ COMMITTED. `deadline` holds for its first statements, too.
+        """A connection of our own, taken out of the pool permanently; READ COMMITTED. `deadline` holds for its first statements, too.
 
         Outside of `begin` the driver is in autocommit, because most service transactions are one statement.
         """
@@ -93,7 +85,7 @@ class Connector:
             connection.detach()
             forks.guard(driver.psycopg_of(connection))
             if self.pooled:
-                # Whatever the engine is set to: a statement prepared in one transaction is not there in the next one.
+                # Overrides the engine: a statement prepared in a transaction does not exist in the next.
                 raw: Any = connection.connection.dbapi_connection
                 raw.prepare_threshold = None
             else:
@@ -140,14 +132,14 @@ def _autocommit(connection: sa.Connection, on: bool) -> None:
 
 
 def service_settings(lease: float) -> dict[str, str]:
-    """What a service connection sets. docs/reference/statements.md lists it for authors of other workers."""
+    """The settings of a service connection. docs/reference/statements.md lists them for authors of other workers."""
     return {
         **_PLANNER,
         **lasting_settings(service_limit(lease)),
-        # The server begins a single statement's transaction, at this level. At a higher one, claims would fail by other claims.
+        # The server begins a single statement's transaction, at this level. At a higher level, claims would fail by other claims.
         "default_transaction_isolation": "read committed",
-        "DateStyle": "ISO",  # psycopg reads no times in another one
-        # Locked rows of the queue are skipped. A statement waits only for rows of the application's that reference a job which it
+        "DateStyle": "ISO",  # psycopg reads times in no other style
+        # Locked rows of the queue are skipped. A statement waits only for rows of the application that reference a job which it
         # deletes, and for locks of the whole table.
         "lock_timeout": "250ms",
         "application_name": APPLICATION,
@@ -157,7 +149,7 @@ def service_settings(lease: float) -> dict[str, str]:
 def lasting_settings(limit: float) -> dict[str, str]:
     """Settings that keep the server from ending a connection of ours, unless a statement or transaction takes `limit` seconds.
 
-    A host frozen between claim and commit would hold rows that every worker skips and no rescue sees. The server ends such a
+    A host suspended between claim and commit would hold rows that every worker skips and no rescue sees. The server ends such a
     transaction before the lease would have ended.
     """
     milliseconds = f"{int(limit * 1000)}ms"
@@ -176,16 +168,16 @@ def _setting(settings: tuple[tuple[str, str], ...], local: bool) -> str:
 
 
 def setting(settings: Mapping[str, str], *, local: bool = False) -> str:
-    """One statement that sets all those that this version of the server has. Behind a pooler each transaction has one, so its
-    text is made once.
+    """A statement that makes all settings that this version of the server has. Behind a pooler each transaction begins with it, so
+    its text is cached.
     """
     return _setting(tuple(settings.items()), local)
 
 
 def service_limit(lease: float) -> float:
-    """Seconds after which the server ends a service statement, or a service transaction that says nothing more.
+    """Seconds after which the server ends a service statement, or a silent service transaction.
 
-    Not above the lease; and not long where the lease is, because a connection whose server is gone must be noticed soon.
+    Not above the lease; and not long even with a long lease, because a connection whose server is gone must be noticed soon.
     """
     return min(max(lease, 0.5), 10.0)
 

@@ -1,4 +1,4 @@
-"""Whether a worker can be in this process: not in a child of a worker, which runs handlers, nor where threads were patched."""
+"""The process of a worker: whether it can have a worker, its exit code, garbage collection, memory and threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _inside = threading.Event()
 
 
 def enter_child() -> None:
-    """From now on this process is a child."""
+    """Mark this process as a child."""
     _inside.set()
 
 
@@ -31,9 +31,7 @@ def refuse_in_child() -> None:
 
 
 def refuse_patched() -> None:
-    """Raise ConfigurationError where gevent or eventlet have put their own in place of threads: a worker would run nothing, and hear
-    no signal.
-    """
+    """Raise ConfigurationError where gevent or eventlet have replaced threads: a worker would run no job, and hear no signal."""
     gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
     if gevent is not None and gevent.is_module_patched("threading"):
         by = "gevent (monkey.patch_all())"
@@ -43,7 +41,7 @@ def refuse_patched() -> None:
         return
     raise ConfigurationError(
         f"{by} has patched the threads of this process, and a worker cannot run so: declare the tasks in a module whose import "
-        "patches nothing, and name that one to the worker"
+        "patches nothing, and name that module to the worker"
     )
 
 
@@ -56,20 +54,20 @@ class Ending(IntEnum):
     STOPPED = 0
     """It was stopped, by a signal, `stop()` or an operator; with `until_idle`: nothing was due any more."""
     INTERRUPTED = 4
-    """With `until_idle`: it was stopped before it knew that nothing is due."""
+    """With `until_idle`: it was stopped before it knew that no job is due."""
     RECYCLE = 75
-    """It asks to be restarted: max_jobs, max_memory, all slots stuck, or the event loop blocked for good."""
+    """It asks to be restarted: max_jobs, max_memory, all slots stuck, or the event loop blocked permanently."""
 
 
-# ---- Python's garbage collector, tuned for a process that does nothing but work.
+# ---- Python's garbage collector, tuned for a process that only runs a worker.
 
-#: Objects made and not freed since, after which the young ones are searched. With Python's 700, or 2,000, a few dozen concurrent
-#: handlers would cause searches all the time, which find nothing, because the objects are in use.
+#: New objects that start a search of the young generation. With Python's 700, or 2,000, some dozens of concurrent handlers would cause
+#: searches all the time, which find nothing, because the objects are in use.
 _YOUNG = 5_000
 
 
 def tune_gc() -> None:
-    """Search less often, and never through the objects loaded so far. Call it after loading all, before the first job."""
+    """Search less often, and never through the objects loaded so far. Call it after all imports, before the first job."""
     gc.collect()
     gc.freeze()
     young, *older = gc.get_threshold()
@@ -77,11 +75,8 @@ def tune_gc() -> None:
         gc.set_threshold(_YOUNG, *older)
 
 
-# ---- How much memory this process has.
-
-
 def resident() -> int:
-    """Bytes of memory resident now; where the system does not tell that, the most there ever were."""
+    """Bytes of memory resident now; where the system does not tell that, the maximum so far."""
     try:
         with open("/proc/self/statm", encoding="ascii") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -92,11 +87,8 @@ def resident() -> int:
         return most if sys.platform == "darwin" else most * 1024
 
 
-# ---- Waking one thread that sleeps.
-
-
 class AutoResetEvent:
-    """An auto-reset event for one waiting thread: `wait()` returns once for each `set()`.
+    """An auto-reset event for a single waiting thread: `wait()` returns once for each `set()`.
 
     Waking a thread by `threading.Event`, which is written in Python, took 70 µs in an idle process; by a bare lock 33 µs
     (November 2026).
@@ -117,7 +109,7 @@ class AutoResetEvent:
     def set(self) -> None:
         """Wake the thread that waits, or let the next `wait()` return at once. For any thread."""
         if self._lock.locked():
-            with suppress(RuntimeError):  # another thread was quicker
+            with suppress(RuntimeError):  # another thread has just released it
                 self._lock.release()
 
     def wait(self, timeout: float) -> None:
@@ -129,14 +121,11 @@ class AutoResetEvent:
         self._lock.acquire(blocking=False)
 
 
-# ---- The worker's own threads. None of them ends unnoticed.
-
-
 class ServiceThread(threading.Thread):
-    """Runs `work` until the worker ends. `Serving` looks at `has_ended` once a second."""
+    """A thread of the worker's own: it runs `work` until the worker ends. `Serving` checks `has_ended` once a second."""
 
     inside: ClassVar[list[Callable[[], AbstractContextManager[object]]]] = []
-    """In these each thread does all its work; tracing puts in what leaves it out. Changed before a worker starts."""
+    """Context managers around all work of each thread; tracing adds one to suppress its spans. Changed before a worker starts."""
 
     def __init__(self, name: str, work: Callable[[], None]) -> None:
         super().__init__(name=f"sa-jobqueue {name}", daemon=True)
@@ -147,8 +136,8 @@ class ServiceThread(threading.Thread):
     def run(self) -> None:
         try:
             with ExitStack() as stack:
-                for one in self.inside:
-                    stack.enter_context(one())
+                for make_context in self.inside:
+                    stack.enter_context(make_context())
                 self._work()
         except BaseException as error:  # SystemExit as well, which would end a thread silently
             self.error = error

@@ -12,7 +12,7 @@ from time import monotonic
 from types import FrameType
 from typing import Any
 
-#: Seconds in which the same signal again is the same one: GNU `timeout` and others signal a process, and then its group.
+#: Seconds in which a repeated signal is ignored: GNU `timeout` and others signal a process, and then its group.
 _SAME = 1.0
 #: Seconds between two calls of `overdue`, once the time to leave is over.
 _REMIND = 1.0
@@ -20,8 +20,8 @@ _REMIND = 1.0
 
 @contextmanager
 def signals_go_to(handler: Callable[[int, FrameType | None], None]) -> Generator[dict[signal.Signals, Any]]:
-    """While this lasts, `handler` gets SIGTERM and SIGINT; one that comes twice within a second, once. Gives the handlers from before.
-    To be used on the main thread.
+    """In this block `handler` gets SIGTERM and SIGINT, except a signal repeated within a second. Yields the previous handlers.
+    For the main thread.
     """
     heard: dict[int, float] = {}
 
@@ -43,8 +43,8 @@ def start_deaf(thread: threading.Thread) -> None:
     """Start a thread that takes no SIGTERM and no SIGINT, and neither do the threads that it starts.
 
     A signal may be taken by a thread that is just being started, before the main thread is awake. If the main thread waits for a lock,
-    it then sleeps on, and Python's handler, which only runs there, is not called. In this way a server that starts a thread for each
-    request lost half of the signals (November 2026).
+    it then sleeps on, and Python's handler, which runs only there, is not called. A server that starts a thread for each request lost
+    half of the signals in this way (November 2026).
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
@@ -55,19 +55,19 @@ def start_deaf(thread: threading.Thread) -> None:
 
 @contextmanager
 def hearing_signals(heed: Callable[[signal.Signals], float], overdue: Callable[[], None]) -> Generator[None]:
-    """While this lasts, SIGTERM and SIGINT call `heed` on a thread, which returns the seconds until all should have ended.
+    """In this block SIGTERM and SIGINT call `heed` on a thread; it returns the seconds until everything should have ended.
 
-    After these, `overdue` is called every second. To be used on the main thread.
+    After that time `overdue` is called every second. For the main thread.
     """
     heard: SimpleQueue[signal.Signals | None] = SimpleQueue()
     pid = os.getpid()
 
     def note(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != pid:  # a child that a handler has forked: the thread is not there
+        if os.getpid() != pid:  # a child that a handler has forked does not have the thread
             signal.signal(number, before[signal.Signals(number)])
             os.kill(os.getpid(), number)
             return
-        # SimpleQueue.put may interrupt a put or get; a log call here could dead-lock with the one it interrupts.
+        # SimpleQueue.put may interrupt a put or get; a log call here could deadlock with a log call that it interrupts.
         heard.put(signal.Signals(number))
 
     def listen() -> None:

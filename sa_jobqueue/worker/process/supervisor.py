@@ -4,10 +4,9 @@
 >>> supervisor = Supervisor([sys.executable, "-m", "sa_jobqueue", "work", "--app", "shop.tasks"], processes=2)
 >>> code = supervisor.run()  # doctest: +SKIP
 
-It has no database, no event loop and none of the application's code, so there is little in it that could die. Each
-worker is a new process (spawned, never forked) in a session of its own, so that Ctrl-C in a terminal reaches the
-supervisor alone, which passes it on. Each holds the read end of a pipe as its stdin, and drains when that ends: when the
-supervisor is gone, however it ended (`supervised`).
+It has no database, no event loop and none of the application's code, so little in it can fail. Each worker is a new process
+(spawned, never forked) in a session of its own, so that Ctrl-C in a terminal reaches only the supervisor, which passes it on. Each
+has the read end of a pipe as its stdin, and drains when that ends: when the supervisor is gone, however it ended (`supervised`).
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import random
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import FrameType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ...rules.retry import backoff
 from ...util.log import get_logger
@@ -34,7 +33,7 @@ from .signals import signals_go_to, start_deaf
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """What the supervisor knows of it. Only the supervisor's main thread touches it."""
+    """A worker process, as the supervisor sees it. Only the supervisor's main thread uses it."""
 
     number: int
     process: subprocess.Popen[bytes] | None = None
@@ -45,11 +44,11 @@ class Slot:
     """Fast deaths in a row, and starts that failed."""
     starts: int = 0
     cannot_work: bool = False
-    """The last report of its process."""
+    """Whether its last process ended because it could not work."""
     restarts: bool = False
     """Its process drains, to be started again."""
     kill_at: float | None = None
-    """When its process has had the time to drain."""
+    """When to kill its process, which then has had the time to drain."""
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to its process, if there is one."""
@@ -87,14 +86,12 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 _LAST_CALL = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Ended:
+class _Ended(NamedTuple):
     slot: Slot
     code: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Restart:
+class _Restart(NamedTuple):
     why: str
     grace: float
     env: Mapping[str, str] | None
@@ -125,11 +122,11 @@ class Reports(Protocol):
 class Supervisor:
     """Runs `command` in a number of `processes`, with the environment `env` (None: this process's own).
 
-    `cores`: where each process stays on one of these processor cores, shared out in turn; empty: anywhere.
+    `cores`: the processor cores to which the processes are pinned, in turn; empty: none.
     `reports`: gets the other end of a pipe that each process is given, as the option `--metrics-pipe` with its descriptor.
     `grace`: seconds that a worker may take to drain; a little later it is killed. `until_idle`: a worker that ends by
-    itself with 0 has done its work and is not started again. `reloads`: calls of `restart` are to come, so a worker that
-    cannot work waits for the next one.
+    itself with 0 has done its work and is not started again. `reloads`: `restart` will be called, so a worker that
+    cannot work waits for the next call.
     """
 
     def __init__(
@@ -144,36 +141,40 @@ class Supervisor:
         until_idle: bool = False,
         reloads: bool = False,
     ) -> None:
-        self._command = list(command)
-        self._env = env
-        self._cores, self._reports = cores, reports
+        self._command, self._env, self._cores, self._reports = list(command), env, cores, reports
         self._grace, self._until_idle, self._reloads = grace, until_idle, reloads
         self._slots = [Slot(number) for number in range(1, processes + 1)]
         self._events: SimpleQueue[_Event] = SimpleQueue()
-        self._signals = 0
+        self._signals = self._code = 0
         self._stopping = False
-        self._code = 0
         self._worked = False
-        """Whether any process has got to work, as far as can be seen from here."""
+        """Whether any process seems to have worked."""
 
     def run(self) -> int:
         """Keep the workers running until a signal comes, let them drain, and return the exit code.
 
-        0: all have drained. 1: one had to be killed. 2: none could even begin. 4: with `until_idle`, a signal came before all found
-        nothing more to do. Call it on the main thread.
+        0: all have drained. 1: a worker had to be killed. 2: no worker could begin. 4: with `until_idle`, a signal came before all
+        workers were done. Call it on the main thread.
         """
-        with self._catch_signals():
+
+        # SimpleQueue.put may be called in a handler: it does not deadlock with a put or get that it interrupts.
+        def heed(number: int, frame: FrameType | None) -> None:
+            self._events.put(signal.Signals(number))
+
+        with signals_go_to(heed):
             try:
                 while not self._is_done():
                     self._start_due()
                     self._handle_next()
                     self._kill_late()
             finally:
-                self._kill_all()
+                for slot in self._slots:
+                    if slot.process is not None:
+                        slot.process.kill()
         return self._code
 
     def stop(self) -> None:
-        """What a SIGTERM does; from any thread."""
+        """Act as on a SIGTERM; from any thread."""
         self._events.put(signal.SIGTERM)
 
     def restart(self, why: str, *, grace: float, env: Mapping[str, str] | None) -> None:
@@ -198,8 +199,8 @@ class Supervisor:
         try:
             slot.process = self._spawn(slot)
         except (OSError, RuntimeError) as error:  # no such program now, no memory, no more processes or threads
-            if not any(one.starts for one in self._slots):
-                raise  # nothing runs that this could harm
+            if not any(started.starts for started in self._slots):
+                raise  # no process runs that this could harm
             delay = self._start_later(slot)
             logger.error(
                 "worker process %d could not be started: %s; trying again in %.1f s", slot.number, error, delay
@@ -212,7 +213,7 @@ class Supervisor:
         logger.log(level, "worker process %d started (pid %d)", slot.number, slot.process.pid)
 
     def _spawn(self, slot: Slot) -> subprocess.Popen[bytes]:
-        """A new process, whose end will be heard of. Raises OSError, and RuntimeError if there can be no more threads."""
+        """A new process, and a thread that waits for its end. Raises OSError, and RuntimeError if there can be no more threads."""
         pipe = [] if self._reports is None else [self._reports.open(slot.number)]
         try:
             process = subprocess.Popen(
@@ -225,7 +226,7 @@ class Supervisor:
         try:
             start_deaf(threading.Thread(target=self._await_end, args=(slot, process), daemon=True))
         except RuntimeError:
-            with process:  # no thread would hear of its end
+            with process:  # no thread would wait for its end
                 process.kill()
             raise
         return process
@@ -234,12 +235,12 @@ class Supervisor:
         try:
             os.sched_setaffinity(pid, {core})
         except ProcessLookupError:
-            pass  # its end will be heard of
-        except OSError as error:  # the cores that may be used are others by now
+            pass  # its end will be handled
+        except OSError as error:  # the allowed cores have changed
             logger.warning("pid %d could not be kept on core %d: %s", pid, core, error)
 
     def _start_later(self, slot: Slot) -> float:
-        """Start it again after one more death; returns in how many seconds."""
+        """Start a process again after another death; returns the delay in seconds."""
         slot.deaths += 1
         delay = restart_delay(slot.deaths, random=random.random())
         slot.start_at = monotonic() + delay
@@ -302,7 +303,7 @@ class Supervisor:
     def _is_hopeless(self) -> bool:
         """Whether the settings are wrong: no process has ever worked, and none is left that might.
 
-        One that cannot begin while others work has met a database that is away just now.
+        A process that cannot begin while others work has probably met a database that is away just now.
         """
         return not self._worked and all(slot.process is None and slot.cannot_work for slot in self._slots)
 
@@ -314,7 +315,7 @@ class Supervisor:
             slot.deaths, slot.cannot_work = 0, False
             if slot.process is None:
                 slot.start_at, slot.restarts = monotonic(), True
-            elif not slot.restarts:  # one that drains already must not be told twice
+            elif not slot.restarts:  # a process that drains already must not get a second signal
                 slot.restarts = True
                 self._ask_to_drain(slot)
         self._grace, self._env = asked.grace, asked.env
@@ -327,7 +328,7 @@ class Supervisor:
             return
         logger.warning("%s, the second signal: the workers leave now", number.name)
         for slot in self._slots:
-            slot.send(signal.SIGINT)  # not SIGTERM: a process that has not seen the first would see one, not two
+            slot.send(signal.SIGINT)  # not SIGTERM: if the first is still pending, a second SIGTERM would be lost
         for slot in self._slots:
             if slot.kill_at is not None:
                 slot.kill_at = min(slot.kill_at, monotonic() + _LAST_CALL)
@@ -335,7 +336,7 @@ class Supervisor:
     # ---- ending
 
     def _drain(self) -> None:
-        """Start nothing more, and ask all to end."""
+        """Start no more processes, and ask all to end."""
         self._stopping = True
         if self._reports is not None:
             self._reports.leaving()
@@ -360,20 +361,6 @@ class Supervisor:
                 slot.process.kill()
                 self._code = self._code or int(self._stopping)
 
-    def _kill_all(self) -> None:
-        for slot in self._slots:
-            if slot.process is not None:
-                slot.process.kill()
-
-    @contextmanager
-    def _catch_signals(self) -> Generator[None]:
-        # SimpleQueue.put may be called in a handler: it does not deadlock with a put or get that it interrupts.
-        def heed(number: int, frame: FrameType | None) -> None:
-            self._events.put(signal.Signals(number))
-
-        with signals_go_to(heed):
-            yield
-
 
 def restart_delay(deaths: int, *, random: float) -> float:
     """Seconds until the next start after fast deaths in a row: 0.5, doubled each time, at most 30; ± 20 %.
@@ -389,9 +376,9 @@ def restart_delay(deaths: int, *, random: float) -> float:
 def drain_with_supervisor(drain: Callable[[], None]) -> None:
     """In a worker process: call `drain`, on a thread of its own, when the supervisor is gone and stdin ends with it.
 
-    What handlers start gets /dev/null for its stdin, not the pipe.
+    Processes that handlers start get /dev/null as their stdin, not the pipe.
     """
-    # One that a thread of the supervisor has started has inherited that it takes no signals.
+    # A worker that a thread of the supervisor has started has inherited blocked signals.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
     pipe = os.dup(0)
     with open(os.devnull, "rb") as null:
@@ -402,7 +389,7 @@ def drain_with_supervisor(drain: Callable[[], None]) -> None:
             pass
         try:
             logger.warning("the supervisor is gone: finishing what is running")
-        finally:  # whatever a filter or a handler of logs raises
+        finally:  # even if a log filter or handler raises
             drain()
 
     threading.Thread(target=deadline, name="sa-jobqueue supervisor watch", daemon=True).start()

@@ -95,10 +95,10 @@ class BisectingClaims:
         began, is for the caller to take over before the next one is claimed.
         """
         began, in_vain = monotonic(), 0
-        # Each limited queue in a transaction of its own: if one locked several, one after the other, two could wait for each other.
+        # Each limited queue in a transaction of its own: if a transaction locked several in turn, two could wait for each other.
         parts: defaultdict[str | None, dict[int, str]] = defaultdict(dict)
-        for one, queue in skipped.items():
-            parts[queue if self.limited.has(queue) else None][one] = queue
+        for job, queue in skipped.items():
+            parts[queue if self.limited.has(queue) else None][job] = queue
         for limited, part in parts.items():
             began_part = monotonic()
             with self._begin(connection):
@@ -112,12 +112,12 @@ class BisectingClaims:
             yield jobs, began_part
 
     def _lock_skipped(self, connection: sa.Connection, limited: str | None, part: Mapping[int, str]) -> dict[int, str]:
-        """Those that are due, and their queues. `limited`: the limited queue that they are of, None: they are of others."""
+        """The jobs of `part` that are due, and their queues. `limited`: their limited queue; None: they are of other queues."""
         if limited is not None:
             return self.limited.lock_due(connection, limited, len(part), tried=part)
         store, queues = self.connector.store, set(part.values())
         return {
-            one: part[one] for one in store.lock_these(connection, list(part), queues=queues, known=self.limited.known)
+            job: part[job] for job in store.lock_these(connection, list(part), queues=queues, known=self.limited.known)
         }
 
     def _claim(
@@ -125,7 +125,7 @@ class BisectingClaims:
     ) -> tuple[list[ClaimedJob], dict[int, str]]:
         """Claim `most` of these locked jobs. Returns those that were claimed, and why others could not be, by id.
 
-        They are tried in their order, because the claim of one may be why another is refused: fewer at a time after a failure,
+        They are tried in their order, because the claim of a job may be why another is refused: fewer at a time after a failure,
         more again after a success.
         """
         jobs: list[ClaimedJob] = []
@@ -159,9 +159,9 @@ class BisectingClaims:
 
     def _skip(self, queues: Mapping[int, str], refused: Mapping[int, str]) -> list[int]:
         """Skip the refused jobs from now on. Returns those of them that were not skipped before."""
-        new = [one for one in refused if self.skipped.add_unclaimable(one, queues[one], why=refused[one])]
-        for one in new[:_NAMED]:
-            logger.error("job %d cannot be claimed; it is skipped for a while: %s", one, refused[one])
+        new = [job for job in refused if self.skipped.add_unclaimable(job, queues[job], why=refused[job])]
+        for job in new[:_NAMED]:
+            logger.error("job %d cannot be claimed; it is skipped for a while: %s", job, refused[job])
         if len(new) > _NAMED:
             logger.error("%d more jobs cannot be claimed, and are skipped for a while", len(new) - _NAMED)
         if new and not self.skipped.has_room(queue := queues[new[0]]):

@@ -69,54 +69,54 @@ class SkippedJobs:
 
     @property
     def full(self) -> bool:
-        """Whether no more can be skipped, except of queues that have not used up their share."""
+        """Whether no more jobs can be skipped, except of queues that have not used up their share."""
         return len(self) >= MOST
 
     def has_room(self, queue: str) -> bool:
         """Whether one more job of this queue can be skipped."""
         if not self.full:
             return True
-        of_queue = sum(one.queue == queue for one in self._unclaimable.values())
+        of_queue = sum(job.queue == queue for job in self._unclaimable.values())
         return of_queue + sum(name == queue for name in self._waiting.values()) < MOST // self._queues
 
     def ids(self) -> list[int]:
-        """The jobs that no claim of several is to take."""
+        """The jobs that no claim of several jobs may take."""
         return [*self._unclaimable, *self._waiting]
 
     def told(self) -> dict[str, str | None] | None:
-        """Some of the jobs as text, and what refused each, or None if it waits for another; None: no job is skipped. For any thread."""
-        # Each list is made in one step, whatever the claimer's thread does meanwhile.
+        """Some of the jobs as text, and the error of each, or None if it waits for another; None: no job is skipped. For any thread."""
+        # Each list is made in one step, so the claimer's thread cannot interfere.
         refused: list[tuple[int, str | None]] = [
-            (job, one.why) for job, one in islice(list(self._unclaimable.items()), _TOLD)
+            (number, job.why) for number, job in islice(list(self._unclaimable.items()), _TOLD)
         ]
         waiting = [(job, None) for job in islice(list(self._waiting), _TOLD)]
         return {str(job): why for job, why in [*refused, *waiting][:_TOLD]} or None
 
     def add_unclaimable(self, id: int, queue: str, *, why: str = "") -> bool:
-        """This job cannot be claimed, and `why`. Returns whether that is new; it is not added when there is no room."""
+        """Skip a job that cannot be claimed, and `why`. Returns whether that is new; it is not added when there is no room."""
         self._waiting.pop(id, None)
-        one = self._unclaimable.get(id)
-        new = one is None
+        job = self._unclaimable.get(id)
+        new = job is None
         why = clean(why[:_LENGTH])
-        if one is None:
+        if job is None:
             if not self.has_room(queue):
                 return False
-            one = self._unclaimable[id] = _Unclaimable(queue, _FIRST, 0.0, why)
+            job = self._unclaimable[id] = _Unclaimable(queue, _FIRST, 0.0, why)
             self.changed()
         else:
-            one.wait, one.why = min(2 * one.wait, _LONGEST), why
-        one.at = monotonic() + one.wait * random.uniform(0.8, 1.2)
+            job.wait, job.why = min(2 * job.wait, _LONGEST), why
+        job.at = monotonic() + job.wait * random.uniform(0.8, 1.2)
         return new
 
     def add_waiting(self, id: int, queue: str) -> bool:
-        """This job waits until `due` is asked for one of those that wait. False: there is no room."""
+        """Let a job wait until `due` is called with `one_waiting`. False: there is no room."""
         if self.has_room(queue) and id not in self._waiting:
             self._waiting[id] = queue
             self.changed()
         return id in self._waiting
 
     def forget(self, ids: Iterable[int]) -> None:
-        """These are not due any more: another worker has claimed or ended them."""
+        """Forget jobs that are not due any more: another worker has claimed or ended them."""
         before = len(self)
         for gone in ids:
             self._unclaimable.pop(gone, None)
@@ -125,31 +125,31 @@ class SkippedJobs:
             self.changed()
 
     def claimed(self, ids: Iterable[int]) -> None:
-        """These could be claimed. If one had been unclaimable, its cause may be gone for the others too: they are tried soon."""
+        """Note jobs that could be claimed. If a job had been unclaimable, its cause may be gone for others too: they are tried soon."""
         before = len(self._unclaimable)
         self.forget(ids)
         if len(self._unclaimable) == before:
             return
         soon = monotonic() + _FIRST
-        for one in self._unclaimable.values():
-            one.wait, one.at = _FIRST, min(one.at, soon)
+        for job in self._unclaimable.values():
+            job.wait, job.at = _FIRST, min(job.at, soon)
 
     def rest(self, seconds: float, *, in_vain: int) -> None:
-        """A retry took `seconds`, and `in_vain` jobs could again not be claimed: pause in proportion."""
+        """Pause in proportion to a retry that took `seconds`, and to the `in_vain` jobs that could again not be claimed."""
         self._rests_until = monotonic() + max(_SHARE * seconds, _EACH * in_vain)
 
     def due(self, free: Mapping[str, int], *, one_waiting: bool, at_once: bool = False) -> dict[int, str]:
         """The jobs to try now, and their queues: at most `free[queue]` of each queue.
 
-        `one_waiting`: one of the jobs that wait may be among them. `at_once`: unclaimable ones are, even before their time.
+        `one_waiting`: a waiting job may be among them. `at_once`: unclaimable jobs are, even before their time.
         """
         now, left = monotonic(), dict(free)
         found: dict[int, str] = {}
         unclaimable = self._unclaimable if at_once or now >= self._rests_until else {}
-        for key, one in unclaimable.items():
-            if (at_once or one.at <= now) and left.get(one.queue, 0) > 0 and len(found) < _AT_ONCE:
-                left[one.queue] -= 1
-                found[key] = one.queue
+        for key, job in unclaimable.items():
+            if (at_once or job.at <= now) and left.get(job.queue, 0) > 0 and len(found) < _AT_ONCE:
+                left[job.queue] -= 1
+                found[key] = job.queue
         for key, queue in self._waiting.items() if one_waiting else ():
             if left.get(queue, 0) > 0:
                 found[key] = queue
@@ -161,7 +161,7 @@ class SkippedJobs:
         wanted = set(queues)
         if one_waiting and not wanted.isdisjoint(self._waiting.values()):
             return 0.0
-        times = [one.at for one in self._unclaimable.values() if one.queue in wanted]
+        times = [job.at for job in self._unclaimable.values() if job.queue in wanted]
         return max(min(times), self._rests_until) if times else None
 
 
