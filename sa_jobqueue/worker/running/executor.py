@@ -33,6 +33,8 @@ logger = get_logger(__name__)
 _FAILURES = {Event.RETRY, Event.FAIL}
 #: Seconds, on average, until a job runs again that went back because there was no connection for its session.
 _AGAIN = 1.0
+#: In place of a handler's value.
+_RAISED = object()
 
 
 class Executor:
@@ -70,7 +72,7 @@ class Executor:
             decided = self._decide(run, of_value(run, value))
             self._end(run, self._conclude(call, decided, value))
         except BaseException as error:
-            self._end(run, self._conclude(call, self._judge(call, error), failed=True), error)
+            self._end(run, self._conclude(call, self._judge(call, error), _RAISED), error)
 
     async def run_async(self, run: Run, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the current task."""
@@ -98,7 +100,7 @@ class Executor:
                 judged: ToWrite | MaybeWritten | Lost = self._decide(run, Released(started=True))
             else:
                 judged = self._judge(call, error)
-            ending = await call.in_greenlet(lambda: self._conclude(call, judged, failed=True))
+            ending = await call.in_greenlet(lambda: self._conclude(call, judged, _RAISED))
             self._end(run, ending, None if leaving and cancelled else error)
             if leaving and cancelled:
                 raise
@@ -149,18 +151,16 @@ class Executor:
             return decided
         return MaybeWritten(committing) if decided is LOST else InDoubt(decided.change, committing)
 
-    def _conclude(
-        self, call: Call, decided: ToWrite | MaybeWritten | Lost, value: Any = None, *, failed: bool = False
-    ) -> RunEnding | None:
-        """End the handler's session. Unless the handler has `failed` or left early, what it wrote is committed with the change.
+    def _conclude(self, call: Call, decided: ToWrite | MaybeWritten | Lost, value: Any) -> RunEnding | None:
+        """End the handler's session. Unless the handler has `_RAISED` or left early, what it wrote is committed with the change.
 
         None: another thread has given the run up, and reports it. In a greenlet for an async handler.
         """
-        transaction = call.transaction
-        if transaction is None or failed or not isinstance(decided, ToWrite) or left_early(call.run, value):
-            call.close(
-                failed=transaction is not None and isinstance(decided, ToWrite) and decided.change.event in _FAILURES
-            )
+        if (transaction := call.transaction) is None:
+            call.close()
+            return decided if call.settle() else None
+        if value is _RAISED or not isinstance(decided, ToWrite) or left_early(call.run, value):
+            call.close(failed=isinstance(decided, ToWrite) and decided.change.event in _FAILURES)
             return decided if call.settle() else None
         ending = transaction.complete(decided.change) if call.settle() else None
         call.close()
@@ -182,7 +182,7 @@ class Executor:
             decided = LOST if run.stop is Stop.LOST else self._decide(run, outcome)
         except BaseException as error:  # the application's, as in `_judge`; nobody else can report the outcome now
             decided = ToWrite(unruly(run, error))
-        self._end(run, decided, outcome.exception if isinstance(outcome, Failed) else None, note, apart=True)
+        self._end(run, decided, outcome.exception if isinstance(outcome, Failed) else None, note)
         return True
 
     def adopt(self, run: Run, ending: RunEnding) -> None:
@@ -197,25 +197,21 @@ class Executor:
             self._end(run, ToWrite(unruly(run, error)), error)
 
     def _end(
-        self,
-        run: Run,
-        ending: RunEnding | None,
-        error: BaseException | None = None,
-        note: str = "",
-        *,
-        apart: bool = False,
+        self, run: Run, ending: RunEnding | None, error: BaseException | None = None, note: str | None = None
     ) -> None:
-        """Log and report an ending, and tell middleware of it: `apart`, on another thread. None: another thread does all that."""
+        """Log and report an ending, and call middleware. `ending` is None where another thread does that. `note`: for a run that
+        was given up, whose middleware is called on another thread.
+        """
         if ending is None:
             return
         if ending is not LOST and not isinstance(ending, MaybeWritten):
             change = ending.change
             if error is not None or self._log.says_all or change.error is not None:
                 with suppress(BaseException):  # of the application's log filters and handlers: the outcome stands
-                    self._log.ends(run, change, error, note)
+                    self._log.ends(run, change, error, note or "")
         if run.attempt_end is None:
             self._report(run, ending)
-        elif apart:
+        elif note is not None:
             self._report(run, ending)
             self.telling.tell(run.attempt_end, outcome_of(ending), error)
         else:
