@@ -1,6 +1,6 @@
-"""The worker: claims jobs, runs their handlers, writes what came of them.
+"""The worker: claims jobs, runs their handlers, writes their outcomes.
 
-`worker.Worker` is the front; the other modules are its services, each on its own.
+`worker.Worker` is the public class; the other modules are its services.
 """
 
 from .process.inside import Ending

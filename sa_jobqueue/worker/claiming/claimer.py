@@ -1,8 +1,8 @@
 """The claimer's thread: it writes outcomes and claims jobs, on a connection of its own.
 
-Each round takes the outcomes that wait, writes them, claims for the free slots, and hands the jobs over. While every outcome says
-no more than "done", one statement writes and claims, and is its own transaction. Handlers run on other threads, so a handler that
-blocks holds up no round. While the database is away, outcomes are kept and nothing is claimed; when it is back, the jobs that
+Each round takes the outcomes that wait, writes them, claims for the free slots, and hands the jobs over. While every outcome is a
+plain completion, one statement writes and claims, and is its own transaction. Handlers run on other threads, so a handler that
+blocks delays no round. While the database is away, outcomes are kept and nothing is claimed; when it is back, the jobs that
 a broken commit may have claimed are given back.
 """
 
@@ -56,7 +56,7 @@ _BATCH = 1_000
 _GATHER = 0.005
 #: Seconds between two attempts to reach a database that is away. Workers are back soon after it is.
 _LONGEST_PAUSE = 2.0
-#: Seconds for which operators are told that a round was refused: a round that tries nothing may succeed meanwhile.
+#: Seconds for which operators see that a round was refused: a round without statements may succeed meanwhile.
 _LATELY = 60.0
 #: Shares of the jobs that are skipped, where any number of queues is served.
 _SHARES = 100
@@ -68,18 +68,18 @@ class Exchange:
 
     changes: list[Change]
     wanted: dict[str, int]
-    """How many jobs to claim from each queue."""
+    """The number of jobs to claim from each queue."""
     limited: bool
     """Whether limits hold in these queues."""
     quiet: bool
-    """Whether nothing ran when it began."""
+    """Whether no job ran when it began."""
     began: float = 0.0
     """When the claim began, by `monotonic()`, and how many seconds it took."""
     took: float = 0.0
     answers: dict[int, Answer] = field(default_factory=dict)
     jobs: list[ClaimedJob] = field(default_factory=list)
     states: dict[str, QueueAnswer] = field(default_factory=dict)
-    """Of a claim under limits: how to go on in each queue."""
+    """After a claim under limits: how to go on in each queue."""
     swept: bool = True
     """Whether the claim began at the front of the queues."""
     flight: Flight | None = None
@@ -122,24 +122,24 @@ class Claimer:
         # Other threads touch these:
         self.thread = ServiceThread("claimer", self._loop)
         self.deadline = Deadline(connector.limit + CLIENT_MARGIN)
-        """Over the round that goes on. The watchdog reads it."""
+        """The deadline of the current round. The watchdog reads it."""
         every = EVERY_QUEUE in all_slots
         make_demand = partial(SharedDemand, connector=connector) if every else Demand
         self._demand = make_demand(all_slots, writer, max_jobs=max_jobs, together=idle is not None)
-        """Its fields say who writes and reads them."""
+        """The comments of its fields name the threads that write and read them."""
         self._wake = AutoResetEvent()
         """Ends the pause between two rounds. Set by any thread."""
         self._enough = AutoResetEvent()
         """Ends the wait for more outcomes. Set by any thread."""
         self._batch = 1
-        """How many outcomes make it worth to write. Written by the claimer's thread, read where handlers end."""
+        """The number of outcomes that are worth a write. Written by the claimer's thread, read where handlers end."""
         self._ending = False
         """Whether to end when all is written. Written by the thread that stops the worker, read by the claimer's."""
         self.moves_at = monotonic()
         """When the next round begins at the latest; in a round, when that began. Written by the claimer's thread, read by any."""
 
         self.skipped = SkippedJobs(_SHARES if every else len(all_slots))
-        """Jobs that no claim of several is to take. Of the claimer's thread, but for what any may be `told`."""
+        """Jobs that no claim of several jobs may take. For the claimer's thread; any thread may call `told`."""
 
         # The claimer's thread alone writes and reads the rest:
         broken_commits = BrokenCommits(connector, runs, writer, worker)
@@ -204,11 +204,11 @@ class Claimer:
         self.thread.start()
 
     def wake(self) -> None:
-        """There is an outcome to write, or a slot has become free."""
+        """Begin a round soon: there is an outcome to write, or a slot has become free."""
         self._wake.set()
 
     def ended(self, slots: Slots, queue: str) -> None:
-        """A handler of a job of this queue has ended: its outcome may wait to be written, and its slot may want jobs."""
+        """Note that a handler of this queue has ended: its outcome may wait to be written, and its slot may want jobs."""
         outcomes = len(self._writer.pending)
         freed = self._limited.any and self._limited.ended(queue)
         if freed or outcomes or slots.hungry:
@@ -217,17 +217,17 @@ class Claimer:
             self._enough.set()
 
     def notify(self, queue: str | None) -> None:
-        """New jobs were announced in this queue; None: perhaps in any."""
+        """Note that new jobs were announced in this queue; None: perhaps in any queue."""
         self._demand.notify(queue)
         self._wake.set()
 
     def limits_changed(self) -> None:
-        """Limits were changed, or a permit is free."""
+        """Note that limits were changed, or a permit is free."""
         self._limited.stale = True
         self.notify(None)
 
     def hold_back(self, share: float) -> None:
-        """Claim for this share of the slots: one of each queue at least. 1: for all, and ahead."""
+        """Claim for this share of the slots: at least one slot of each queue. 1: for all slots, and ahead."""
         self._demand.throttle.share = share
         self._wake.set()
 
@@ -237,7 +237,7 @@ class Claimer:
         self._wake.set()
 
     def finish(self, timeout: float) -> bool:
-        """Write what is left and end; whether that was done within `timeout` seconds."""
+        """Write the last outcomes and end. Returns whether that was done within `timeout` seconds."""
         self._demand.stop()
         self._ending = True
         self._wake.set()
@@ -280,7 +280,7 @@ class Claimer:
         self._connection.close()
 
     def _gather(self) -> None:
-        """Let outcomes come together while the runners have work: at most half of the jobs that are held."""
+        """Wait until several outcomes can be written together while the runners have work: at most half of the jobs that are held."""
         if not (outcomes := len(self._writer)):
             return
         self._batch = min(len(self._runs) // 2, _BATCH // 2)
@@ -367,7 +367,7 @@ class Claimer:
         return True
 
     def _prepare(self, connection: sa.Connection) -> bool:
-        """What comes before the outcomes and the claim. Returns whether skipped jobs were claimed."""
+        """Do the steps before the outcomes and the claim. Returns whether skipped jobs were claimed."""
         for slots in self._all_slots.values():
             slots.measure()
         if self._writer.asked:
@@ -381,7 +381,7 @@ class Claimer:
         return self._poison.claim_skipped(connection)
 
     def _exchanges(self, changes: list[Change], wanted: dict[str, int], *, quiet: bool) -> Iterator[Exchange]:
-        """First from the queues with limits. The outcomes go with the first exchange."""
+        """The exchanges of a round: first for the queues with limits. The outcomes go with the first exchange."""
         if limited := self._limited.part(wanted):
             yield Exchange(changes, limited, limited=True, quiet=quiet)
             changes = []
@@ -513,7 +513,7 @@ class Claimer:
     # ---- after an exchange
 
     def _settle(self, exchange: Exchange) -> None:
-        """After the commit: the outcomes that were written. What had no answer is asked about in the next round."""
+        """Settle the written outcomes after the commit. Outcomes without an answer are asked about in the next round."""
         changes, answers = exchange.changes, exchange.answers
         if len(answers) < len(changes):
             self._mode = Mode.APART

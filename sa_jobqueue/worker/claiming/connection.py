@@ -81,7 +81,7 @@ class ClaimerConnection:
         """The pid of the server process of this or the last connection; None behind a pooler."""
         self.in_doubt = False
         """Whether a commit may have claimed jobs that this process does not know of: set before a claim, and reset when its jobs
-        are handed over, when the server has said that it failed, and when a new connection has given them back."""
+        are handed over, when the server has answered that it failed, and when a new connection has given them back."""
 
     def make(self, *, any_claimed: bool) -> sa.Connection:
         """Connect. After a failure, or if this worker has claimed jobs, give back jobs that a broken commit may have claimed."""

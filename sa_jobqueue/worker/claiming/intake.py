@@ -1,7 +1,7 @@
 """The way of claimed jobs to their slots, or back to the queue.
 
-Each goes as soon as it is whole: long arguments and meta do not come with the claim, and are fetched job by job. A job that cannot be
-read holds up no other: it gets an outcome without being run.
+Each job goes as soon as it is complete: long arguments and meta do not come with the claim, and are fetched job by job. A job that
+cannot be read delays no other: it gets an outcome without being run.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ logger = get_logger(__name__)
 
 #: Seconds for which a job of an unknown task goes back at most. 100,000 such jobs are then claimed 333 times a second.
 _LONGEST = 300.0
-#: Unknown tasks that are told apart at most. Names come out of rows, and each is kept and logged.
+#: Unknown tasks that are distinguished at most. Names come out of rows, and each is kept and logged.
 _MOST = 1_000
 _REST = "\0"  # in no row: PostgreSQL has no such text
 #: Seconds for which a job goes back whose text did not come, and up to twice as many. It may be why the time or the memory did not
@@ -62,7 +62,7 @@ class UnknownTasks:
         """By task: since when its jobs have come, and when the task is forgotten if no more come."""
 
     def names(self) -> list[str]:
-        """The tasks whose jobs came lately. For any thread: under limits they are not claimed meanwhile, so that they use up no rate."""
+        """The tasks whose jobs came lately. For any thread: under limits they are not claimed meanwhile, so that they consume no rate."""
         now = monotonic()
         return [task for task, (_, forgotten) in list(self._seen.items()) if now < forgotten and task != _REST]
 
@@ -111,7 +111,7 @@ class Intake:
     most: int
 
     def take(self, connection: sa.Connection, jobs: list[ClaimedJob], *, claimed_at: float) -> list[ClaimedJob]:
-        """Give the jobs to their slots, except suspects that have to wait. Returns the jobs without those suspects."""
+        """Give the jobs to their slots, except suspects that must wait. Returns the jobs without those suspects."""
         kept = self.suspects.part(connection, jobs)
         if len(kept) < len(jobs):
             self.limited.freed = True
@@ -120,10 +120,10 @@ class Intake:
         return kept
 
     def _give(self, connection: sa.Connection, jobs: list[ClaimedJob], claimed_at: float) -> None:
-        """Give the jobs to their slots, first those that are whole.
+        """Give the jobs to their slots, complete jobs first.
 
-        Leases are renewed only after that. So jobs that were not fetched within a third of a lease go back. At least one is
-        fetched: then there is progress however slow the network is.
+        Leases are renewed only after that. So jobs that were not fetched within a third of a lease go back. At least one job is
+        fetched, so that there is progress on the slowest network.
         """
         whole = [job for job in jobs if job.args is not None and job.meta is not None]
         if whole:
@@ -206,7 +206,7 @@ class Intake:
     # ---- to the slots, or back
 
     def _start(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
-        """Whole jobs go to their slots. Jobs of unknown tasks go back."""
+        """Give complete jobs to their slots. Jobs of unknown tasks go back."""
         known, now = self.registry.get, monotonic()
         by_queue: dict[str, list[Run]] = {name: [] for name in self.all_slots}
         others = by_queue.get(EVERY_QUEUE)
@@ -232,7 +232,7 @@ class Intake:
         self.demand.claimed += len(jobs)  # afterwards: a thread that sees `max_jobs` reached may close the slots
 
     def _lose(self, run: Run) -> None:
-        """Its job was taken away, and claimed here again: no renewal will say that this run's claim is over."""
+        """Stop a run whose job was taken away, and claimed here again: no renewal will find that this run's claim is over."""
         if not run.settled:
             logger.warning(
                 "job %d: its claim was taken away, and it is claimed here again; the earlier run is stopped, and nothing it "
@@ -242,7 +242,7 @@ class Intake:
             self.runs.stop(run, Stop.LOST)
 
     def _set_aside(self, job: ClaimedJob, outcome: Outcome) -> None:
-        """End a job that is not whole with this outcome, without a run."""
+        """End an incomplete job with this outcome, without a run."""
         self._end(job, outcome)
         self.observer.claim(1)
 

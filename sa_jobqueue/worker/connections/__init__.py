@@ -1,1 +1,1 @@
-"""The worker's own connections: how they are made, set up, watched and closed."""
+"""The worker's own connections: opened, set up, watched and closed."""

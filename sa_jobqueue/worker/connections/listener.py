@@ -103,7 +103,7 @@ class Listener:
                 self._end.wait(backoff(failures, first=0.2, most=_RETRY_MOST))
 
     def _subscribe(self, connection: sa.Connection) -> tuple[psycopg.Connection, str]:
-        """Take the connection out of the pool for good, and LISTEN on it."""
+        """Take the connection out of the pool permanently, and LISTEN on it."""
         import psycopg
         from psycopg import sql
 

@@ -1,4 +1,4 @@
-"""The worker's own connections: taken from an engine for good, set up for service, never shared with handlers."""
+"""The worker's own connections: taken from an engine permanently, set up for service, never shared with handlers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What becomes of jobs that break a claim."""
+"""Handling of jobs that break a claim."""

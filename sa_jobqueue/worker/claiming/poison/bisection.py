@@ -1,4 +1,4 @@
-"""Claims that find the jobs that cannot be claimed, and take the others."""
+"""Claims by bisection: they find the jobs that cannot be claimed, and claim the others."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def _is_late(error: DBAPIError) -> bool:
 
 
 class Found(NamedTuple):
-    """What a claim by bisection found in a queue."""
+    """The result of a claim by bisection in a queue."""
 
     any_due: bool
     jobs: list[ClaimedJob]
-    """Those that it claimed."""
+    """The claimed jobs."""
     began: float
     """When it began, by `monotonic()`."""
     newly_skipped: int
@@ -63,7 +63,7 @@ class BisectingClaims:
         self, connection: sa.Connection, wanted: Mapping[str, int], *, seconds: float
     ) -> Iterator[tuple[str, Found]]:
         """Claim at most `wanted[queue]` due jobs of each queue, skip those that cannot be claimed, and begin no transaction
-        after `seconds`. Each part is for the caller to take over before the next one is claimed.
+        after `seconds`. The caller must take over each part before the next is claimed.
         """
         until, left = monotonic() + seconds, dict(wanted)
         while left and monotonic() < until:
@@ -90,9 +90,9 @@ class BisectingClaims:
     def claim_skipped(
         self, connection: sa.Connection, skipped: Mapping[int, str]
     ) -> Iterator[tuple[list[ClaimedJob], float]]:
-        """Claim these skipped jobs, given by id and queue, as far as that is possible by now. Of a queue with limits, those
-        that come next, skipped or not: which these are depends on what else runs. Each part, which is told with the time when it
-        began, is for the caller to take over before the next one is claimed.
+        """Claim these skipped jobs, given by id and queue, as far as that is possible by now. In a queue with limits, claim the next
+        jobs, skipped or not: which jobs are next depends on what else runs. Each part comes with the time when it began, and the
+        caller must take it over before the next is claimed.
         """
         began, in_vain = monotonic(), 0
         # Each limited queue in a transaction of its own: if a transaction locked several in turn, two could wait for each other.
@@ -123,7 +123,7 @@ class BisectingClaims:
     def _claim(
         self, connection: sa.Connection, ids: Sequence[int], most: int
     ) -> tuple[list[ClaimedJob], dict[int, str]]:
-        """Claim `most` of these locked jobs. Returns those that were claimed, and why others could not be, by id.
+        """Claim `most` of these locked jobs. Returns the claimed jobs, and by id why others could not be claimed.
 
         They are tried in their order, because the claim of a job may be why another is refused: fewer at a time after a failure,
         more again after a success.
@@ -158,7 +158,7 @@ class BisectingClaims:
         return jobs, refused
 
     def _skip(self, queues: Mapping[int, str], refused: Mapping[int, str]) -> list[int]:
-        """Skip the refused jobs from now on. Returns those of them that were not skipped before."""
+        """Skip the refused jobs from now on. Returns the jobs among them that were not skipped before."""
         new = [job for job in refused if self.skipped.add_unclaimable(job, queues[job], why=refused[job])]
         for job in new[:_NAMED]:
             logger.error("job %d cannot be claimed; it is skipped for a while: %s", job, refused[job])

@@ -34,10 +34,10 @@ class Bisected(NamedTuple):
 
 
 class Overlooked(NamedTuple):
-    """What a search for overlooked jobs found."""
+    """The result of a search for overlooked jobs."""
 
     any_due: bool
-    """A job is due that the last claim did not return. It may have come since."""
+    """A job is due that the last claim did not return. It may be newer than that claim."""
     any_overlooked: bool
     """A job was already there at the last search: a claim since then has overlooked it."""
 
@@ -70,7 +70,7 @@ class PoisonJobs:
         return self._skipped.next_at(queues, one_waiting=self._suspects.one_may_run) if self._skipped else None
 
     def claim_skipped(self, connection: sa.Connection, *, at_once: bool = False) -> bool:
-        """Claim those of the skipped jobs that can be claimed by now. Returns whether there were some."""
+        """Claim the skipped jobs that can be claimed by now. Returns whether there were any."""
         if not self._skipped:
             return False
         free = self._demand.free()
@@ -105,7 +105,7 @@ class PoisonJobs:
         return Bisected(any_skipped, any_claimed, short)
 
     def jobs_come(self) -> None:
-        """Jobs were claimed, or announced."""
+        """Note that jobs were claimed, or announced."""
         self._wait = _FIRST_PAUSE
 
     def search(self, connection: sa.Connection, queues: Iterable[str], *, at_once: bool) -> Overlooked:

@@ -34,7 +34,7 @@ _FIRST, _LONGEST = 0.2, 30.0
 _SHARE, _EACH = 4, 0.01
 #: Jobs tried in one transaction at most.
 _AT_ONCE = 100
-#: Jobs that operators are told of, and characters of why.
+#: Jobs that operators see, and characters of the reason.
 _TOLD, _LENGTH = 100, 300
 
 
@@ -45,13 +45,13 @@ class _Unclaimable:
     at: float
     """When it is tried again, by `monotonic()`."""
     why: str
-    """What refused it last."""
+    """The last error."""
 
 
 class SkippedJobs:
-    """The jobs, by id. Only the claimer's thread reads and writes them; any thread may be `told` of them.
+    """The jobs, by id. Only the claimer's thread reads and writes them; any thread may call `told`.
 
-    `queues`: how many queues there are. Each has a share that the jobs of the others cannot use up.
+    `queues`: the number of queues. Each has a share that the jobs of the others cannot use.
     """
 
     def __init__(self, queues: int = 1) -> None:
@@ -62,7 +62,7 @@ class SkippedJobs:
         self._rests_until = 0.0
         """When the next retry may begin, by `monotonic()`."""
         self.changed: Callable[[], object] = lambda: None
-        """Is called when a job is added, and when some are no longer skipped. Set before the thread starts."""
+        """Called when a job is added, and when jobs are no longer skipped. Set before the thread starts."""
 
     def __len__(self) -> int:
         return len(self._unclaimable) + len(self._waiting)
@@ -73,7 +73,7 @@ class SkippedJobs:
         return len(self) >= MOST
 
     def has_room(self, queue: str) -> bool:
-        """Whether one more job of this queue can be skipped."""
+        """Whether another job of this queue can be skipped."""
         if not self.full:
             return True
         of_queue = sum(job.queue == queue for job in self._unclaimable.values())
@@ -171,10 +171,10 @@ _DEATHS = 2
 
 @dataclass(frozen=True, slots=True)
 class Suspects:
-    """Keeps jobs whose workers died twice apart: at most one of them runs in this process at a time.
+    """Separates suspects, the jobs whose workers died twice: at most one suspect runs in this process at a time.
 
-    One of them may be what kills workers. If they were rescued together and claimed together, all would die with it each time, and
-    all would end as failed. Those that must wait go back to the queue: another worker may claim them, and this one has them `skipped`.
+    A suspect may be the cause that kills workers. If they were rescued and claimed together, all would die with it each time, and all
+    would end as failed. Suspects that must wait go back to the queue: another worker may claim them, and this worker skips them.
     """
 
     connector: Connector
