@@ -43,7 +43,7 @@ def main(end: int, life: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         # The worker decides: a service manager may send SIGTERM to all processes. Not SIG_IGN, which the programs that a handler
         # starts would inherit.
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda _number, _frame: None)
     enter_child()
     channel = Channel(socket.socket(fileno=end))
     orders = _Orders(channel)
