@@ -1,4 +1,4 @@
-"""What jobs came to within a window of time, step by step: for charts and sparklines."""
+"""How jobs ended within a window of time, step by step, for charts and sparklines."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _COLOURS = MappingProxyType(
         "rescued": "--accent", "lost": "--wait",
     }
 )  # fmt: skip
-#: Workers write what they have counted every 10 s, so the running step is some seconds short; and one that has just begun says little.
+#: Workers write their counts every 10 s, so that the current step lacks some seconds, and a step that has just begun is not meaningful.
 _LATE, _LEAST = 5.0, 30.0
 _BY_QUEUE: tuple[By, ...] = ("queue",)
-#: What a chart needs of each step.
+#: The values of each step in charts.
 _OF_STEP = (*COUNTED, "waits")
 
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """What was read: when, the sums of each step, and what ended of each queue in each step."""
+    """The time of the reading, the sums of each step, and the ended jobs of each queue in each step."""
 
     now: datetime
     steps: Sequence[Any]
@@ -45,7 +45,7 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """How far back, in which steps, and for how long an answer is as good as another: the further back, the less changes."""
+    """The length of a window and of its steps, and the time for which an answer is kept: long windows change little."""
 
     back: timedelta
     step: timedelta
@@ -77,11 +77,11 @@ class Activity:
 
     @property
     def outcomes(self) -> list[str]:
-        """Those to show."""
+        """The outcomes to show."""
         return named([self.all])
 
     def throughput(self) -> dict[str, Any]:
-        """The chart of outcomes per minute, one above the other."""
+        """The stacked chart of outcomes per minute."""
         series = [
             {"label": name, "colour": _COLOURS[name], "values": [round(one.per_minute(name), 2) for one in self.steps]}
             for name in self.outcomes
@@ -89,8 +89,8 @@ class Activity:
         return {"at": self._seconds(), "series": series, "stacked": True, "unit": "/min"}
 
     def waits(self) -> dict[str, Any]:
-        """The chart of how long jobs had been due."""
-        # Dashes, so that one which lies on another hides none.
+        """The chart of the time that jobs had been due."""
+        # Dashes, so that lines on top of each other stay visible.
         lines = {"p50": ("--good", ()), "p95": ("--busy", (10, 5)), "p99": ("--warn", (3, 5))}
         series = [
             {"label": name, "colour": colour, "dash": dash, "values": [step.wait(name) for step in self.steps]}
@@ -107,7 +107,7 @@ class Activity:
 
 
 def window_of(context: PageContext) -> str:
-    """The window that the viewer asks for. Raises BadInput."""
+    """The requested window. Raises BadInput."""
     name = context.query.one("window", _DEFAULT)
     if name not in WINDOWS:
         raise BadInput("window", name, f"one of {', '.join(WINDOWS)}")
@@ -115,7 +115,7 @@ def window_of(context: PageContext) -> str:
 
 
 def read_activity(context: PageContext, name: str) -> Activity:
-    """What the jobs of the viewer's queues came to within this window."""
+    """How the jobs of the viewer's queues ended within this window."""
     window = WINDOWS[name]
     found = window.kept.get(context.connection, (context.job, context.queues), lambda: _read(context, window))
     length = window.step.total_seconds()
@@ -156,14 +156,14 @@ def _read(context: PageContext, window: Window) -> _Sums:
 
 
 def _figures(rows: Sequence[Any], seconds: float) -> Figures:
-    """Those of these rows, without how long the jobs ran."""
+    """The figures of these rows, without run times."""
     counts = {name: sum(getattr(row, name) for row in rows) for name in COUNTED}
     waits = [sum(row.waits[number] for row in rows) for number in range(BUCKETS)]
     return Figures(counts, seconds, 0.0, 0.0, (), waits)
 
 
 def _starts(now: datetime, window: Window) -> list[datetime]:
-    """When the steps of a window began: all that are whole, and the last one once it says something."""
+    """The start times of a window's steps: all complete steps, and the last step once it is meaningful."""
     length = window.step.total_seconds()
     last = now.timestamp() // length * length
     begin = (now - window.back).timestamp() // 60 * 60  # what is read begins with a whole minute

@@ -1,8 +1,8 @@
-"""A workflow as few boxes: members that are alike become one, so that thousands can be looked at. Pure: no SQL.
+"""A workflow as few boxes: similar members share a box, so that thousands can be drawn. Pure: no SQL.
 
-A box stands for members of one task. How alike they must be depends on how many there are: in a graph that could be drawn as it is, they
-wait for the same jobs, and the same jobs wait for them. In a larger one their ways through the graph look alike, or at least those that
-lead to them; at last a box is all of one task at one depth.
+A box stands for members of one task. In a graph that is small enough to be drawn, they wait for the same jobs, and the same jobs wait for
+them. In a larger graph their paths through the graph are similar, or at least the paths to them; in the largest graphs a box is all members
+of a task at one depth.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ..rules.lifecycle import FINISHED, JobStatus
 
 #: Boxes that are drawn at most: dagre lays these out in 63 ms (2026-11).
 MOST_BOXES = 300
-#: From this number on, siblings that are alike are drawn as one box, even in a small graph.
+#: From this number on, similar siblings share a box, even in a small graph.
 _ALIKE = 6
 
-#: What a box is called by: the first of these that one of its members is.
+#: The status of a box: the first of these that any member has.
 _LOUDEST = (
     JobStatus.FAILED, JobStatus.RUNNING, JobStatus.CANCELLED, JobStatus.QUEUED, JobStatus.BLOCKED, JobStatus.COMPLETED,
 )  # fmt: skip
@@ -30,7 +30,7 @@ Key: TypeAlias = Callable[[int], Hashable]
 
 @dataclass(slots=True)
 class Box:
-    """Some members of one task that are drawn as one."""
+    """Members of a task that are drawn together."""
 
     id: int
     """Of its first member."""
@@ -46,13 +46,13 @@ class Box:
 
     @property
     def status(self) -> str:
-        """What it is called by where its members differ: what needs a look comes first."""
+        """The status of its members; if they differ, the status that needs the most attention."""
         return next(status.value for status in _LOUDEST if self.statuses[status.value])
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Boxes, and which of them come before which."""
+    """Boxes and their order."""
 
     boxes: Sequence[Box]
     edges: Sequence[tuple[int, int, str]]
@@ -62,11 +62,11 @@ class Picture:
 
 
 def folded(nodes: Sequence[Any], *, most: int = MOST_BOXES, unfold: bool = False) -> Picture:
-    """The picture of these members, rows of `workflow_graph`. `unfold`: one box for each, where they are not more than `most`."""
+    """The picture of these members, rows of `workflow_graph`. `unfold`: a box for each member, if there are at most `most`."""
     graph = _Graph(nodes)
     if unfold and len(nodes) <= most:
         return graph.picture(lambda one: one, most)
-    # Where all could be drawn, they are still told apart by whom they wait for.
+    # In a small graph, members are still distinguished by their parents and children.
     keys = [graph.siblings] if len(nodes) <= most else [graph.both_ways, graph.above]
     for key in keys:
         made = key()
@@ -76,7 +76,7 @@ def folded(nodes: Sequence[Any], *, most: int = MOST_BOXES, unfold: bool = False
 
 
 class _Graph:
-    """Members with their parents and children; of those that are there alone."""
+    """Members, with the parents and children among them."""
 
     def __init__(self, nodes: Sequence[Any]) -> None:
         self.nodes = nodes
@@ -98,22 +98,22 @@ class _Graph:
         return lambda one: kinds[one] if numbers[kinds[one]] >= _ALIKE else one
 
     def above(self) -> Key:
-        """Members before which the graph looks alike."""
+        """Members with similar paths to them."""
         return self._alike(self._in_order(), self.parents, lambda one: self.tasks[one])
 
     def both_ways(self) -> Key:
-        """Members before which, and behind which, the graph looks alike."""
+        """Members with similar paths to and from them."""
         return self._alike(reversed(self._in_order()), self.children, self.above())
 
     def by_depth(self) -> Key:
-        """Members of one task that are as many steps from the beginning."""
+        """Members of a task at the same depth."""
         depths: dict[int, int] = {}
         for one in self._in_order():
             depths[one] = 1 + max((depths[parent] for parent, _ in self.parents[one]), default=0)
         return lambda one: (self.tasks[one], depths[one])
 
     def picture(self, key: Key, most: int) -> Picture:
-        """One box for each key, the first `most`."""
+        """A box for each key, for the first `most` keys."""
         boxes: dict[Hashable, Box] = {}
         home: dict[int, int] = {}
         for node in self.nodes:
@@ -141,7 +141,7 @@ class _Graph:
     def _alike(
         self, order: Iterable[int], neighbours: Mapping[int, list[tuple[int, str]]], first: Callable[[int], Hashable]
     ) -> Key:
-        """Number the kinds: two members are of one kind if they begin alike, and what is beside them is of the same kinds."""
+        """Number the kinds: two members are of the same kind if `first` and the kinds of their neighbours are equal."""
         numbers: dict[Hashable, int] = {}
         kinds: dict[int, int] = {}
         for one in order:
@@ -150,7 +150,7 @@ class _Graph:
         return kinds.__getitem__
 
     def _in_order(self) -> list[int]:
-        """Each after its parents: also where one was added before a parent of it."""
+        """All members after their parents, even if a member was added before its parent."""
         left = {one: len(parents) for one, parents in self.parents.items()}
         order = [one for one, number in left.items() if not number]
         for one in order:

@@ -1,4 +1,4 @@
-"""Templates, and what they may call. Whatever comes from a row is escaped by Jinja; nothing is marked as safe."""
+"""Templates and their filters, and values of jobs. Jinja escapes all values of rows; nothing is marked as safe."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LINE = 200
 
 
 class Renderer:
-    """Renders the pages of one mounted dashboard."""
+    """Renders the pages of a dashboard."""
 
     def __init__(self, title: str) -> None:
         self._environment = environment()
@@ -82,7 +82,7 @@ def environment() -> Environment:
 
 
 def local_path(given: str) -> str | None:
-    """A path below the dashboard that a form may lead back to; None for anything else, such as an address of another site."""
+    """A path below the dashboard to which a form may lead back; None for anything else, such as an address of another site."""
     if not given.startswith("/") or given.startswith(("//", "/\\")) or any(ord(one) < 32 for one in given):
         return None
     return given
@@ -97,7 +97,7 @@ def _iso(moment: datetime | None) -> str:
 
 
 def _clock(moment: datetime | None) -> str:
-    """A time as it is read: to the second, of UTC; the page's script shows that of the viewer's zone beside it."""
+    """A time in UTC, to the second; the page's script adds the time in the viewer's zone."""
     return "" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -128,7 +128,7 @@ def _data(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), default=str)
 
 
-# ---- What of a job's own values reaches a page: masked as the application says, without passwords, and not longer than a page bears.
+# ---- A job's own values: masked by the application, without passwords, and cut to a bearable length.
 
 logger = get_logger(__name__)
 
@@ -143,15 +143,15 @@ class Value:
     """Arguments, meta or a result as a page shows them."""
 
     said: str | None = None
-    """JSON, indented; None: there is nothing to be shown."""
+    """Indented JSON; None if nothing is shown."""
     note: str = ""
-    """Why it is not there, or only in part."""
+    """Why it is missing or cut."""
     is_whole: bool = False
-    """Whether it is what the row holds, all of it."""
+    """Whether it is the complete value of the row."""
 
 
 def value_of(part: Part, seen: JobSeen, format_args: FormatArgs | None) -> Value:
-    """This part of the job, as `format_args` returns it. Where that fails, nothing is shown: it may be what hides a secret."""
+    """A part of the job, as `format_args` returns it. If that fails, nothing is shown, because it may hide secrets."""
     if part in seen.sizes:
         return Value(note=too_large(seen, part))
     given = getattr(seen.job, part)
@@ -171,7 +171,7 @@ def value_of(part: Part, seen: JobSeen, format_args: FormatArgs | None) -> Value
 
 
 def too_large(seen: JobSeen, part: str) -> str:
-    """Why a page does not show this part of the job."""
+    """The reason why a page does not show a part of the job."""
     return f"Too large to be shown, or not readable as text: {size(seen.sizes[part])} as it is stored."
 
 
@@ -191,8 +191,8 @@ class Failure:
 
 
 def errors_of(seen: JobSeen) -> tuple[list[Failure], int]:
-    """The errors of its last attempts, the last one first, and how many are left out. The application may have written there, too: that is
-    shown as it is.
+    """The errors of its last attempts, last first, and the number of omitted errors. Values that the application has written are shown as
+    they are.
     """
     found: object = seen.job.errors
     entries = cast(Sequence[object], found if isinstance(found, list) else [] if found is None else [found])
@@ -209,7 +209,7 @@ def _failure(entry: object) -> Failure:
 
 
 def archived_lines(job: Any) -> list[dict[str, Any]]:
-    """The log lines of a job of the archive, which were its last attempt's. What is no line of ours is left out."""
+    """The log lines of an archived job, which are those of its last attempt, without values that are not log lines."""
     found: list[dict[str, Any]] = []
     for one in job.logs if isinstance(job.logs, list) else ():
         try:
@@ -222,7 +222,7 @@ def archived_lines(job: Any) -> list[dict[str, Any]]:
 
 
 def subject_link(subject: Subject, link: LinkSubject | None) -> str | None:
-    """The address of the page of this row, as the application says it. None: it says none, or none that may be a link."""
+    """The address of the row's page from the application. None if there is none, or it is not safe as a link."""
     if link is None:
         return None
     try:
@@ -233,7 +233,7 @@ def subject_link(subject: Subject, link: LinkSubject | None) -> str | None:
 
 
 def safe_address(given: object) -> str | None:
-    """The address, if it leads to a page: by http, https, or within this site. A key of a row may be in it, and say `javascript:`."""
+    """The address, if it leads to a page: by http, https, or within this site. The key of a row in it may contain `javascript:`."""
     if not isinstance(given, str) or not given or any(one <= " " or one in "\\\x7f" for one in given):
         return None
     try:

@@ -1,4 +1,4 @@
-"""What every answer carries, and which requests are refused before anything is read."""
+"""Headers of all answers, and requests that are refused before anything is read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..util.log import get_logger
 
-#: Nothing from outside, nothing inline: everyone who may enqueue writes the rows that a page shows.
+#: Nothing from outside, nothing inline, because everyone who may enqueue writes rows that pages show.
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -37,7 +37,7 @@ _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 def is_own(headers: Headers, trusted: Collection[str] = ()) -> bool:
-    """Whether a request that changes something comes from a page of ours, as the browser says.
+    """Whether a changing request comes from a page of ours, according to the browser.
 
     `trusted`: origins such as "https://ops.example.com", for a proxy that rewrites the host.
     """
@@ -52,7 +52,7 @@ def is_own(headers: Headers, trusted: Collection[str] = ()) -> bool:
 
 
 class Guard:
-    """Refuses changes that other sites ask for, and adds the headers that keep a browser from running what a row says."""
+    """Refuses changes that other sites request, and adds headers that keep a browser from running values of rows."""
 
     def __init__(self, app: ASGIApp, *, csp: str | None = CSP, trusted_origins: Collection[str] = ()) -> None:
         self._app, self._trusted = app, frozenset(trusted_origins)
@@ -82,28 +82,28 @@ class Guard:
         await self._app(scope, receive, guarded)
 
 
-# ---- Wrong passwords by address: ten at once, and then one every six seconds, are answered with 401, and more with 429.
+# ---- Wrong passwords by address: ten at once, and then one every six seconds, are answered with 401; more with 429.
 
-#: Wrong passwords that are answered with 401 one after the other, and seconds until the next one is.
+#: The wrong passwords at once that are answered with 401, and the seconds between further such answers.
 AT_ONCE, EVERY = 10, 6.0
-#: Addresses that are remembered; of more, those that have guessed least are forgotten.
+#: The most addresses that are remembered; addresses with the fewest guesses are forgotten first.
 _MOST_ADDRESSES = 10_000
 
 
 class Attempts:
-    """Wrong passwords by address. Used by one event loop."""
+    """Wrong passwords by address, for one event loop."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._until: dict[str, float] = {}
-        """When the address will have waited for all of its guesses."""
+        """The time at which the address will have waited for all of its guesses."""
 
     def wait(self, place: str) -> float:
         """Seconds until a wrong password of this address is answered with 401 again; 0: now."""
         return max(self._until.get(place, 0.0) - self._clock() - (AT_ONCE - 1) * EVERY, 0.0)
 
     def failed(self, place: str) -> bool:
-        """One was wrong. True: it was the last one for now."""
+        """Count a wrong password. True if it was the last that is answered with 401 for now."""
         now = self._clock()
         if place not in self._until and len(self._until) >= _MOST_ADDRESSES:
             self._forget(now)
@@ -117,7 +117,7 @@ class Attempts:
 
 
 def place_of(host: str) -> str:
-    """An address as guesses are counted: of IPv6 the network of 64 bits, all of which one guesser has."""
+    """The address by which guesses are counted: for IPv6 the network of 64 bits, which belongs to one guesser."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:  # a socket of this machine, or a name
@@ -129,7 +129,7 @@ def place_of(host: str) -> str:
     return str(ipaddress.ip_network((int(address) >> 64 << 64, 64)))
 
 
-# ---- A dashboard alone, without an application around it that knows its users: a password, and which names it may be asked by.
+# ---- A dashboard without an application that knows its users: a password, and the allowed host names.
 
 logger = get_logger(__name__)
 
@@ -146,7 +146,7 @@ def name_of(request: Request) -> str:
 def with_password(app: ASGIApp, password: str) -> ASGIApp:
     """Ask for this password, by HTTP Basic. It is sent with each request, so use TLS.
 
-    The right password always passes. After ten wrong ones from an address, further wrong ones are answered with 429, ten a minute with 401.
+    The right password always passes. After ten wrong passwords from an address, ten a minute are answered with 401, and the others with 429.
     """
     expected, attempts = _digest(password), Attempts()
 
@@ -156,7 +156,7 @@ def with_password(app: ASGIApp, password: str) -> ASGIApp:
             return
         header = Headers(scope=scope).get("authorization", "")
         name, given = _credentials(header)
-        # Of equal length, whatever was given: the time that it takes says nothing.
+        # Digests have equal length, so that the time of the comparison reveals nothing.
         if hmac.compare_digest(_digest(given), expected) and name:
             await app({**scope, _NAME: name[:_MOST]}, receive, send)
             return
@@ -184,7 +184,7 @@ def _refusal(attempts: Attempts, header: str, scope: Scope) -> PlainTextResponse
 
 
 def with_hosts(app: ASGIApp, hosts: Collection[str]) -> ASGIApp:
-    """Answer requests to these hosts only. Else a page of another site, whose name leads to this machine, could read and act here."""
+    """Answer requests to these hosts only. Otherwise a page of a site whose name resolves to this machine could read and act here."""
     allowed = frozenset(hosts)
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The way of a job on a line: enqueued, waited, ran, failed, ran again, ended; and the same as a list."""
+"""The timeline of a job, as a drawing and as a list: enqueued, waited, ran, failed, ran again, ended."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..health.one_job import JobSeen
 from ..rules.lifecycle import FINISHED, JobStatus
 from .render import Failure
 
-#: Units of the drawing, from the left to the right.
+#: The width of the drawing.
 WIDTH = 1_000
-#: What is shorter would not be seen.
+#: The least width of a visible bar.
 _LEAST = 5
 
 _COLOURS = {
@@ -37,7 +37,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What happened at a time, and how long after what happened before."""
+    """An event, its time, and the time since the previous event."""
 
     at: datetime
     what: str
@@ -52,13 +52,13 @@ class Timeline:
     bars: Sequence[Bar]
     moments: Sequence[Moment]
     waited: timedelta | None
-    """How long it had been due when its last attempt was begun."""
+    """How long it had been due at the start of its last attempt."""
     ran: timedelta | None
-    """How long that took, or has been taking."""
+    """How long that attempt ran, or has been running."""
 
 
 def timeline_of(seen: JobSeen, failures: Sequence[Failure]) -> Timeline:
-    """`failures`: the entries of its errors, the last one first."""
+    """The timeline of a job. `failures`: the entries of its errors, last first."""
     job, now = seen.job, seen.now
     failed = [one for one in reversed(failures) if one.at is not None]
     end = _end_of_run(job, now, failed)
@@ -70,7 +70,7 @@ def timeline_of(seen: JobSeen, failures: Sequence[Failure]) -> Timeline:
 
 
 def _end_of_run(job: Any, now: datetime, failed: Sequence[Failure]) -> datetime | None:
-    """When the last attempt ended; now, if it goes on."""
+    """The end of the last attempt; now if it is running."""
     if job.claimed_at is None:
         return None
     if job.status is JobStatus.RUNNING:
@@ -128,7 +128,7 @@ def _moments(job: Any, failed: Sequence[Failure]) -> list[Moment]:
             "lease ends": job.lease_expires_at,
         }
         found += [Moment(at, what) for what, at in ends.items() if at is not None]
-    # Of the same time, as they were found.
+    # Stable: events of the same time keep their order.
     found.sort(key=lambda one: one.at)
     return [
         Moment(one.at, one.what, one.detail, None if before is None else one.at - before.at)

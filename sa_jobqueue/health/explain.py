@@ -1,4 +1,4 @@
-"""Why a job is not being run: one answer, in words and as data.
+"""Why a job is not running: the reasons, in words and as data.
 
 >>> from sqlalchemy.orm import Session
 >>> def say_why(session: Session, job_id: int) -> None:
@@ -50,7 +50,7 @@ class JobExplanation:
     at: datetime
     """When this was so, by the database's clock."""
     reasons: tuple[WaitReason, ...]
-    """At least one. The first is the deciding one; each of the others would hold the job back, too, or goes with it."""
+    """At least one reason. The first decides; each of the others would hold the job back as well, or belongs to the first."""
     archived_at: datetime | None = None
     """When it was moved to the archive, if it was."""
 
@@ -241,7 +241,7 @@ def _ended(row: Any) -> WaitReason:
 
 
 def _error(row: Any) -> str | None:
-    """The last one in a line. The application may have written there, too."""
+    """The last error in a line. The application may have written into the column, too."""
     if not isinstance(row.error, dict):
         return None
     message = next(iter(str(row.error.get("message") or "").strip().splitlines()), "")

@@ -50,7 +50,7 @@ class JobSeen:
 
 
 def clamped(time: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[Any]:
-    """A time that Python can hold; its first or last one for others, such as infinity."""
+    """A time that Python can hold: its first or last time for others, such as infinity."""
     kept = sa.func.least(sa.func.greatest(time, _FIRST), _LAST, type_=sa.DateTime(timezone=True))
     return sa.case((time.is_not(None), kept))
 
@@ -79,7 +79,7 @@ def read_job(
         reading_of(job).label("reading"),
         sa.func.now().label("now"),
     ).where(columns.id == id, *where)
-    if is_archived:  # the index of each month is looked at until one has it
+    if is_archived:  # the index of each month is searched until one has the job
         statement = statement.order_by(columns.finished_at.desc()).limit(sa.literal_column("1"))
     row = connection.execute(statement).mappings().one_or_none()
     if row is None:

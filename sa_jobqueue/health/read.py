@@ -60,11 +60,11 @@ class Readings:
     slots = _rows(Slot, lambda _: statements.slots())
     """The server's replication slots."""
     standbys = _rows(Standby, lambda _: statements.standbys())
-    """The servers that follow this one; on a standby, also itself."""
+    """The standbys of this server; on a standby, also the server itself."""
     lock_waits = _rows(LockWait, lambda readings: statements.lock_waits(**readings.ours))
     """Who waits for a lock, and uses a table of ours; the longest first."""
     overdue = _row(Overdue, lambda readings: depth.purge_overdue(job=readings.store.job))
-    """Finished jobs that cleanup has not come to yet."""
+    """Finished jobs that cleanup has not deleted yet."""
     depths = _rows(Depth, lambda readings: depth.queue_depths(job=readings.store.job))
     """The queues that have queued jobs, by name."""
 
@@ -108,7 +108,7 @@ ENDS = ("completed", "failed", "cancelled")
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What jobs came to within some seconds."""
+    """How jobs ended within some seconds."""
 
     counts: dict[str, int]
     seconds: float
@@ -150,7 +150,7 @@ class Figures:
 
 
 def named(figures: Sequence[Figures]) -> list[str]:
-    """The outcomes to show of these: the usual ones, and each of the others that happened."""
+    """The outcomes to show: the usual outcomes, and all others that occurred."""
     return [name for name in COUNTED if name in ALWAYS or any(one.counts[name] for one in figures)]
 
 

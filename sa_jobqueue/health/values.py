@@ -1,4 +1,4 @@
-"""What is known of a database's condition, one class for each kind of row.
+"""The condition of a database, with a class for each kind of row.
 
 Seconds and bytes are plain numbers. None: PostgreSQL does not say, or hides it from this role.
 """
@@ -90,10 +90,10 @@ class IndexSize:
     table: str
     name: str
     valid: bool
-    """False after a CREATE INDEX CONCURRENTLY that failed, and while one is at work."""
+    """False after a CREATE INDEX CONCURRENTLY that failed, and during it."""
     ready: bool
     building: bool
-    """Whether one is at work, as far as this role may see."""
+    """Whether a CREATE INDEX CONCURRENTLY is in progress, as far as this role may see."""
     unique: bool
     bytes: int
     planned_rows: int
@@ -143,7 +143,7 @@ class Server:
     """Whether this role sees the states, times and queries of other roles' sessions."""
     settings: Mapping[str, str]
     notify_queue: float
-    """How full the notification queue is, from 0 to 1. It is one for all databases of the server."""
+    """How full the notification queue is, from 0 to 1. All databases of the server share it."""
     connections: int
     """Those of clients, to all databases."""
     connections_here: int
@@ -216,7 +216,7 @@ class Holder:
 
     @property
     def hidden(self) -> bool:
-        """A session of another role, of which this role sees little."""
+        """Whether it is a session of another role, whose details this role may not see."""
         return self.kind in {"session", "standby"} and self.state is None
 
 
@@ -237,7 +237,7 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class Standby:
-    """A server that follows this one; named '' where it is this one itself."""
+    """A standby of this server; with the name '' it is this server itself."""
 
     name: str
     address: str | None
@@ -266,7 +266,7 @@ class LockWait:
 
 @dataclass(frozen=True, slots=True)
 class BlockIO:
-    """Blocks of tables and indexes that one kind of process has read and written, for the whole server."""
+    """Blocks of tables and indexes that a kind of process has read and written, for the whole server."""
 
     process: str
     reads: int

@@ -20,7 +20,7 @@ from ..sql.workers import EVERY_QUEUE, serves
 from ..sql.workflows import readings as watching
 from .read import Figures
 
-#: Rates and times are of what jobs came to within this time.
+#: Rates and times cover jobs that ended within this time.
 LATELY = timedelta(minutes=5)
 #: Queues that are read.
 QUEUES = 200
@@ -126,7 +126,7 @@ def _queues(
     store: Store,
     only: Collection[str] | None,
 ) -> list[QueueSeen]:
-    """Those with jobs, those that workers serve, those that are paused, and those of the last minutes; the one with the most due jobs first."""
+    """Queues that have jobs, that workers serve, that are paused, or whose jobs ended in the last minutes; most due jobs first."""
     said_of = connection.execute(limits_said(job=store.job))
     limits = {row.name: row for row in said_of if row.owner == "queue"}
     paused = {name for name, row in limits.items() if row.paused is not None}
@@ -165,7 +165,7 @@ def _tasks(sums: Sequence[Any], seconds: float) -> list[tuple[str, Figures]]:
 def _workers(
     connection: sa.Connection, held: Sequence[Any], store: Store, only: Collection[str] | None
 ) -> list[WorkerSeen]:
-    """The workers that have not left; the stale ones first, because they need a look."""
+    """The workers that have not left; stale workers first, because they need attention."""
     running: dict[str, int] = defaultdict(int)
     expired: dict[str, int] = defaultdict(int)
     for row in held:
@@ -202,7 +202,7 @@ class WorkflowCounts:
     """How many workflows there are; each number is counted up to 10,001."""
 
     running: int
-    """Those that have not ended, but for the paused ones."""
+    """Workflows that have not ended and are not paused."""
     paused: int
     failed: int
     """Those that ended so, and were not retried or deleted yet."""
@@ -211,12 +211,12 @@ class WorkflowCounts:
     events: int
     """What has happened to their jobs and was not read yet."""
     oldest: float | None
-    """For how many seconds the oldest running one has been there; None: none runs."""
+    """The age of the oldest running workflow in seconds; None if no workflow runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class BehindWorkflow:
-    """A workflow of which something was not read yet, though it is not paused. Mostly it is read in the next moment."""
+    """A workflow with unread events that is not paused. Usually the events are read a moment later."""
 
     id: int
     seconds: float | None
@@ -232,7 +232,7 @@ def read_workflows(connection: sa.Connection, store: Store = default_store) -> W
 
 
 def read_behind_workflows(connection: sa.Connection, store: Store = default_store) -> list[BehindWorkflow]:
-    """The workflows of which something was not read yet and that are not paused; 101 at most, by id."""
+    """The first 101 workflows, by id, that have unread events and are not paused."""
     behind = watching.workflows_behind(job=store.job)
     return [
         BehindWorkflow(row.id, None if row.seconds is None else max(row.seconds, 0.0))
@@ -279,7 +279,7 @@ class PausedKey:
 
 
 def read_limit_uses(connection: sa.Connection, store: Store = default_store) -> list[LimitUse]:
-    """The queues and tasks with limits or a pause, by owner and name; the first 1,000. Without any it is one look at an empty table."""
+    """The queues and tasks with limits or a pause, by owner and name; the first 1,000. Without limits it reads an empty table."""
     said = connection.execute(limit_use.limits_said(job=store.job)).mappings().all()
     used: Counter[tuple[str, str]] = Counter()
     if any(row["running"] is not None for row in said):
@@ -308,7 +308,7 @@ def _due(connection: sa.Connection, paused: Sequence[tuple[str, str]], store: St
 
 
 def read_paused_keys(connection: sa.Connection, store: Store = default_store) -> list[PausedKey]:
-    """The paused keys; 100 at most, among the first 10,001 that operators have said something of."""
+    """At most 100 paused keys, among the first 10,001 keys that operators have configured."""
     said = connection.execute(limit_use.paused_keys(job=store.job)).mappings().all()
     if not said:
         return []

@@ -1,6 +1,6 @@
 """The metrics of the database: backlog and age by queue, cleanup, sizes, vacuum, snapshots, locks, connections, blocks.
 
-They are asked for when Prometheus asks, in one READ ONLY transaction, and kept for some seconds.
+They are read when Prometheus scrapes, in one READ ONLY transaction, and kept for some seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 
 #: Seconds that a statement may take, and all of them together: a scrape waits for 10 s, unless it is told otherwise.
 _PATIENCE, _ALL = timedelta(seconds=2), timedelta(seconds=6)
-#: Seconds that a scrape waits for the look of another one.
+#: Seconds that a scrape waits for the reading of another scrape.
 _TURN = 8.0
 #: Seconds for which it is kept that the database was away.
 _AWAY = 1.0
@@ -62,27 +62,27 @@ class QueueCollector(Collector):
         self._engine, self._keep, self._store = engine, keep, store
         self._findings = Findings(engine, store) if findings else None
         self._turn = threading.Lock()
-        """Held during a look: there is one at a time."""
+        """Held while a scrape reads the database: only one reads at a time."""
         self._families: list[Family] = []
         self._until = 0.0
-        """When the families are too old. Written by the thread that has the turn; the families and `is_up` also by one that waited for it
+        """When the families are too old. Written by the thread that has the turn; the families and `is_up` also by a thread that waited for it
         in vain."""
         self.is_up = True
-        """Whether the database answered at the last look."""
+        """Whether the database answered at the last reading."""
 
     def collect(self) -> Iterator[Family]:
-        """The families; looks at the database where the last look is too old."""
+        """The families; reads the database if the last reading is too old."""
         self.refresh()
         yield from self._families
         if self._findings is not None and self.is_up:
             yield from self._findings.collect()
 
     def describe(self) -> Iterator[Family]:
-        """Nothing: to be registered needs no look at the database."""
+        """Nothing, because registration must not read the database."""
         return iter(())
 
     def refresh(self) -> None:
-        """Look, if the last look is too old, or wait for the look that is under way."""
+        """Read the database if the last reading is too old, or wait for the reading in progress."""
         if not self._turn.acquire(timeout=_TURN):
             self._families, self.is_up = _down(), False
             return

@@ -47,7 +47,7 @@ class Probes(Protocol):
 
 
 class WorkerProbes:
-    """Those of one worker process."""
+    """The probes of a worker process."""
 
     def __init__(self, read: Callable[[], Snapshot]) -> None:
         self._read = read
@@ -142,7 +142,7 @@ class _Handler(WSGIRequestHandler):
 class Endpoint:
     """Takes the port at once, and answers from `serve()` on.
 
-    Port 0: one that is free. Raises ConfigurationError where the port cannot be had.
+    Port 0: any free port. Raises ConfigurationError if the port is not free.
     """
 
     def __init__(self, host: str, port: int) -> None:
@@ -226,7 +226,7 @@ _ASGI = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 def metrics_app(engine: sa.Engine, *, schema: str | None = None, findings: bool = True) -> _ASGI:
-    """An ASGI application that answers every path with the metrics of `engine`'s database. It looks at it on a thread.
+    """An ASGI application that answers every path with the metrics of `engine`'s database. It reads the database on a thread.
 
     `schema`, `findings`: as in `QueueCollector`, whose errors it raises.
     """

@@ -16,7 +16,7 @@ Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric."""
+    """A metric."""
 
     name: str
     kind: Kind
@@ -50,7 +50,7 @@ def _defined() -> tuple[Metric, ...]:
     return tuple(one for one in globals().values() if isinstance(one, Metric))
 
 
-# ---- what the worker processes of one command say
+# ---- Metrics of a command's worker processes.
 
 _OUTCOMES = "completed, retried, failed, cancelled, snoozed, released (given back to the queue) or lost (came after the claim was over)"
 JOBS = _counter("jobs", f"What attempts came to. outcome: {_OUTCOMES}", "queue", "task", "outcome")

@@ -63,7 +63,7 @@ OTHER = "other"
 #: The name of a queue, or owner and name of a limit.
 _Of = TypeVar("_Of", str, tuple[str, str])
 
-#: Reads one part, and adds its values.
+#: Reads a part of the metrics, and adds its values.
 Part = Callable[[sa.Connection, Store, Families], None]
 
 
@@ -106,11 +106,11 @@ def _together(
 
 
 def add_limits(connection: sa.Connection, store: Store, families: Families) -> None:
-    """Limits and pauses of queues and tasks, and how many keys take turns. Where there are none, it looks at empty tables."""
+    """Limits and pauses of queues and tasks, and how many keys take turns. Without any it reads empty tables."""
     uses, keys = read_limit_uses(connection, store), read_paused_keys(connection, store)
     said = {(one.owner, one.name): one for one in uses}
     waiting = {owner: one.due for owner, one in said.items()}
-    for one in keys:  # of queues that may have no limits themselves
+    for one in keys:  # keys of queues that may have no limits themselves
         waiting[one.owner, one.name] = waiting.get((one.owner, one.name), 0) + one.due
     label = _labels(sorted({*said, *waiting}))
     for metric, values, together in (
@@ -132,7 +132,7 @@ def add_limits(connection: sa.Connection, store: Store, families: Families) -> N
 
 
 def _labels(owners: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, str]]:
-    """The labels of queues and tasks: of each kind, those above a number have one together."""
+    """The labels of queues and tasks: of each kind, all names beyond a number share a label."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for kind in ("queue", "task"):
         of_kind = [one for one in owners if one[0] == kind]
@@ -141,7 +141,7 @@ def _labels(owners: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[st
 
 
 def add_workflows(connection: sa.Connection, store: Store, families: Families) -> None:
-    """Workflows, and those that do not move on. Where there are none, it looks at empty tables."""
+    """Workflows, and workflows that do not advance. Without any it reads empty tables."""
     counts = read_workflows(connection, store)
     if counts is None:
         return
@@ -239,28 +239,28 @@ PARTS: Mapping[str, Part] = {
     "tables": add_tables,
 }
 
-# ---- The doctor's findings as metrics. It takes longer than a scrape may, so a thread of its own looks, at most once a minute.
+# ---- The doctor's findings as metrics. An examination takes longer than a scrape may, so a thread of its own makes it, at most once a minute.
 
 logger = get_logger(__name__)
 
-#: Seconds between two looks.
+#: Seconds between two examinations.
 _EVERY = 60.0
 
 
 class Findings:
-    """What the doctor found at its last look. Any thread may ask."""
+    """The findings of the doctor's last examination. Any thread may call it."""
 
     def __init__(self, engine: sa.Engine, store: Store) -> None:
         self._engine, self._store = engine, store
         self._lock = threading.Lock()
         self._at = 0.0
         self._looking = False
-        """Whether a look is under way: one may hang. A scrape sets it, with `_at` under the lock; the thread that looked takes it back."""
+        """Whether an examination is in progress, which may hang. A scrape sets it, with `_at` under the lock; the examining thread resets it."""
         self._found: list[Finding] = []
-        """Written by the thread that looks, as a whole."""
+        """Replaced as a whole by the examining thread."""
 
     def collect(self) -> Iterator[Family]:
-        """What is known; begins to look again where that is old."""
+        """The last findings; starts a new examination if they are old."""
         with self._lock:
             due = not self._looking and (not self._at or monotonic() >= self._at + _EVERY)
             if due:
@@ -280,7 +280,7 @@ class Findings:
     def _look(self) -> None:
         try:
             self._found = examine(self._engine, probe=False, store=self._store)
-        except Exception:  # the database is away: its metric says so
+        except Exception:  # the database does not answer, which has a metric of its own
             self._found = []
             logger.debug("the doctor could not look", exc_info=True)
         finally:

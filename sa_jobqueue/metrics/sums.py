@@ -1,4 +1,4 @@
-"""The sums over all worker processes of one supervisor, those that are gone among them.
+"""The sums over all worker processes of a supervisor, including processes that have ended.
 
 What a process has counted stays in the sums when it ends, so no counter goes back. Its gauges go with it.
 """
@@ -39,7 +39,7 @@ class Snapshot:
     lease: float
 
     def is_stuck(self, unheard: float = 0.0) -> bool:
-        """Whether its threads stand still; `unheard`: seconds since it said this."""
+        """Whether its threads are stuck; `unheard`: seconds since its last report."""
         late = self.state.late if self.state.serving and not self.state.leaving else 0.0
         return late + unheard > max(self.lease, _SHORTEST_PATIENCE)
 
@@ -104,7 +104,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What a process has said last, and when by `monotonic()`."""
+    """The last report of a process, and its time by `monotonic()`."""
 
     snapshot: Snapshot
     at: float
@@ -135,7 +135,7 @@ class Sums:
         """Processes that have ended, whose last words may still be on their way."""
 
     def hear(self, process: tuple[int, int], snapshot: Snapshot, *, at: float | None = None) -> None:
-        """A process has said this, in place of what it said before."""
+        """Replace the last report of a process."""
         with self._lock:
             self._heard[process] = Heard(snapshot, monotonic() if at is None else at)
 
@@ -153,7 +153,7 @@ class Sums:
                 self._past = self._past.plus(Counters.of(last.snapshot))
 
     def live(self) -> dict[int, Heard]:
-        """What the processes that live have said last, by their numbers."""
+        """The last reports of live processes, by their numbers."""
         with self._lock:
             return {process[0]: heard for process, heard in sorted(self._heard.items()) if process not in self._ended}
 
@@ -173,7 +173,7 @@ def _sum(all_counters: Iterable[Counters]) -> Counters:
 
 # ---- The metrics of worker processes, made from plain numbers when Prometheus asks. A job costs nothing here.
 
-#: What attempts came to: a rescue is no end of an attempt here, and has a metric of its own.
+#: How attempts ended: a rescue does not count as an end here, and has a metric of its own.
 _OUTCOMES = tuple(name for name in COUNTED if name != OUTCOMES[Event.RESCUE])
 
 

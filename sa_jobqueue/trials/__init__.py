@@ -23,7 +23,7 @@ def scratch_engine(url: str | sa.URL, schema: str, **options: Any) -> sa.Engine:
 def only_one(what: str, url: sa.URL, schema: str) -> Generator[None]:
     """Keep a second process, called `what` in the message, from using `schema` meanwhile.
 
-    Raises JobQueueError where one uses it already.
+    Raises JobQueueError if another run already uses it.
     """
     lock = sa.select(sa.func.pg_try_advisory_lock(sa.func.hashtext(schema)))
     with sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT").connect() as connection:

@@ -1,4 +1,4 @@
-"""One job: what it is, where it stands and why, all its attempts, and what can be done about it."""
+"""A job: its state and the reasons, its attempts and its actions; and the form that edits a job."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from ..render import archived_lines, errors_of, subject_link, too_large, value_o
 from ..request import Missing, Page, PageContext
 from ..timeline import timeline_of
 
-#: Log lines that are shown unless all are asked for.
+#: The log lines that are shown, unless all are requested.
 _LAST_LINES = 200
 
 
 def seen_of(context: PageContext) -> JobSeen:
-    """The job that the path names. Raises Missing where there is none that the viewer may see."""
+    """The job that the path names. Raises Missing if the viewer may see no such job."""
     named = as_id("id", context.path["id"])
     seen = read_job(context.connection, named, where=context.mine(), job=context.job)
     if seen is None:
-        raise Missing(f"There is no job {named} here, or it is none that you may see.")
+        raise Missing(f"There is no job {named} here, or you may not see it.")
     return seen
 
 
 def _seen_anywhere(context: PageContext) -> JobSeen:
-    """The same, or one of the archive."""
+    """The job that the path names, in the table or the archive. Raises Missing."""
     try:
         return seen_of(context)
     except Missing:
@@ -49,7 +49,7 @@ def _seen_anywhere(context: PageContext) -> JobSeen:
 
 
 def read_one(context: PageContext) -> dict[str, Any]:
-    """All that its page shows."""
+    """The page of a job."""
     seen = _seen_anywhere(context)
     job, options = seen.job, context.options
     failures, older = errors_of(seen)
@@ -87,7 +87,7 @@ def _errors_note(seen: JobSeen, older: int) -> str:
 
 
 def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
-    """Why it is not being run, or what became of it: a sentence each, and what can be done. None: its row cannot be read for it."""
+    """The reasons why it is not running, or how it ended, with advice. None if its row cannot be read."""
     point = context.connection.begin_nested()
     try:
         found = explain_job(context.connection, id, job=context.job)
@@ -95,13 +95,13 @@ def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
         point.rollback()
         return None
     except DBAPIError as error:
-        # A time that Python cannot hold; anything else is for the page as a whole.
+        # A time that Python cannot hold; any other error fails the page.
         if error.connection_invalidated or getattr(error.orig, "sqlstate", None):
             raise
         point.rollback()
         return None
     point.commit()
-    reasons = [_told(context, one) for one in found.reasons]
+    reasons = [_visible(context, one) for one in found.reasons]
     return [
         {
             "said": mask_passwords(one.said(found.distant)),
@@ -113,18 +113,18 @@ def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
     ]
 
 
-def _told(context: PageContext, reason: WaitReason) -> WaitReason:
-    """A viewer who may see only some jobs is not told the ids of the others, nor how many there are."""
+def _visible(context: PageContext, reason: WaitReason) -> WaitReason:
+    """Hide the ids and the number of jobs that the viewer may not see."""
     ids = reason.job_ids and context.seen(reason.job_ids)
     counts_others = context.access.is_partial or (context.queues is not None and reason.owner == "task")
     return reason._replace(job_ids=ids, used=None if reason.what == "turn" and counts_others else reason.used)
 
 
 def _buttons(context: PageContext, seen: JobSeen) -> list[tuple[str, str, str]]:
-    """What can be done to it now: the action, the text of its button, and the button's kind."""
+    """The possible actions: name, text and kind of each button."""
     job = seen.job
     if job.archived_at is not None:
-        return []  # nothing of the queue's changes it any more
+        return []  # archived jobs cannot be changed
     is_done = job.status in FINISHED
     has_completed = job.status is JobStatus.COMPLETED
     is_early = job.status is JobStatus.QUEUED and job.run_at > seen.now
@@ -144,7 +144,7 @@ def _buttons(context: PageContext, seen: JobSeen) -> list[tuple[str, str, str]]:
 
 
 def _lines(context: PageContext, seen: JobSeen) -> tuple[Sequence[Any], int]:
-    """Its last log lines, and how many there are before them."""
+    """Its last log lines, and the number of earlier lines."""
     if seen.job.archived_at is None:
         found: Sequence[Any] = (
             context.connection.execute(job_logs(seen.job.id, log=context.tables.log)).mappings().all()
@@ -156,7 +156,7 @@ def _lines(context: PageContext, seen: JobSeen) -> tuple[Sequence[Any], int]:
 
 
 def _worker(context: PageContext, id: str | None) -> str:
-    """Its host and process, if it has not left; else its id."""
+    """The host and process of a worker; its id if it has left."""
     if id is None:
         return ""
     worker = context.tables.worker
@@ -167,7 +167,7 @@ def _worker(context: PageContext, id: str | None) -> str:
 
 
 def _schedule(context: PageContext, id: int | None) -> str:
-    """The name of the one that made it."""
+    """The name of the schedule; its id if it was removed."""
     if id is None:
         return ""
     schedule = context.tables.schedule
@@ -176,7 +176,7 @@ def _schedule(context: PageContext, id: int | None) -> str:
 
 
 def _holder(context: PageContext, key: str | None) -> int | None:
-    """The job that has this unique key now."""
+    """The job that holds this unique key now."""
     if key is None:
         return None
     held = context.tables.unique_key
@@ -186,11 +186,11 @@ def _holder(context: PageContext, key: str | None) -> int | None:
 
 JOB = Page("job", "Job", "/jobs/{id}", read_one, in_menu=False)
 
-# ---- The form that changes what a job is to do: a page of its own, so that nothing refreshes itself under the hands of who fills it in.
+# ---- The form that edits a job: a page of its own, so that it is not refreshed while a viewer fills it in.
 
 
 def read_edit(context: PageContext) -> dict[str, Any]:
-    """What stands in the fields at first. Arguments that are masked, or too long, do not: an empty field leaves them as they are."""
+    """The initial values of the fields, without masked or too long arguments: an empty field keeps them."""
     seen = seen_of(context)
     value = value_of("args", seen, context.options.format_args)
     return {

@@ -333,9 +333,9 @@ def _wait_for_workers(connection: sa.Connection, workers: Processes, size: int) 
 
 
 class _Seen:
-    """When each job was first seen to have ended, by a connection that polls every few milliseconds.
+    """The times at which a connection that polls every few milliseconds first saw that each job had ended.
 
-    Live jobs are few and found by an index, however many jobs are done.
+    Only few jobs are live, and an index finds them, however many jobs are done.
     """
 
     def __init__(self, connection: sa.Connection, jobs: int, tell: Tell | None) -> None:
@@ -384,7 +384,7 @@ def _latency(seconds: Sequence[float]) -> Latency:
 def enqueueing(
     url: sa.URL, *, jobs: int, seconds: float, concurrency: int, payload: str, tell: Tell | None = None
 ) -> Enqueued:
-    """Three ways to make jobs: one client in a loop, all at once, and many clients in a loop."""
+    """Three ways to enqueue jobs: one client in a loop, all in bulk, and many clients in a loop."""
     figures: list[float] = []
     clients_of = partial(_clients, seconds=seconds, payload=payload)
     with place(url) as here:

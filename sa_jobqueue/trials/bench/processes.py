@@ -50,7 +50,7 @@ class Place:
     def looking(self) -> Generator[sa.Connection]:
         """A connection in autocommit whose queries use indexes."""
         with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            # The planner's own choice would be to scan the table, beside what is measured.
+            # By its own choice the planner would scan the table, and disturb the measurement.
             scans = ("enable_seqscan", "enable_bitmapscan")
             connection.execute(sa.select(*(sa.func.set_config(name, "off", False) for name in scans)))
             yield connection
@@ -199,7 +199,7 @@ def processes(size: int, work: Callable[..., Any], *arguments: Any, numbered: bo
 
     `numbered`: each gets its number, from 0 on, before the arguments.
 
-    The end of the block waits for them; an error kills them. Raises JobQueueError if one failed.
+    The end of the block waits for the processes; an error kills them. Raises JobQueueError if a process failed.
     """
     group = Processes(size, work, arguments, numbered)
     try:
@@ -344,7 +344,7 @@ class _Progress:
         ).one()
 
     def until(self, look: Callable[[], T | None], pause: float) -> T:
-        """What `look` returns, once that is true."""
+        """Call `look` until its result is true, and return it."""
         live, asked_at, said_at = -1, time.monotonic(), 0.0
         while not (found := look()):
             self._group.check()

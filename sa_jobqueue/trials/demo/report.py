@@ -179,7 +179,7 @@ class Plain:
 
 
 def count_plainly(paths: Iterable[str], step: Callable[[], object] = lambda: None) -> Plain:
-    """Examine each file, one after another: no queue, no database. `step` is called after each."""
+    """Examine the files in a loop, without queue and database. `step` is called after each file."""
     counts: dict[str, Counts] = {}
     errors: dict[str, str] = {}
     with warnings.catch_warnings():

@@ -134,7 +134,7 @@ SCHEMA = "sa_jobqueue_demo"
 BROKEN = Path(__file__).with_name("broken.py.txt")
 """A file that does not parse, so that a failure is seen wherever the demo runs."""
 
-#: Jobs that one worker process runs at a time. Parsing is work for the processor, so few are enough.
+#: The jobs that a worker process runs at a time. Parsing needs the processor, so few are enough.
 _SLOTS = 4
 #: Seconds; the default of 60 would be a long wait for the rescue.
 _LEASE = 3.0
@@ -292,7 +292,7 @@ def _producer(engine: sa.Engine, use_async: bool) -> Generator[Callable[[str], N
 
 
 class _Performance:
-    """Enqueues, watches, and kills one worker in the middle."""
+    """Enqueues jobs, watches them, and kills a worker in the middle."""
 
     def __init__(self, engine: sa.Engine, plan: Plan, paths: Sequence[str], workers: Workers, screen: Screen) -> None:
         self._engine, self._plan, self._paths = engine, plan, paths

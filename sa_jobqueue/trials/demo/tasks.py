@@ -40,7 +40,7 @@ class SourceFile(Base):
 class Module(Base):
     """What came of a file that parses: one row per file.
 
-    No constraint says so, on purpose: a job whose writes were committed twice would show in the report.
+    There is no such constraint, on purpose: a job whose writes were committed twice would show in the report.
     """
 
     __tablename__ = "module"
