@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import ClauseElement, Connection, Engine, create_engine, text
+from sqlalchemy import ClauseElement, Connection, Engine, create_engine, func, select, text
 
 from sa_jobqueue.cli import top
 from sa_jobqueue.cli.filters import Filters
@@ -73,7 +73,8 @@ def large(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Conn
         if request.param.endswith("with statistics"):
             connection.exec_driver_sql("VACUUM ANALYZE sa_jobqueue.job")
     with engine.connect() as connection:
-        top.settle(connection)
+        for name, value in top._SETTINGS.items():
+            connection.execute(select(func.set_config(name, value, True)))
         connection.execute(text("SET LOCAL statement_timeout = 0"))  # on a slow machine a good plan may take long
         yield connection
     engine.dispose()

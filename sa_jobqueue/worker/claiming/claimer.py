@@ -84,8 +84,9 @@ class Exchange:
     """Whether the claim began at the front of the queues."""
     flight: Flight | None = None
     """The statement, where the answer is read later than it was sent."""
+    sent: bool = False
     done: bool = False
-    """Whether it is committed."""
+    """Whether it is on its way to the server, and whether it is committed."""
 
     @property
     def is_full(self) -> bool:
@@ -487,7 +488,8 @@ class Claimer:
         with self._apart_after_failure(connection, exchange):
             self._connection.in_doubt = True
             exchange.flight = self._connector.store.send_exchange(connection, exchange.changes, self._request(exchange))
-        if exchange.flight is None:
+            exchange.sent = True
+        if not exchange.sent:
             return
         try:
             if self._kept is not None:
@@ -496,9 +498,9 @@ class Claimer:
             self._connection.in_doubt = True
             with self._apart_after_failure(connection, exchange):
                 exchange.flight.land()
-                exchange.took = monotonic() - exchange.began
+                exchange.took, exchange.done = monotonic() - exchange.began, True
                 self._kept, self._demand.coming = exchange, exchange.wanted
-        if self._kept is not None and not (exchange.is_full and self._may_overlap and self._demand.free()):
+        if exchange.done and not (exchange.is_full and self._may_overlap and self._demand.free()):
             self._take_in(connection)
 
     def _take_in(self, connection: sa.Connection) -> None:
