@@ -264,7 +264,6 @@ def test_an_outcome_that_an_outage_kept_back_is_lost_if_another_worker_was_faste
     """The row is gone or queued, as this worker would have left it; but the lease had run out, and the other worker counts the job."""
     down = threading.Event()
     down.set()
-    exchange, apply = Store.exchange, Store.apply
     tries: list[int] = []
 
     def cut_off(call: Any) -> Any:
@@ -276,8 +275,8 @@ def test_an_outcome_that_an_outage_kept_back_is_lost_if_another_worker_was_faste
 
         return broken
 
-    monkeypatch.setattr(Store, "exchange", cut_off(exchange))
-    monkeypatch.setattr(Store, "apply", cut_off(apply))
+    for write in ("exchange", "send_exchange", "apply"):
+        monkeypatch.setattr(Store, write, cut_off(getattr(Store, write)))
     for chore in (Renewal, Rescue):
         monkeypatch.setattr(chore, "do", lambda *_: False)
 
