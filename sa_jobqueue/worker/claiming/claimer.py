@@ -477,7 +477,9 @@ class Claimer:
     def _may_overlap(self) -> bool:
         """Whether the next exchange may be sent before the answer to the last is taken in."""
         demand = self._demand
-        plain = self._mode is Mode.TOGETHER and not self._connector.pooled and demand.throttle.share >= 1.0
+        # Slots that all queues share would be asked for again while jobs are coming for them.
+        own_slots = demand.throttle.share >= 1.0 and EVERY_QUEUE not in self._all_slots
+        plain = self._mode is Mode.TOGETHER and not self._connector.pooled and own_slots
         unlimited = not self._limited.any and not self._limited.stale
         return (
             plain and unlimited and not (self._ending or demand.stopped or self._writer.in_doubt or self._writer.asked)
