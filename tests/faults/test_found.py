@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import socket
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 from time import monotonic
 from types import SimpleNamespace
@@ -31,13 +29,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def collected() -> Iterator[None]:
-    """What a test leaves behind goes with it, not in the midst of another."""
-    yield
-    gc.collect()
 
 
 class Held:
