@@ -131,6 +131,7 @@ def letters(library: Library, lending: Any, loan: int) -> list[str]:
         )
 
 
+@pytest.mark.nightly
 async def test_two_releases_with_jobs_of_their_own(library: Library, async_engine: AsyncEngine) -> None:
     """From an empty database to the second release, under which jobs wait, and back to an empty database."""
     before = library.everything()

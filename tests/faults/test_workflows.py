@@ -25,6 +25,7 @@ def suffer(url: str, seconds: float, *, seed: int, model: bool = True, chaos: bo
         assert stress.did["retry of a node"] > seconds / 10
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_each_job_of_a_workflow_ends_as_it_must(database_url: str) -> None:
     """Random graphs under kills and locks end as a model says."""

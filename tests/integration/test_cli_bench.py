@@ -65,6 +65,7 @@ def test_drain_says_how_fast_the_workers_were(empty_database_url: str, kind: str
     assert not exists(empty_database_url)
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("measured")
 def test_steady_says_how_long_jobs_took(empty_database_url: str) -> None:
     """From the enqueue to the start of the handler, to the completion, and both together."""

@@ -13,6 +13,7 @@ from sa_jobqueue import Registry, enqueue, remove_middleware, task
 from sa_jobqueue.tasks.middleware import add_job_fields, add_source, are_added, installed, remove_source
 from tests.support import surrounded
 from tests.support.commands import run_command
+from tests.support.nightly import nightly
 from tests.support.working import add, add_one, drain
 
 
@@ -36,7 +37,7 @@ def kept() -> Iterator[Kept]:
         remove_middleware(middleware)
 
 
-@pytest.mark.parametrize("log_format", ["json", "text"])
+@pytest.mark.parametrize("log_format", ["json", *nightly("text")])
 def test_a_worker_that_writes_json_writes_the_jobs_fields(engine: Engine, url: str, log_format: str) -> None:
     """On lines of handlers of each kind, by any logger, except what the line says itself. A line of text stays as it is."""
     tasks = (surrounded.logs, surrounded.logs_async, surrounded.logs_in_child)

@@ -32,6 +32,7 @@ from tests.support import pooler
 from tests.support.awaiting import PATIENCE, TOLD, awaited, backends, running, waiting_over
 from tests.support.databases import connect, driver_url
 from tests.support.factory import change, completed, make_job, make_jobs
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until, wait_until_async
 from tests.support.working import add_one, working
 
@@ -458,7 +459,7 @@ def test_one_event_loop_after_another_can_wait(engine: Engine, url: str, driver:
         assert asyncio.run(scenario(running(engine))).result == {"a": 1}
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+@pytest.mark.parametrize("driver", ["psycopg", *nightly("asyncpg")])
 def test_an_engine_that_was_waited_by_can_be_collected(engine: Engine, url: str, driver: str) -> None:
     """An application that makes an engine for each tenant, say, does not keep them all."""
     with engine.begin() as connection:

@@ -418,7 +418,7 @@ def test_a_cancelled_handler_is_asked_first(engine: Engine, url: str, effects: E
         cancel(engine, id)
         job = wait_for(engine, id)
         wait_for(engine, add_one(engine, enqueue(heavy.effect, "next")))
-        assert worker.counts["cancelled"] == 1
+        wait_until(lambda: worker.counts["cancelled"] == 1)
     assert (job.status, [error["type"] for error in job.errors]) == (JobStatus.CANCELLED, ["Cancelled"])
     assert effects.pids() == {pid}
     assert effects.notes() == ["next"]
@@ -464,7 +464,7 @@ def test_a_handler_whose_lease_is_lost_is_stopped(engine: Engine, url: str, effe
         renew_now(worker)
         wait_until(lambda: is_gone(pid))
         wait_until(lambda: not worker.state().queues["default"].running)
-        assert worker.counts == {"lost": 1}
+        wait_until(lambda: worker.counts == {"lost": 1})
     assert job_of(engine, id).status is JobStatus.RUNNING
     assert effects.notes() == []
 

@@ -108,6 +108,7 @@ def count_waiting(connection: psycopg.Connection) -> int:
     return int(row[0])
 
 
+@pytest.mark.nightly
 def test_the_script_from_a_clone_gives_the_same_schema(empty_database_url: str, empty_engine: Engine) -> None:
     """`alembic upgrade head --sql` needs no server, `psql` runs what it writes; down likewise."""
     script = alembic("upgrade", "head", "--sql", url="postgresql://nobody@127.0.0.1:1/nowhere")

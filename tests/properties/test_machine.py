@@ -42,9 +42,7 @@ def test_jobs_live_as_their_models(machine: type[ScheduleMachine]) -> None:
         run_state_machine_as_test(machine)
         assert machine.steps > 2_000
     else:
-        brief = settings(
-            max_examples=10, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-        )
+        brief = settings(max_examples=6, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck))
         run_state_machine_as_test(machine, settings=brief)
         assert machine.steps > 100
     print(f"{machine.steps:,} steps")
