@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 
-#: The least characters of a password: nobody can guess 12 random characters, at any rate of guesses.
+#: The minimum length of a password. 12 random characters cannot be guessed, however fast an attacker tries.
 _SHORTEST = 12
 
 

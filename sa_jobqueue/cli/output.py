@@ -110,7 +110,7 @@ def fitted(
 
 
 def watch_table(columns: Sequence[Column], read: Callable[[int], tuple[Rows, Sequence[str]]], *, every: float) -> None:
-    """Fill the terminal with a table and refresh it `every` so many seconds, until Ctrl-C.
+    """Show a table over the whole terminal, and read it again after `every` seconds, until Ctrl-C.
 
     `read` takes the number of rows that fit, and returns rows and styles. Raises ConfigurationError without a terminal.
     """

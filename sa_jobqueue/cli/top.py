@@ -214,7 +214,7 @@ def frame(seen: Seen, *, name: str, width: int, height: int | None = None) -> Re
 
 
 def shares(needs: Sequence[int], space: int) -> list[int]:
-    """Divide `space` lines evenly among sections, of which none gets more than it needs."""
+    """Divide `space` lines evenly among sections. No section gets more than it needs."""
     given = [0] * len(needs)
     while space > 0 and given != list(needs):
         for position, need in enumerate(needs):

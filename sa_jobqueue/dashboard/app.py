@@ -129,7 +129,7 @@ class Site:
                 return await self._confirm(request, access, action, query)
             done, rest = await self._do(request, action, query, access)
         except ClientDisconnect:
-            return Response(status_code=400)  # nobody reads the answer
+            return Response(status_code=400)  # the client is gone and reads no answer
         except BadInput as error:
             return self._notice(request, access, None, query, 400, bad=error)
         except Missing as error:

@@ -38,9 +38,8 @@ class Shared(Generic[T]):
         if len(self._kept) >= _MOST:
             self._forget(now)
         future = asyncio.ensure_future(read())
-        future.add_done_callback(
-            _is_well
-        )  # it retrieves an error that nobody waits for any more, so that it is not logged
+        # It reads the error of a query whose request has gone, so that asyncio does not log it.
+        future.add_done_callback(_is_well)
         self._kept[key] = now + self._keep, future
         # A viewer that goes away does not end the reading for the others.
         answer = await asyncio.shield(future)

@@ -110,7 +110,7 @@ def _bars(job: Any, now: datetime, failed: Sequence[Failure], end: datetime | No
 
 def _moments(job: Any, failed: Sequence[Failure]) -> list[Moment]:
     found = [Moment(job.created_at, "enqueued")]
-    found += [Moment(one.at, f"attempt {one.attempt} ended", one.name) for one in failed]
+    found += [Moment(error.at, f"attempt {error.attempt} ended", error.name) for error in failed]
     if job.claimed_at is not None:
         found.append(Moment(job.claimed_at, f"attempt {max(job.attempt, 1)} started"))
     if job.cancel_requested_at is not None:

@@ -88,7 +88,7 @@ def enqueue_select(
 
     A parameter that is a mapped object takes the column of its key, and the first such object is the subject of the job.
 
-    `subject`: a mapped class of which `source` has the rows, or an alias of it: each job is about its row.
+    `subject`: a mapped class, or an alias of it, whose rows `source` selects. Each job is about its row.
     `columns`: expressions for columns of your own job table `job`, by attribute: `columns={"tenant_id": Order.tenant_id}`.
 
     Returns an `Insert`: add `.returning(Job.id)` to it for the ids; without, the result's `rowcount` says how many jobs there are.
@@ -286,7 +286,7 @@ def _rule(named: AnyTask | TaskName, given: Sequence[Argument], options: _Given)
             raise OptionError(f"unique: by names {name!r}, which is no argument of these jobs of {named.name!r}")
         if isinstance(argument := values[name], Argument) and not argument.kind.in_keys:
             raise OptionError(
-                f"unique: the argument {name} is {argument.kind.phrase}, of which the database cannot make the key that enqueue() would: "
+                f"unique: the argument {name} is {argument.kind.phrase}; the database cannot make the same key of it as enqueue(): "
                 "name others in by=(...)"
             )
     by = {name: values[name] for name in (values if unique.by is None else unique.by)}

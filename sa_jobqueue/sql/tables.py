@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -129,14 +129,10 @@ class Flight:
         parameters: Mapping[str, Any] = NO_PARAMETERS,
         rows: Sequence[tuple[Any, ...]] | None = None,
     ) -> None:
-        self._connection, self._cursor, self._text, self._parameters, self._rows = (
-            connection,
-            cursor,
-            text,
-            parameters,
-            rows,
-        )
+        self._connection, self._cursor, self._rows = connection, cursor, rows
+        self._text, self._parameters = text, parameters
         self._pipeline = ExitStack()
+        self._error: BaseException | None = None
 
     def start(self, query: str, values: Any) -> None:
         """Send it. In a pipeline the driver does not wait; the server executes, and commits when the pipeline ends."""
@@ -146,13 +142,19 @@ class Flight:
             self._connection.info[_FLIGHT], self._pipeline = self, stack.pop_all()
 
     def land(self) -> None:
-        """Wait for the answer: the statement is committed then. Raises what SQLAlchemy would."""
+        """Wait for the answer: the statement is committed then. Raises what SQLAlchemy would, each time that it is called."""
+        if self._error is not None:
+            raise self._error
         if self._rows is None:
             self._connection.info.pop(_FLIGHT, None)
-            with self._as_sqlalchemy():
-                self._pipeline.close()
-                self._rows = self._cursor.fetchall()
-                self._cursor.close()
+            try:
+                with self._as_sqlalchemy():
+                    self._pipeline.close()
+                    self._rows = self._cursor.fetchall()
+                    self._cursor.close()
+            except BaseException as error:
+                self._error = error
+                raise
 
     @property
     def rows(self) -> Sequence[tuple[Any, ...]]:
@@ -169,9 +171,10 @@ class Flight:
 
 
 def land(connection: sa.Connection) -> None:
-    """Wait for the answer to what was sent on this connection, if that has not come."""
+    """Wait for the answer to what was sent on this connection, if that has not come. An error is for the sender, who lands it, too."""
     if not connection.closed and not connection.invalidated and (flight := connection.info.get(_FLIGHT)) is not None:
-        flight.land()
+        with suppress(DBAPIError):
+            flight.land()
 
 
 class _Text(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, Integer, bindparam, cast, create_engine, event, literal_column, select, text
 from sqlalchemy.exc import DataError, OperationalError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.schema import CreateSchema
@@ -20,6 +20,7 @@ from sa_jobqueue.sql.claims import ClaimRequest
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.sql.tables import Compiled
 from sa_jobqueue.util.schema import SCHEMA
+from sa_jobqueue.worker.connections.service import Connector
 from tests.support import pooler
 from tests.support.databases import driver_url
 from tests.support.factory import completed, make_job, statuses
@@ -40,6 +41,22 @@ def test_it_belongs_to_the_connections_transaction(engine: Engine) -> None:
         connection.commit()
     with engine.connect() as connection:
         assert statuses(connection) == {id: "running"}
+
+
+def test_an_error_of_what_was_sent_is_the_senders_and_not_the_next_statements(engine: Engine, url: str) -> None:
+    """The next statement on the connection waits for the answer, and succeeds; the sender gets the error when it asks for the answer."""
+    if pooler.is_pooled(url):
+        pytest.skip("behind a pooler nothing is sent ahead")
+    connector = Connector(engine, lease=60.0)
+    with connector.connect() as connection:
+        flight = Compiled(select(cast(bindparam("n"), Integer) / literal_column("0")), binary=True).send(
+            connection, {"n": 1}
+        )
+        with connector.begin_one(connection):
+            assert connection.scalar(text("SELECT 1")) == 1
+        for _ in range(2):
+            with pytest.raises(DataError, match="division by zero"):
+                flight.land()
 
 
 def claimed(connection: Connection) -> list[ClaimedJob]:

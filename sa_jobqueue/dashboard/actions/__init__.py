@@ -19,7 +19,7 @@ class Done:
     left: int = 0
     """The number of things that were not changed, because others had locked or changed them."""
     after: int | None = None
-    """The id after which more is to be done; None: all is done."""
+    """The last id that was changed, if more jobs remain to be changed; else None."""
     to: str | None = None
     """The next page, as a path below the dashboard; None: the page with the form."""
     target: Mapping[str, Any] | None = None

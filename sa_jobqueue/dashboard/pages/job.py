@@ -101,7 +101,7 @@ def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
         point.rollback()
         return None
     point.commit()
-    reasons = [_visible(context, one) for one in found.reasons]
+    reasons = [_visible(context, reason) for reason in found.reasons]
     return [
         {
             "said": mask_passwords(one.said(found.distant)),

@@ -346,9 +346,8 @@ class Claimer:
             wanted = self._demand.now()
         if not changes and not wanted:
             return any_skipped
-        quiet = (
-            not len(self._runs) and self._kept is None
-        )  # before the claim: a handler that ends during it may have enqueued
+        # Before the claim: a handler that ends during it may have enqueued.
+        quiet = not len(self._runs) and self._kept is None
         if overlaps and wanted:
             self._exchange_ahead(connection, Exchange(changes, wanted, limited=False, quiet=quiet))
             return True

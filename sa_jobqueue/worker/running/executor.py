@@ -127,9 +127,8 @@ class Executor:
         rules = run.task.rules
         if isinstance(outcome, Completed):
             return ToWrite(completed(run.job, outcome, rules))
-        if isinstance(
-            outcome, (Released, Crashed)
-        ):  # how often that may happen is an option of the worker, not of the task
+        if isinstance(outcome, (Released, Crashed)):
+            # How often that may happen is an option of the worker, not of the task.
             rules = replace(rules, max_rescues=self._max_rescues)
         elapsed = 0.0 if run.job.extra is None else run.elapsed  # only a deadline needs it
         return ToWrite(decide(run.job, outcome, rules, random=random.random(), elapsed=elapsed))
