@@ -48,10 +48,11 @@ def rate_of_ours(
     return jobs / seconds
 
 
-def rate_of_raw(bench: Bench, jobs: int, *, size: int = 1, deleted: bool = False) -> float:
-    """Jobs per second of `size` bare loops."""
+def rate_of_raw(bench: Bench, jobs: int, *, size: int = 1, deleted: bool = False, fused: bool = False) -> float:
+    """Jobs per second of `size` bare loops. `fused`: see `raw`."""
     bench.prepare(jobs)
-    with processes(size, raw.drain, bench.address, bench.batch, deleted) as group:
+    loop = (raw.drain_fused, bench.address) if fused else (raw.drain, bench.address, bench.batch, deleted)
+    with processes(size, *loop) as group:
         seconds = seconds_to_drain(bench, group)
     assert sum(group.results) == jobs, f"the bare loops finished {group.results} of {jobs} jobs"
     _check(bench, jobs, deleted=deleted)
@@ -80,6 +81,16 @@ def drain(bench: Bench) -> Iterator[Figure]:
             partial(rate_of_raw, bench, jobs * size, size=size, deleted=deleted),
         )
         yield compared(measure, pairs, "jobs/s", "raw, deleted" if deleted else "raw", at_least=target)
+    pairs = interleaved(
+        bench.repeat, partial(rate_of_ours, bench, jobs, "nothing"), partial(rate_of_raw, bench, jobs, fused=True)
+    )
+    yield compared("drain, async no-op, 1 process", pairs, "jobs/s", "raw, fused", at_least=0.7)
+    pairs = interleaved(
+        bench.repeat,
+        partial(rate_of_ours, bench, jobs, "nothing"),
+        partial(rate_of_ours, bench, jobs, "nothing", size=2),
+    )
+    yield compared("drain, async no-op, 1 process : 2 processes", pairs, "jobs/s", "2 processes")
 
 
 def retain(bench: Bench) -> Iterator[Figure]:

@@ -1,5 +1,7 @@
 """The limit: a bare psycopg loop on our own table, that claims, and finishes what it claimed before in the same commit.
 
+`drain` sends two statements for that, `drain_fused` a single statement.
+
 One queue, the claim of sa_jobqueue/sql/claims.py without its resume points; finishing is fenced and locks its ids
 in order first. Prepared statements, the worker's planner settings, no handler, no Python object per job beyond what the
 driver makes of a row.
@@ -12,8 +14,8 @@ from typing import Any
 
 from .schema import SCHEMA, service_connection
 
-CLAIM = f"""
-WITH picked AS MATERIALIZED (
+_PICKED = f"""
+picked AS MATERIALIZED (
     SELECT due.id FROM unnest('{{9,8,7,6,5,4,3,2,1,0}}'::smallint[]) AS slot(level)
     CROSS JOIN LATERAL (
         SELECT id FROM {SCHEMA}.job
@@ -23,12 +25,15 @@ WITH picked AS MATERIALIZED (
     ) AS due
     LIMIT %(free)s
 )
+"""
+_CLAIMED = f"""
 UPDATE {SCHEMA}.job
 SET status = 'running', claims = claims + 1, attempt = attempt + 1, worker = %(worker)s, claimed_at = now(),
     lease_expires_at = now() + interval '60 s'
 WHERE id = ANY (ARRAY (SELECT id FROM picked))
 RETURNING id::text, claims::text, task, args::text
 """
+CLAIM = f"WITH {_PICKED} {_CLAIMED}"
 
 # Without SKIP LOCKED, which the worker needs only where operators lock rows: another loop's claim, whose snapshot is a little
 # older, may have locked rows of ours that it then did not take, and this loop has no second try.
@@ -44,11 +49,23 @@ WHERE job.id = change.id AND job.claims = change.claims AND job.status = 'runnin
     AND job.id = ANY (ARRAY (SELECT id FROM locked))
 """
 
-COMPLETE = f"""{_LOCKED}
+_COMPLETED = f"""
 UPDATE {SCHEMA}.job
 SET status = 'completed', finished_at = now(), purge_at = now() + interval '7 days', lease_expires_at = NULL
-FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS {_FENCE}
+FROM unnest(%(ids)s::bigint[], %(claims)s::integer[]) AS
 """
+COMPLETE = f"{_LOCKED} {_COMPLETED} {_FENCE}"
+
+# Not locked in order: each loop completes its own jobs. And not by their state: the planner takes the index of running jobs, which
+# was empty when it looked, for the outer side of the join, and reads all parameters once for each job.
+FUSED = f"""
+WITH completed AS (
+    {_COMPLETED} change(id, claims)
+    WHERE job.id = change.id AND job.claims = change.claims
+), {_PICKED} {_CLAIMED}
+"""
+#: Jobs per statement of the fused loop. It is the fastest with some 700.
+FUSED_BATCH = 730
 
 DELETE = f"""{_LOCKED}
 DELETE FROM {SCHEMA}.job
@@ -74,6 +91,30 @@ def drain(ready: Callable[[], Any], address: str, batch: int, deleted: bool) -> 
         if not rows:
             break
         # As text: the driver would look at each element of a list.
+        ids = "{" + ",".join([row[0] for row in rows]) + "}"
+        claims = "{" + ",".join([row[1] for row in rows]) + "}"
+    sqlalchemy_connection.close()
+    return done
+
+
+def drain_fused(ready: Callable[[], Any], address: str) -> int:
+    """As `drain`, with a single statement. Its plan is pinned: after ANALYZE the planner may choose a hash join, which takes twice the time."""
+    sqlalchemy_connection, connection = service_connection(address)
+    cursor = connection.cursor()
+    cursor.execute(
+        "SET enable_nestloop = on; SET enable_hashjoin = off; SET enable_mergejoin = off; SET enable_seqscan = off"
+    )
+    connection.commit()
+    done = 0
+    ids = claims = "{}"
+    ready()
+    while True:
+        cursor.execute(FUSED, {"ids": ids, "claims": claims, "free": FUSED_BATCH, "worker": "raw"}, prepare=True)
+        rows = cursor.fetchall()
+        connection.commit()
+        if not rows and ids == "{}":
+            break
+        done += len(rows)
         ids = "{" + ",".join([row[0] for row in rows]) + "}"
         claims = "{" + ",".join([row[1] for row in rows]) + "}"
     sqlalchemy_connection.close()
