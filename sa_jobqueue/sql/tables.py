@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -31,6 +31,11 @@ _OF_STATEMENTS = ("before_cursor_execute", "after_cursor_execute", "before_execu
 NO_PARAMETERS: Mapping[str, Any] = {}
 #: The key of a `Flight` in a connection's `info`.
 _FLIGHT = "sa_jobqueue flight"
+#: psycopg's generator that executes a statement: it is private, and has been the same since psycopg 3.0. It stops where the driver
+#: would wait for the server.
+_STEPS = "_execute_gen"
+#: The flag of `psycopg.waiting.Wait` for a socket that takes more bytes. The package must not import psycopg.
+_WRITABLE = 2
 
 #: Parameters as psycopg finds them in a statement.
 _PLACES = re.compile(r"%(?:%|\(([^)]+)\)s)")
@@ -79,13 +84,15 @@ class Compiled:
         """Send it, as a transaction of its own, and do not wait for the answer. Nothing else can be sent before the answer has come.
 
         `connection`: a service connection in autocommit, with no transaction. It waits at once where a statement cannot be sent
-        alone: over another driver or an old libpq, and where Core is to execute it. Raises what SQLAlchemy would.
+        alone: over another driver or with another cursor class, and where Core is to execute it. Raises what SQLAlchemy would.
         """
-        psycopg: Any = connection.dialect.loaded_dbapi
-        if connection.dialect.driver != "psycopg" or is_heard(connection) or not psycopg.Pipeline.is_supported():
+        cursor: Any = None
+        query: tuple[str, Any] = "", None
+        if connection.dialect.driver == "psycopg" and not is_heard(connection):
+            cursor, query = self._query(connection, parameters)
+        if not hasattr(cursor, _STEPS):
             with connection.begin():
                 return Flight(connection, rows=self.rows(connection, parameters))
-        cursor, query = self._query(connection, parameters)
         flight = Flight(connection, cursor, text=self._text(connection).named, parameters=parameters)
         flight.start(*query)
         return flight
@@ -131,15 +138,19 @@ class Flight:
     ) -> None:
         self._connection, self._cursor, self._rows = connection, cursor, rows
         self._text, self._parameters = text, parameters
-        self._pipeline = ExitStack()
+        self._rest: Generator[Any, Any]
         self._error: BaseException | None = None
 
     def start(self, query: str, values: Any) -> None:
-        """Send it. In a pipeline the driver does not wait; the server executes, and commits when the pipeline ends."""
-        with self._as_sqlalchemy(), ExitStack() as stack:
-            stack.enter_context(self._cursor.connection.pipeline())
-            self._cursor.execute(query, values, binary=True)
-            self._connection.info[_FLIGHT], self._pipeline = self, stack.pop_all()
+        """Send it. The server executes and commits it, whether or not the answer is read.
+
+        In the driver's pipeline the server would keep the transaction open until the pipeline ends, under no time limit, and the
+        connection would be unusable after an error of the commit (psycopg 3.3).
+        """
+        with self._as_sqlalchemy():
+            steps = getattr(self._cursor, _STEPS)(query, values, binary=True)
+            self._rest = _resumed(steps, self._cursor.connection.wait(_sent(steps)))
+            self._connection.info[_FLIGHT] = self
 
     def land(self) -> None:
         """Wait for the answer: the statement is committed then. Raises what SQLAlchemy would, each time that it is called."""
@@ -149,7 +160,7 @@ class Flight:
             self._connection.info.pop(_FLIGHT, None)
             try:
                 with self._as_sqlalchemy():
-                    self._pipeline.close()
+                    self._cursor.connection.wait(self._rest)
                     self._rows = self._cursor.fetchall()
                     self._cursor.close()
             except BaseException as error:
@@ -168,6 +179,21 @@ class Flight:
             yield
         except self._connection.dialect.loaded_dbapi.Error as error:
             raise as_sqlalchemy(error, self._text, self._parameters, self._connection) from error
+
+
+def _sent(steps: Generator[Any, Any]) -> Generator[Any, Any, Any]:
+    """A driver's generator up to where all is sent. Returns what that waits for then."""
+    wanted = next(steps)
+    while wanted & _WRITABLE:
+        wanted = steps.send((yield wanted))
+    return wanted
+
+
+def _resumed(steps: Generator[Any, Any], wanted: Any) -> Generator[Any, Any]:
+    """The rest of a driver's generator, which is waiting for `wanted`."""
+    with suppress(StopIteration):
+        while True:
+            wanted = steps.send((yield wanted))
 
 
 def land(connection: sa.Connection) -> None:

@@ -24,6 +24,7 @@ from sa_jobqueue.worker.connections.service import Connector
 from tests.support import pooler
 from tests.support.databases import driver_url
 from tests.support.factory import completed, make_job, statuses
+from tests.support.waiting import wait_until
 
 DIVIDE = Compiled(text("SELECT 1 / :n"))
 KILL = Compiled(text("SELECT pg_terminate_backend(pg_backend_pid())"))
@@ -57,6 +58,21 @@ def test_an_error_of_what_was_sent_is_the_senders_and_not_the_next_statements(en
         for _ in range(2):
             with pytest.raises(DataError, match="division by zero"):
                 flight.land()
+
+
+def test_what_was_sent_is_committed_before_its_sender_reads_the_answer(engine: Engine, url: str) -> None:
+    """Otherwise a host that is suspended meanwhile would hold locked rows, which no other worker could rescue."""
+    if pooler.is_pooled(url):
+        pytest.skip("behind a pooler nothing is sent ahead")
+    with engine.begin() as connection:
+        id = make_job(connection)
+    with Connector(engine, lease=60.0).connect() as connection, engine.connect() as other:
+        flight = default_store.send_exchange(
+            connection, [], ClaimRequest(worker="me", queues={"default": 1}, lease=60.0)
+        )
+        wait_until(lambda: statuses(other) == {id: "running"})
+        flight.land()
+        assert [row[0] for row in flight.rows] == [id]
 
 
 def claimed(connection: Connection) -> list[ClaimedJob]:

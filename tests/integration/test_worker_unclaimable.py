@@ -122,6 +122,25 @@ def test_a_job_that_cannot_be_claimed_hides_none_that_becomes_due_or_visible_lat
         assert late > bad
 
 
+def test_a_job_that_is_refused_at_the_commit_holds_up_no_other(
+    engine: Engine, url: str, registry: Registry, ran: list[int]
+) -> None:
+    """A deferred constraint trigger refuses the claim of a job, and the completion of another job."""
+    (unclaimable, unwritable, *_) = fill(engine, range(5))
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION odd() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$"
+        )
+        connection.exec_driver_sql(
+            "CREATE CONSTRAINT TRIGGER odd AFTER UPDATE ON sa_jobqueue.job DEFERRABLE INITIALLY DEFERRED FOR EACH ROW "
+            f"WHEN (new.id = {unclaimable} AND new.status = 'running' OR new.id = {unwritable} AND new.status = 'completed') "
+            "EXECUTE FUNCTION odd()"
+        )
+    with working(url, registry) as worker:
+        wait_until(lambda: completed(engine) == 3 and worker.counts["failed"] == 1, 15)
+    assert sorted(ran) == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("slots", [1, 4])
 def test_a_job_that_a_trigger_leaves_as_it_is_hides_no_other_and_is_said(
     engine: Engine, url: str, registry: Registry, ran: list[int], caplog: pytest.LogCaptureFixture, slots: int
