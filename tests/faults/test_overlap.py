@@ -9,7 +9,9 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine, select, text
 
 from sa_jobqueue import Job, Registry, WorkerSettings, task
+from sa_jobqueue.rules.lifecycle import Change
 from sa_jobqueue.worker.claiming.claimer import Claimer, Exchange
+from sa_jobqueue.worker.claiming.intake import Intake
 from tests.faults.proxy import About, Set, Trap, bad_network
 from tests.support import pooler
 from tests.support.databases import cut_line
@@ -112,6 +114,30 @@ def test_answers_that_are_lost_after_the_commit_cost_no_job(
         assert all(trap.sprung.is_set() for trap in traps)
     assert worker.counts["lost"] == 0
     queue.assert_each_ran_once(claims={1, 2, 3, 4})
+
+
+def test_outcomes_that_were_taken_are_written_though_an_answer_cannot_be_taken_in(
+    queue: Queue, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection breaks while arguments are fetched, in a round whose outcomes cannot be sent ahead."""
+    wanted, take, broken = Claimer._wanted, Intake.take, list[int]()
+
+    def break_once(self: Claimer, connection: Connection, changes: list[Change], *, overlaps: bool) -> dict[str, int]:
+        if self._kept is not None and changes and not broken:
+            broken.append(len(changes))
+            monkeypatch.setattr(Intake, "take", cut)
+            overlaps = False
+        return wanted(self, connection, changes, overlaps=overlaps)
+
+    def cut(self: Intake, connection: Connection, *_: object, **__: object) -> None:
+        monkeypatch.setattr(Intake, "take", take)
+        cut_line(connection.connection.dbapi_connection)
+        connection.exec_driver_sql("SELECT 1")
+
+    monkeypatch.setattr(Claimer, "_wanted", break_once)
+    with working(url, queue.registry, queues={"default": SLOTS}) as worker:
+        wait_until(lambda: worker.counts["completed"] == JOBS)
+    assert broken
 
 
 def test_no_more_jobs_are_claimed_than_may_be(queue: Queue, url: str) -> None:

@@ -266,7 +266,7 @@ class Claimer:
                 with suppress(BaseException):  # of the application's: a filter of logs
                     self._connection.give_up(error, kept=len(self._writer))
                 busy = False
-            if self._ending and not len(self._writer) and not self._connection.in_doubt:
+            if self._ending and self._kept is None and not len(self._writer) and not self._connection.in_doubt:
                 break
             if self._ending and not hurried:
                 hurried = True
@@ -338,12 +338,7 @@ class Claimer:
         if self._limited.any:
             self._limited.note_ends(self._runs.queues(changes))
         overlaps = self._may_overlap and alike(changes)
-        if self._kept is not None and not overlaps:
-            self._take_in(connection)
-        wanted = self._demand.now()
-        if self._kept is not None and not wanted:
-            self._take_in(connection)
-            wanted = self._demand.now()
+        wanted = self._wanted(connection, changes, overlaps=overlaps)
         if not changes and not wanted:
             return any_skipped
         # Before the claim: a handler that ends during it may have enqueued.
@@ -365,6 +360,23 @@ class Claimer:
                 self._settle(exchange)
                 self._hand_over(connection, exchange)
         return True
+
+    def _wanted(self, connection: sa.Connection, changes: list[Change], *, overlaps: bool) -> dict[str, int]:
+        """The jobs to claim now. The answer that was kept back is taken in, unless the next exchange `overlaps` it and claims.
+
+        If that fails, the taken `changes` go back to the writer.
+        """
+        try:
+            if not overlaps:
+                self._take_in(connection)
+            wanted = self._demand.now()
+            if self._kept is not None and not wanted:
+                self._take_in(connection)
+                wanted = self._demand.now()
+        except BaseException:
+            self._writer.put_back(changes)
+            raise
+        return wanted
 
     def _prepare(self, connection: sa.Connection) -> bool:
         """Do the steps before the outcomes and the claim. Returns whether skipped jobs were claimed."""
