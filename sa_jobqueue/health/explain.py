@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,7 +29,7 @@ from ..sql.archived import archive_parts, archived_facts
 from ..sql.parts import table_of
 from ..sql.readings.depths import STALE
 from ..sql.readings.job_facts import job_facts
-from ..sql.readings.why import why_waiting
+from ..sql.readings.why import why_all_wait
 from ..util.log import one_line
 from ..util.schema import schema_on
 
@@ -107,24 +108,31 @@ def _explain(place: Session | sa.Connection, id: int, job: type[JobMixin]) -> Jo
         if place.autoflush:
             place.flush()
         place = place.connection(bind_arguments={"mapper": job.__mapper__})
-    ((row, waits),) = look(place, [id], job)
-    if row.id is None and (found := _look_into_archive(place, id, job)) is not None:
-        return JobExplanation(
-            id, found.status, found.task, found.queue, row.now, (_archived(found),), found.archived_at
-        )
-    return JobExplanation(id, row.status, row.task, row.queue, row.now, reasons_of(row, waits))
+    (explanation,) = explain_each(place, [id], job)
+    if explanation.status is None and (found := _look_into_archive(place, id, job)) is not None:
+        reasons = (_archived(found),)
+        return JobExplanation(id, found.status, found.task, found.queue, explanation.at, reasons, found.archived_at)
+    return explanation
 
 
-def look(connection: sa.Connection, ids: Sequence[int], job: type[JobMixin]) -> list[tuple[Any, list[WaitReason]]]:
-    """What is known of each of these jobs: a row of `job_facts`, and what `why_waiting` says."""
+def explain_each(connection: sa.Connection, ids: Sequence[int], job: type[JobMixin]) -> list[JobExplanation]:
+    """Explain each of these jobs of the table, by id. Two statements, or a single one if none of them waits."""
+    return [
+        JobExplanation(row.asked, row.status, row.task, row.queue, row.now, reasons_of(row, waits))
+        for row, waits in read_facts(connection, ids, job)
+    ]
+
+
+def read_facts(
+    connection: sa.Connection, ids: Sequence[int], job: type[JobMixin]
+) -> list[tuple[Any, list[WaitReason]]]:
+    """What is known of each of these jobs: a row of `job_facts`, and its rows of `why_waiting`."""
     found = connection.execute(_facts_of(job), {"job_ids": ids}).all()
-    return [(row, _waits(connection, row, job)) for row in found]
-
-
-def _waits(connection: sa.Connection, row: Any, job: type[JobMixin]) -> list[WaitReason]:
-    if row.status not in (JobStatus.QUEUED, JobStatus.BLOCKED):
-        return []
-    return [WaitReason(*one) for one in connection.execute(_waits_of(job), {"job_id": row.id})]
+    waits = defaultdict[int, list[WaitReason]](list)
+    if waiting := [row.id for row in found if row.status in (JobStatus.QUEUED, JobStatus.BLOCKED)]:
+        for job_id, *reason in connection.execute(_waits_of(job), {"job_ids": waiting}):
+            waits[job_id].append(WaitReason(*reason))
+    return [(row, waits[row.asked]) for row in found]
 
 
 def _look_into_archive(connection: sa.Connection, id: int, job: type[JobMixin]) -> Any:
@@ -145,7 +153,7 @@ def _facts_of(job: type[JobMixin]) -> sa.Select[Any]:
 
 @cache
 def _waits_of(job: type[JobMixin]) -> sa.Select[Any]:
-    return why_waiting(0, job=job)
+    return why_all_wait([], job=job)
 
 
 # ---- deciding

@@ -11,7 +11,7 @@ from typing import Any, overload
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from ..health.explain import Crew, look, reasons_of
+from ..health.explain import Crew, read_facts, reasons_of
 from ..models import JobMixin
 from ..rules.reasons import WaitReason
 from ..tasks.registry import Registry, default_registry
@@ -102,7 +102,7 @@ def explain_in(
     ids = session.scalars(sa.select(job.id).where(job.is_live).order_by(job.id).limit(_SHOWN)).all()
     free = _unlocked(session, ids, job)
     found = list[Unrun]()
-    for row, waits in look(connection_of(session, job), ids, job):
+    for row, waits in read_facts(connection_of(session, job), ids, job):
         crew = Crew(1, int(queues is None or row.queue in queues), int(registry.get(row.task) is not None))
         exactly = {"locked_by": None if row.id in free else row.locked_by or 0}
         reasons = reasons_of(SimpleNamespace(**{**row._mapping, **exactly}), waits, crew)  # noqa: SLF001

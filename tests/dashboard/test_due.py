@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, event, text
 
+from sa_jobqueue import KeyLimits, explain_job
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.models import Job
+from sa_jobqueue.statements import pause, set_limit
 from tests.support.browsing import Seen, Viewer
+from tests.support.explaining import a_worker
 from tests.support.factory import make_job, statuses
 
 #: Jobs of which no page may say that there are none.
@@ -144,3 +147,28 @@ def test_ids_that_are_missing_hide_no_jobs(
 @pytest.mark.parametrize("place", ["yesterday", "x,1", "2030-01-01,x", ",1"])
 def test_a_place_in_the_list_that_cannot_be_read_is_refused(engine: Engine, place: str) -> None:
     assert Viewer(engine).get("/jobs", status="queued", due=place).status_code in {200, 400}
+
+
+def test_the_list_has_the_reason_of_each_job_in_one_query(
+    engine: Engine, connection: Connection, order: list[int]
+) -> None:
+    """The same as the job's own page. A viewer of some jobs reads no numbers of others."""
+    a_worker(engine, "exports")
+    connection.execute(set_limit("exports", per_key=KeyLimits(running=1)))
+    connection.execute(pause("exports", key="k4", reason="its owner asked"))
+    running = connection.scalar(text("UPDATE sa_jobqueue.job SET status = 'running', claims = 1, claimed_at = now(), "
+        "lease_expires_at = now() + interval '1 h' WHERE concurrency_key = 'k2' AND id = (SELECT min(id) FROM sa_jobqueue.job "
+        "WHERE concurrency_key = 'k2') RETURNING id"))  # fmt: skip
+    connection.commit()
+    sent = list[str]()
+    event.listen(engine, "before_cursor_execute", lambda _, __, statement, *___: sent.append(statement))
+    page = Viewer(engine).see("/jobs", status="queued", queue="exports")
+    assert len([one for one in sent if "LATERAL (WITH asked" in one]) == 1
+    for id in shown(page):
+        reason = explain_job(connection, id).reasons[0].said(lambda _: "")
+        assert reason.replace("until ", "")[:40] in page.text.replace("until ", "")
+    assert f"waits for limit exports/k2: 1 of 1 running (job {running})" in page.text
+    assert "waits for pause exports/k4 to end: its owner asked" in page.text
+
+    some = Viewer(engine, Access(can={"retry"}, where=Job.concurrency_key.is_(None))).see("/jobs", status="queued")
+    assert "behind others of queue exports" in some.text

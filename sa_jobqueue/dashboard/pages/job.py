@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ...arguments.subjects import Subject
-from ...health.explain import explain_job
+from ...health.explain import explain_each, explain_job
 from ...health.one_job import JobSeen, read_job
 from ...models import GATE, TASK_GROUP
 from ...rules.lifecycle import FINISHED, HELD, Event, JobStatus, sources
@@ -24,6 +24,7 @@ from ..render import archived_lines, errors_of, subject_link, too_large, value_o
 from ..request import Missing, Page, PageContext
 from ..timeline import timeline_of
 
+T = TypeVar("T")
 #: The log lines that are shown, unless all are requested.
 _LAST_LINES = 200
 
@@ -86,11 +87,19 @@ def _errors_note(seen: JobSeen, older: int) -> str:
     return f"The errors of the last attempts. Older ones, not shown: {older:,}." if older else ""
 
 
-def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
-    """The reasons why it is not running, or how it ended, with advice. None if its row cannot be read."""
+def why_each(context: PageContext, ids: Sequence[int]) -> dict[int, str]:
+    """The deciding reason of each of these jobs. Nothing if the row of any of them cannot be read."""
+    found = _readable(context, lambda: explain_each(context.connection, ids, context.job)) or []
+    firsts = [(one, one.reasons[0]) for one in found]
+    seen = set(context.seen([other for _, reason in firsts for other in reason.job_ids or ()]))
+    return {one.job_id: mask_passwords(_visible(context, reason, seen).said(one.distant)) for one, reason in firsts}
+
+
+def _readable(context: PageContext, read: Callable[[], T]) -> T | None:
+    """What `read` returns; None if a row cannot be read."""
     point = context.connection.begin_nested()
     try:
-        found = explain_job(context.connection, id, job=context.job)
+        found = read()
     except (ValueError, RecursionError):
         point.rollback()
         return None
@@ -101,7 +110,16 @@ def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
         point.rollback()
         return None
     point.commit()
-    reasons = [_visible(context, reason) for reason in found.reasons]
+    return found
+
+
+def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
+    """The reasons why it is not running, or how it ended, with advice. None if its row cannot be read."""
+    found = _readable(context, lambda: explain_job(context.connection, id, job=context.job))
+    if found is None:
+        return None
+    seen = set(context.seen([other for reason in found.reasons for other in reason.job_ids or ()]))
+    reasons = [_visible(context, reason, seen) for reason in found.reasons]
     return [
         {
             "said": mask_passwords(one.said(found.distant)),
@@ -113,9 +131,9 @@ def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
     ]
 
 
-def _visible(context: PageContext, reason: WaitReason) -> WaitReason:
-    """Hide the ids and the number of jobs that the viewer may not see."""
-    ids = reason.job_ids and context.seen(reason.job_ids)
+def _visible(context: PageContext, reason: WaitReason, seen: Collection[int]) -> WaitReason:
+    """Hide the ids of jobs that are not `seen`, and the number of jobs that the viewer may not see."""
+    ids = reason.job_ids and [other for other in reason.job_ids if other in seen]
     counts_others = context.access.is_partial or (context.queues is not None and reason.owner == "task")
     return reason._replace(job_ids=ids, used=None if reason.what == "turn" and counts_others else reason.used)
 

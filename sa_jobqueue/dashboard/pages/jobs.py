@@ -17,6 +17,7 @@ from ...util.urls import mask_passwords
 from ..actions.jobs import JOB_ACTIONS
 from ..filters import FILTERS, chosen, due_page, has_archive, highest_id, is_by_due, reach, tabs
 from ..request import Page, PageContext
+from .job import why_each
 
 _PAGE = 50
 _TIMES = ("created_at", "run_at", "claimed_at", "finished_at")
@@ -46,6 +47,7 @@ def _by_id(context: PageContext, highest: int) -> dict[str, Any]:
     is_full = len(found) > _PAGE
     return {
         "jobs": [_shown(row) for row in found[:_PAGE]],
+        "why": None,
         "next": ("before", found[_PAGE - 1]["id"] if is_full else lowest or None),
         "searched": None if is_full or not lowest else (lowest, above - 1),
         "until": None,
@@ -57,6 +59,7 @@ def _by_due(context: PageContext) -> dict[str, Any]:
     job, page = context.job, due_page(context, _PAGE)
     rows = _rows(context, job.id == sa.func.any(sa.literal(page.ids, sa.ARRAY(sa.BigInteger))))
     return {
+        "why": why_each(context, page.ids),
         "jobs": [_shown(row) for row in context.connection.execute(rows.order_by(job.run_at, job.id)).mappings()],
         "next": ("due", page.after),
         "searched": None,

@@ -18,7 +18,7 @@ from sqlalchemy.types import TypeEngine
 from ...models import Job, JobMixin, companions_of, schema_function, status_in, status_literal
 from ...rules.lifecycle import LIVE, JobStatus
 from ..limits.state import FIRST_KEY
-from ..parts import ONE, ZERO, columns_of, in_calendar, in_seconds, table_of
+from ..parts import ONE, ZERO, array, columns_of, in_calendar, in_seconds, rows, table_of
 
 #: How many jobs are named.
 _NAMED = 20
@@ -49,6 +49,18 @@ def why_waiting(job_id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
 
     No row: the job does not wait, or nothing but free slots and the turns of others keeps it waiting.
     """
+    return _reasons(sa.bindparam("job_id", job_id, sa.BigInteger), job)
+
+
+def why_all_wait(job_ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Select[Any]:
+    """The rows of `why_waiting` of several jobs, each behind the job's `id`."""
+    waiting = rows("waiting", id=array("job_ids", job_ids, sa.BigInteger()))
+    # A name, and no column: it must not become a table of the subquery.
+    reasons = _reasons(sa.literal_column("waiting.id", sa.BigInteger), job).lateral("reasons")
+    return sa.select(waiting.c.id, *reasons.c).select_from(waiting.join(reasons, sa.true()))
+
+
+def _reasons(job_id: sa.ColumnElement[int], job: type[JobMixin]) -> sa.Select[Any]:
     tables = companions_of(job)
     table = table_of(job)
     asked = _asked(table, job_id)
@@ -71,16 +83,15 @@ def why_waiting(job_id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     ]
     found = sa.union_all(*reasons).subquery("found")
     shown = [column for column in found.c if column.key != "place"]
-    return sa.select(*shown).order_by(found.c.place, found.c.owner, found.c.key.nulls_first())
+    ordered = sa.select(*shown).order_by(found.c.place, found.c.owner, found.c.key.nulls_first())
+    return ordered.add_cte(asked, scope, nest_here=True)
 
 
-def _blocked(table: sa.Table, job_id: int) -> sa.ColumnElement[bool]:
-    return sa.and_(
-        table.c.id == sa.bindparam("job_id", job_id, sa.BigInteger), table.c.status == status_literal(JobStatus.BLOCKED)
-    )
+def _blocked(table: sa.FromClause, job_id: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
+    return sa.and_(table.c.id == job_id, table.c.status == status_literal(JobStatus.BLOCKED))
 
 
-def _behind_parents(table: sa.Table, job_id: int, edge: sa.Table) -> sa.Select[Any]:
+def _behind_parents(table: sa.Table, job_id: sa.ColumnElement[int], edge: sa.Table) -> sa.Select[Any]:
     """Others of its workflow have not ended."""
     me, parent = table.alias("me"), table.alias("parent")
     number = sa.func.count()
@@ -91,17 +102,13 @@ def _behind_parents(table: sa.Table, job_id: int, edge: sa.Table) -> sa.Select[A
     these = (
         sa.select(number.label("number"), sa.cast(named, sa.ARRAY(sa.BigInteger)).label("ids"))
         .select_from(me.join(edge, edge.c.child_id == me.c.id).join(parent, parent.c.id == edge.c.parent_id))
-        .where(
-            me.c.id == sa.bindparam("job_id", job_id, sa.BigInteger),
-            me.c.status == status_literal(JobStatus.BLOCKED),
-            status_in(parent.c.status, LIVE),
-        )
+        .where(_blocked(me, job_id), status_in(parent.c.status, LIVE))
         .subquery("parents")
     )
     return _row(6, "parents", used=these.c.number, job_ids=these.c.ids).where(these.c.number > ZERO)
 
 
-def _asked(table: sa.Table, job_id: int) -> sa.CTE:
+def _asked(table: sa.Table, job_id: sa.ColumnElement[int]) -> sa.CTE:
     """The job, if it is queued. The `concurrency_key` of a limited task's jobs may stand for none."""
     key = table.c.concurrency_key
     return (
@@ -110,7 +117,7 @@ def _asked(table: sa.Table, job_id: int) -> sa.CTE:
             sa.case((key >= FIRST_KEY, key)).label("key"),
             sa.func.coalesce(table.c.units, ONE, type_=sa.Integer()).label("units"),
         )
-        .where(table.c.id == sa.bindparam("job_id", job_id, sa.BigInteger), table.c.status == _QUEUED)
+        .where(table.c.id == job_id, table.c.status == _QUEUED)
         .cte("asked")
     )
 
