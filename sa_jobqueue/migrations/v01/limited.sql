@@ -206,7 +206,7 @@ DECLARE
     key_units integer[]; key_owed double precision[]; asked integer[]; taken integer[]; lows bigint[]; known_lows bigint[];
     has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
     -- The jobs found for them, side by side, and the place of the first key that the queue's rate keeps waiting.
-    ids bigint[]; places integer[]; tasks text[]; units integer[]; sures boolean[]; all_sure boolean; short integer;
+    ids bigint[]; places integer[]; tasks text[]; units integer[]; sures boolean[]; all_sure boolean; by_id boolean; short integer;
     -- All that is picked: of this queue, and of all.
     picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; skipped bigint[];
     all_keys text[] := '{}'; all_tasks text[] := '{}'; all_units integer[] := '{}';
@@ -324,7 +324,7 @@ BEGIN
             -- 1. The keys that have a turn next.
             -- The next keys with ready jobs: those behind the one at which the last claim stopped, then those up to it. The jobs
             -- without a key are one of them, ''.
-            bound := least(room + room / 8 + 8, 256);
+            bound := least(room + 8, 256);
             keys := '{}'; priorities := '{}'; times := '{}'; firsts := '{}';
             IF inclusive AND visits = 0 THEN
                 keys := ARRAY[cursor_key]; priorities := ARRAY[-100::smallint]; times := ARRAY['-infinity'::timestamptz]; firsts := ARRAY[0::bigint];
@@ -447,12 +447,11 @@ BEGIN
             has_any_rate := units_left IS NOT NULL OR has_rates OR by_key OR cardinality(array_remove(task_units, NULL)) > 0;
             -- 3. The jobs. Where some keys have fewer, the others get more.
             FOR pass IN 1 .. 6 LOOP
-                -- How many of each, by its weight: as many whole rounds as there is room for, and then a part of one. The first key may
-                -- have had some of its turns.
+                EXIT WHEN room <= 0;
                 SELECT sum(w.weight) INTO total FROM unnest(weights, rooms, key_units) AS w (weight, room, units)
                 WHERE w.room > 0 AND coalesce(w.units, 1) > 0;
-                EXIT WHEN room <= 0 OR total IS NULL;
-                -- As many whole rounds as there is room for, and then a part of one. The first key may have had some of its turns.
+                EXIT WHEN total IS NULL;
+                -- How many of each, by its weight: as many whole rounds as there is room for, and then a part of one. The first key may have had some of its turns.
                 had := CASE WHEN pass = 1 AND inclusive AND keys[1] = cursor_key AND rooms[1] > 0 AND coalesce(key_units[1], 1) > 0
                     THEN coalesce(had_turns[place], 0) % weights[1] ELSE 0 END;
                 quantum := greatest((room + had) / total, 1);
@@ -463,37 +462,25 @@ BEGIN
                     away := behind || ARRAY (SELECT t.name FROM unnest(task_names, task_rooms, task_units) AS t (name, room, units)
                         WHERE least(t.room, t.units) <= 0);
                 END IF;
-                SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units), bool_and(d.sure), array_agg(d.sure)
-                INTO ids, places, tasks, units, all_sure, sures FROM (
-                    SELECT c.place::integer, d.id, d.task, d.units, d.sure
-                    FROM unnest(keys, asked, priorities, times, firsts) WITH ORDINALITY AS c (key, most, priority, time, first, place) CROSS JOIN LATERAL (
-                        SELECT * FROM (
-                            -- What has begun goes before the others, where a key is to keep its order. `+ 0`, so that no plan reads all jobs in this order.
-                            SELECT job.id, job.task, coalesce(job.units, 1)::integer AS units,
-                                (NOT has_any_rate OR age(job.xmin) >= coalesce((SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x
-                                WHERE pg_visible_in_snapshot(x, pg_current_snapshot())), newest) OR age(job.xmin) < -1000000 OR coalesce(job.xmin = own, false)
-                                OR newest IS NULL) AS sure FROM {schema}.job
-                            WHERE job.concurrency_key = c.key AND job.concurrency_key IS NOT NULL
-                                AND (job.status = 'running' OR (job.status = 'queued' AND job.claims > 0)) AND job.status <> 'running'
-                                AND NOT job.run_at > GREATEST(job.created_at, job.ready_at) AND job.queue = this
-                                AND ((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)) OR age(job.xmin) < -1000000 OR job.xmin = own
-                                    OR newest IS NULL) AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
-                            ORDER BY (job.id + 0) LIMIT CASE WHEN is_strict AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
-                        UNION ALL
-                        SELECT * FROM (
-                            SELECT job.id, job.task, coalesce(job.units, 1)::integer AS units,
-                                (NOT has_any_rate OR age(job.xmin) >= coalesce((SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x
-                                WHERE pg_visible_in_snapshot(x, pg_current_snapshot())), newest) OR age(job.xmin) < -1000000 OR coalesce(job.xmin = own, false)
-                                OR newest IS NULL) AS sure FROM {schema}.job
-                            WHERE job.queue = this AND job.concurrency_key = c.key AND ((- job.priority), job.run_at, job.id) >= (c.priority, c.time, c.first)
-                                AND job.concurrency_key IS NOT NULL AND job.status = 'queued' AND job.run_at <= GREATEST(job.created_at, job.ready_at)
-                                    AND NOT (is_strict AND job.claims > 0)
-                                AND ((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)) OR age(job.xmin) < -1000000 OR job.xmin = own
-                                    OR newest IS NULL) AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
-                            ORDER BY job.concurrency_key, (- job.priority), job.run_at, job.id LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END
-                                FOR NO KEY UPDATE SKIP LOCKED) AS with_key
-                        UNION ALL
-                        SELECT * FROM (
+                -- Where each key may start one job, that is the first, which its place in the ring names.
+                by_id := pass = 1 AND firsts[1] <> 0 AND away = '{}' AND NOT is_strict AND 1 >= ALL (asked);
+                IF by_id OR (keys = '{""}' AND away = '{}') THEN
+                    SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units), bool_and(d.sure), array_agg(d.sure)
+                    INTO ids, places, tasks, units, all_sure, sures FROM (
+                        SELECT c.place::integer, d.id, d.task, d.units, d.sure
+                        FROM unnest(keys, asked, firsts) WITH ORDINALITY AS c (key, most, first, place) CROSS JOIN LATERAL (
+                            SELECT * FROM (
+                                SELECT job.id, job.task, coalesce(job.units, 1)::integer AS units,
+                                    (NOT has_any_rate OR age(job.xmin) >= coalesce((SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x
+                                    WHERE pg_visible_in_snapshot(x, pg_current_snapshot())), newest) OR age(job.xmin) < -1000000
+                                    OR coalesce(job.xmin = own, false) OR newest IS NULL) AS sure FROM {schema}.job
+                                WHERE job.id = c.first AND job.queue = this AND job.concurrency_key = c.key AND job.status = 'queued'
+                                    AND job.run_at <= GREATEST(job.created_at, job.ready_at)
+                                    AND ((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)) OR age(job.xmin) < -1000000 OR job.xmin = own
+                                        OR newest IS NULL) AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
+                            UNION ALL
+                            SELECT * FROM (
                             SELECT u.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
                                 SELECT job.id, job.task, coalesce(job.units, 1)::integer AS units,
                                     (NOT has_any_rate OR age(job.xmin) >= coalesce((SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x
@@ -502,29 +489,74 @@ BEGIN
                                     AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL AND job.run_at <= clock
                                     AND ((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)) OR age(job.xmin) < -1000000 OR job.xmin = own
                                     OR newest IS NULL) AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
-                                ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' AND away = '{}' THEN c.most ELSE 0 END
+                                ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END
                                     FOR NO KEY UPDATE SKIP LOCKED) AS u
-                            LIMIT CASE WHEN c.key = '' AND away = '{}' THEN c.most ELSE 0 END) AS without_key
-                        UNION ALL
-                        -- The same behind those of tasks that can start none: as far as a claim can look in a fraction of a second. The second condition of
-                        -- a status is said so that a row is looked up by its id.
-                        SELECT * FROM (
-                            SELECT u.* FROM (SELECT front.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
-                                    SELECT job.id, job.task FROM {schema}.job WHERE job.queue = this AND job.priority = p.level AND job.status = 'queued'
-                                        AND job.concurrency_key IS NULL AND job.run_at <= clock
-                                    ORDER BY job.run_at, job.id LIMIT 200000) AS front LIMIT 200000) AS near CROSS JOIN LATERAL (
+                            LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key) AS d
+                        LIMIT room) AS d;
+                ELSE
+                    SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units), bool_and(d.sure), array_agg(d.sure)
+                    INTO ids, places, tasks, units, all_sure, sures FROM (
+                        SELECT c.place::integer, d.id, d.task, d.units, d.sure
+                        FROM unnest(keys, asked, priorities, times, firsts) WITH ORDINALITY AS c (key, most, priority, time, first, place) CROSS JOIN LATERAL (
+                            SELECT * FROM (
+                                -- What has begun goes before the others, where a key is to keep its order. `+ 0`, so that no plan reads all jobs in this order.
                                 SELECT job.id, job.task, coalesce(job.units, 1)::integer AS units,
                                     (NOT has_any_rate OR age(job.xmin) >= coalesce((SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x
-                                    WHERE pg_visible_in_snapshot(x, pg_current_snapshot())), newest) OR age(job.xmin) < -1000000
-                                    OR coalesce(job.xmin = own, false) OR newest IS NULL) AS sure FROM {schema}.job
-                                WHERE job.id = near.id AND job.status LIKE 'queued' AND job.concurrency_key IS NULL AND job.run_at <= clock AND job.queue = this
+                                    WHERE pg_visible_in_snapshot(x, pg_current_snapshot())), newest) OR age(job.xmin) < -1000000 OR coalesce(job.xmin = own, false)
+                                    OR newest IS NULL) AS sure FROM {schema}.job
+                                WHERE job.concurrency_key = c.key AND job.concurrency_key IS NOT NULL
+                                    AND (job.status = 'running' OR (job.status = 'queued' AND job.claims > 0)) AND job.status <> 'running'
+                                    AND NOT job.run_at > GREATEST(job.created_at, job.ready_at) AND job.queue = this
                                     AND ((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)) OR age(job.xmin) < -1000000 OR job.xmin = own
                                         OR newest IS NULL) AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                ORDER BY (job.id + 0) LIMIT CASE WHEN is_strict AND c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS begun
+                            UNION ALL
+                            SELECT * FROM (
+                                SELECT job.id, job.task, coalesce(job.units, 1)::integer AS units,
+                                    (NOT has_any_rate OR age(job.xmin) >= coalesce((SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x
+                                    WHERE pg_visible_in_snapshot(x, pg_current_snapshot())), newest) OR age(job.xmin) < -1000000 OR coalesce(job.xmin = own, false)
+                                    OR newest IS NULL) AS sure FROM {schema}.job
+                                WHERE job.queue = this AND job.concurrency_key = c.key AND ((- job.priority), job.run_at, job.id) >= (c.priority, c.time, c.first)
+                                    AND job.concurrency_key IS NOT NULL AND job.status = 'queued' AND job.run_at <= GREATEST(job.created_at, job.ready_at)
+                                        AND NOT (is_strict AND job.claims > 0)
+                                    AND ((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)) OR age(job.xmin) < -1000000 OR job.xmin = own
+                                        OR newest IS NULL) AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                ORDER BY job.concurrency_key, (- job.priority), job.run_at, job.id LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END
+                                    FOR NO KEY UPDATE SKIP LOCKED) AS with_key
+                            UNION ALL
+                            SELECT * FROM (
+                                SELECT u.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
+                                    SELECT job.id, job.task, coalesce(job.units, 1)::integer AS units,
+                                        (NOT has_any_rate OR age(job.xmin) >= coalesce((SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x
+                                        WHERE pg_visible_in_snapshot(x, pg_current_snapshot())), newest) OR age(job.xmin) < -1000000
+                                        OR coalesce(job.xmin = own, false) OR newest IS NULL) AS sure FROM {schema}.job WHERE job.queue = this
+                                        AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL AND job.run_at <= clock
+                                        AND ((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)) OR age(job.xmin) < -1000000 OR job.xmin = own
+                                        OR newest IS NULL) AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                    ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' AND away = '{}' THEN c.most ELSE 0 END
                                         FOR NO KEY UPDATE SKIP LOCKED) AS u
-                            WHERE near.task <> ALL (away)
-                            LIMIT CASE WHEN c.key = '' AND away <> '{}' THEN c.most ELSE 0 END) AS past_others
-                        LIMIT c.most) AS d
-                    LIMIT room) AS d;
+                                LIMIT CASE WHEN c.key = '' AND away = '{}' THEN c.most ELSE 0 END) AS without_key
+                            UNION ALL
+                            -- The same behind those of tasks that can start none: as far as a claim can look in a fraction of a second. The second condition of
+                            -- a status is said so that a row is looked up by its id.
+                            SELECT * FROM (
+                                SELECT u.* FROM (SELECT front.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
+                                        SELECT job.id, job.task FROM {schema}.job WHERE job.queue = this AND job.priority = p.level AND job.status = 'queued'
+                                            AND job.concurrency_key IS NULL AND job.run_at <= clock
+                                        ORDER BY job.run_at, job.id LIMIT 200000) AS front LIMIT 200000) AS near CROSS JOIN LATERAL (
+                                    SELECT job.id, job.task, coalesce(job.units, 1)::integer AS units,
+                                        (NOT has_any_rate OR age(job.xmin) >= coalesce((SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x
+                                        WHERE pg_visible_in_snapshot(x, pg_current_snapshot())), newest) OR age(job.xmin) < -1000000
+                                        OR coalesce(job.xmin = own, false) OR newest IS NULL) AS sure FROM {schema}.job
+                                    WHERE job.id = near.id AND job.status LIKE 'queued' AND job.concurrency_key IS NULL AND job.run_at <= clock AND job.queue = this
+                                        AND ((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)) OR age(job.xmin) < -1000000 OR job.xmin = own
+                                            OR newest IS NULL) AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                            FOR NO KEY UPDATE SKIP LOCKED) AS u
+                                WHERE near.task <> ALL (away)
+                                LIMIT CASE WHEN c.key = '' AND away <> '{}' THEN c.most ELSE 0 END) AS past_others
+                            LIMIT c.most) AS d
+                        LIMIT room) AS d;
+                END IF;
                 IF is_strict AND ids IS NOT NULL THEN
                     -- Under strict, the jobs of a key up to the first that is not among them: another transaction has locked it, this claim cannot see it yet, or
                     -- the worker skips it. Those behind it wait, and nothing tells when it is free: so the next claim looks soon.
@@ -578,6 +610,7 @@ BEGIN
                         FROM unnest(ids, places, tasks, units, sures) WITH ORDINALITY AS f (id, place, task, units, sure, number)) AS j
                     WHERE j.goes;
                 END IF;
+                CONTINUE WHEN ids IS NULL AND by_id;  -- they are locked, or skipped: those behind them come in the next pass
                 EXIT WHEN ids IS NULL;
                 -- 4. What rates and the limits of tasks leave of them.
                 IF units_left IS NULL AND NOT has_rates AND NOT (tasks && task_names) THEN
@@ -722,18 +755,21 @@ BEGIN
                     INTO all_keys, all_tasks FROM unnest(places, tasks) AS p (place, task);
                     all_units := all_units || units;
                 END IF;
-                FOR n IN 1 .. cardinality(ids) LOOP
-                    total := places[n];
-                    taken[total] := taken[total] + 1;
-                    lows[total] := least(lows[total], ids[n]);
-                    asked[total] := asked[total] - 1;
-                    key_units[total] := key_units[total] - units[n];
-                END LOOP;
+                -- Where no pass follows, nor a hint of a key, nobody asks for more than the last key.
+                IF room > 0 OR short IS NOT NULL OR slow OR has_states THEN
+                    FOR n IN 1 .. cardinality(ids) LOOP
+                        total := places[n];
+                        taken[total] := taken[total] + 1;
+                        lows[total] := least(lows[total], ids[n]);
+                        asked[total] := asked[total] - 1;
+                        key_units[total] := key_units[total] - units[n];
+                    END LOOP;
+                END IF;
                 total := places[cardinality(places)];
                 IF room > 0 THEN
                     -- A key that got fewer than it was offered has no more.
                     FOR n IN 1 .. cardinality(keys) LOOP
-                        rooms[n] := CASE WHEN asked[n] > 0 THEN 0 ELSE limits[n] - taken[n] END;
+                        rooms[n] := CASE WHEN asked[n] > 0 AND NOT (by_id AND keys[n] <> '') THEN 0 ELSE limits[n] - taken[n] END;
                     END LOOP;
                 END IF;
                 -- The next claim goes on behind the last key that got a job, or with it while it has turns left.
@@ -778,15 +814,18 @@ BEGIN
             IF rule.rate_count IS NOT NULL OR rule.running IS NOT NULL THEN
                 lowest := least(lowest, (SELECT min(p) FROM unnest(picked) AS p));
                 queue_owed := queue_owed + (SELECT sum(u) FROM unnest(of_units) AS u);
-                INSERT INTO {schema}.limit_state AS s (owner, name, key, free_at, owed_at, owed, lowest_id, version)
-                SELECT 'queue', this, '', CASE WHEN queue_owed IS NOT NULL
-                    THEN clock + least(queue_owed * (rule.rate_seconds / rule.rate_count), 1e12) * interval '1 second' END, clock, queue_owed,
-                    CASE WHEN rule.running IS NOT NULL THEN lowest END, rule.version
-                WHERE rule.rate_count IS NOT NULL OR state.lowest_id IS NULL OR lowest < state.lowest_id OR lowest > state.lowest_id + 10000
-                ON CONFLICT (owner, name, key) DO UPDATE
-                    SET lowest_id = excluded.lowest_id, version = excluded.version, free_at = excluded.free_at, owed_at = excluded.owed_at,
-                    owed = excluded.owed;
+                IF rule.rate_count IS NOT NULL OR state.lowest_id IS NULL OR lowest < state.lowest_id OR lowest > state.lowest_id + 10000 THEN
+                    INSERT INTO {schema}.limit_state AS s (owner, name, key, free_at, owed_at, owed, lowest_id, version)
+                    VALUES ('queue', this, '', CASE WHEN queue_owed IS NOT NULL
+                        THEN clock + least(queue_owed * (rule.rate_seconds / rule.rate_count), 1e12) * interval '1 second' END, clock, queue_owed,
+                        CASE WHEN rule.running IS NOT NULL THEN lowest END, rule.version)
+                    ON CONFLICT (owner, name, key) DO UPDATE
+                        SET lowest_id = excluded.lowest_id, version = excluded.version, free_at = excluded.free_at, owed_at = excluded.owed_at,
+                        owed = excluded.owed;
+                END IF;
             END IF;
+        END IF;
+        IF cardinality(of_units) > 0 THEN
             INSERT INTO {schema}.limit_state AS l (owner, name, key, free_at, owed_at, owed)
             SELECT r.owner, r.name, r.key, CASE WHEN w.owed IS NOT NULL
                 THEN clock + least(w.owed * (r.seconds / r.count), 1e12) * interval '1 second' END, clock, w.owed FROM (
