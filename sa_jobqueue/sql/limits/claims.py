@@ -21,7 +21,7 @@ from ..apply import Answer, any_members
 from ..claims import INLINE_LIMIT, NOTHING_INLINE, in_order, taken, taken_by
 from ..complete import complete_jobs, completion_parameters, delete_completed, has_results, written_ids
 from ..parts import array, materialized, packed, packed_texts, table_of
-from ..tables import Compiled, StorePart
+from ..tables import Compiled, Flight, StorePart
 from .state import FIRST_STATE, StateKey, forget_states, limit_queues, read_limits
 
 #: The `opener` of permits that no waiting worker has freed. Not 0: the gate says 0 where several wait.
@@ -99,7 +99,7 @@ def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
 
 def claim_limited(request: LimitedRequest, *, job: type[JobMixin] = Job) -> sa.CompoundSelect[Any]:
     """Claim due jobs of queues with limits or keys. Returns the columns of `ClaimedJob`; and for each queue a row with no id, whose
-    `meta` is for `queue_answer`.
+    `meta` is for `queue_answers`.
     """
     table = table_of(job)
     picked = _picked(table, pick_parameters(request), visible=sa.func.pg_current_snapshot())
@@ -129,20 +129,27 @@ def permits_freed(*, opener: int = NOBODY, job: type[JobMixin] = Job) -> sa.Sele
     )
 
 
-def queue_answer(info: str) -> tuple[str, QueueAnswer]:
-    """The queue, and a claim's answer about it."""
+def queue_answers(rows: Sequence[tuple[Any, ...]]) -> dict[str, QueueAnswer]:
+    """By queue, the answers in the rows that a claim has returned."""
+    return dict(_queue_answer(row[_META]) for row in rows if row[_ID] is None and row[_META] is not None)
+
+
+def _queue_answer(info: str) -> tuple[str, QueueAnswer]:
     answer = json.loads(info)
     cursor = KeyCursor(answer["after"], answer["turns"])
     names = ("again", "unseen", "permit", "picked", "rate_in", "due_in")
     return answer["queue"], QueueAnswer(cursor, *(answer[name] for name in names))
 
 
-def is_state(row: Sequence[Any]) -> bool:
-    """Whether a row of `claim_limited` is no job."""
-    return row[_ID] is None
+def read_limited(
+    changes: Sequence[Change], rows: Sequence[tuple[Any, ...]]
+) -> tuple[dict[int, Answer], list[ClaimedJob]]:
+    """The answers to these changes and the claimed jobs, of the rows that a claim has returned."""
+    written = written_ids(rows[0]) if changes else []
+    return dict.fromkeys(written, Answer.APPLIED), in_order(row for row in rows if row[_ID] is not None)
 
 
-_ID = ClaimedJob._fields.index("id")
+_ID, _META = ClaimedJob._fields.index("id"), ClaimedJob._fields.index("meta")
 
 
 def _picked(table: sa.Table, given: Mapping[str, Any], *, visible: sa.ColumnElement[Any]) -> sa.CTE:
@@ -174,8 +181,6 @@ def _picked(table: sa.Table, given: Mapping[str, Any], *, visible: sa.ColumnElem
 
 # ---- Claiming where limits hold, and knowing where they do.
 
-_META = ClaimedJob._fields.index("meta")
-
 
 class KnownLimits(NamedTuple):
     """Where there are limits."""
@@ -184,6 +189,8 @@ class KnownLimits(NamedTuple):
     queues: frozenset[str]
     """Queues that have limits, are paused, or have waiting jobs with keys."""
     tasks: tuple[str, ...]
+    capped: frozenset[str] = frozenset()
+    """Queues that limit how many of their jobs run or start, of whatever key."""
 
 
 class ForgottenStates(NamedTuple):
@@ -199,26 +206,31 @@ class LimitedClaims(StorePart):
     def read_limits(self, connection: sa.Connection, queues: Collection[str]) -> KnownLimits:
         """Where there are limits, of these queues and of all tasks."""
         row = connection.execute(read_limits(queues=queues, job=self.job)).one()
-        return KnownLimits(row.version, frozenset(row.queues or ()), tuple(sorted(row.tasks or ())))
+        tasks = tuple(sorted(row.tasks or ()))
+        return KnownLimits(row.version, frozenset(row.queues or ()), tasks, frozenset(row.capped or ()))
 
     def claim_limited(
         self, connection: sa.Connection, changes: Sequence[Change], request: LimitedRequest
     ) -> tuple[dict[int, Answer], list[ClaimedJob], dict[str, QueueAnswer]]:
         """Like `exchange`, where limits hold. Returns also the answer about each queue, by its name."""
+        statement, parameters = self._limited_exchange(changes, request)
+        rows = statement.rows(connection, parameters)
+        return *read_limited(changes, rows), queue_answers(rows)
+
+    def send_limited(self, connection: sa.Connection, changes: Sequence[Change], request: LimitedRequest) -> Flight:
+        """Send what `claim_limited` executes; `read_limited` and `queue_answers` read the answer."""
+        statement, parameters = self._limited_exchange(changes, request)
+        return statement.send(connection, parameters)
+
+    def _limited_exchange(self, changes: Sequence[Change], request: LimitedRequest) -> tuple[Compiled, dict[str, Any]]:
         inline = INLINE_LIMIT if request.inline else NOTHING_INLINE
         parameters = pick_parameters(request) | taken_by(request.worker, request.lease, inline)
-        answers: dict[int, Answer] = {}
         if not changes:
-            rows = self._claim_limited.rows(connection, parameters)
-        else:
-            kept = not changes[0].deletes
-            parameters |= completion_parameters(changes, kept=kept)
-            kind = (has_results(parameters), any_members(changes)) if kept else None
-            statement = self._limited_exchanges[kind]
-            first, *rows = statement.rows(connection, parameters)
-            answers = dict.fromkeys(written_ids(first), Answer.APPLIED)
-        states = dict(queue_answer(row[_META]) for row in rows if is_state(row))
-        return answers, in_order(row for row in rows if not is_state(row)), states
+            return self._claim_limited, parameters
+        kept = not changes[0].deletes
+        parameters |= completion_parameters(changes, kept=kept)
+        kind = (has_results(parameters), any_members(changes)) if kept else None
+        return self._limited_exchanges[kind], parameters
 
     def pick_limited(self, connection: sa.Connection, request: LimitedRequest) -> list[int]:
         """The ids of the jobs that a claim would take. They are locked until the transaction ends."""

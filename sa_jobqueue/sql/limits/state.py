@@ -86,7 +86,8 @@ def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Exe
     """Read where there are limits, which `claim_jobs` takes no account of.
 
     Returns one row: `version`, of all limits together, NULL if there are none; `queues`, the given queues that have limits, or are
-    paused, or have jobs with keys that wait; `tasks`, all that have limits, or keys that have. Both are NULL if there are none.
+    paused, or have jobs with keys that wait; `capped`, the given queues that limit how many of their jobs run or start; `tasks`, all that
+    have limits, or keys that have. Each is NULL if there are none.
     """
     tables = companions_of(job)
     table, limits, keys = table_of(job), table_of(tables.limit), table_of(tables.key)
@@ -105,7 +106,14 @@ def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Exe
         of_task, sa.or_(sa.not_(limits_nothing(limits)), some_key)
     )
     version = sa.select(sa.func.bit_xor(limits.c.version, type_=sa.BigInteger)).scalar_subquery()
-    return sa.select(version.label("version"), limited.label("queues"), limited_tasks.scalar_subquery().label("tasks"))
+    has_cap = own_row.where(sa.or_(limits.c.running.is_not(None), limits.c.rate_count.is_not(None))).exists()
+    capped = sa.select(sa.func.array_agg(asked.c.name)).where(has_cap).scalar_subquery()
+    return sa.select(
+        version.label("version"),
+        limited.label("queues"),
+        capped.label("capped"),
+        limited_tasks.scalar_subquery().label("tasks"),
+    )
 
 
 # ---- Limit states: keys and queues that a 429 keeps waiting, and states that no longer affect any claim.

@@ -9,6 +9,7 @@ a broken commit may have claimed are given back.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ from ...rules.retry import backoff
 from ...rules.settings import WorkerSettings
 from ...sql.apply import Answer, alike, read_exchange
 from ...sql.claims import MOST_TEXT, ClaimRequest, fault_of, is_limits_changed, is_too_much
-from ...sql.limits.claims import QueueAnswer
+from ...sql.limits.claims import QueueAnswer, queue_answers, read_limited
 from ...sql.tables import Flight
 from ...sql.workers import EVERY_QUEUE
 from ...tasks.registry import Registry
@@ -91,7 +92,10 @@ class Exchange:
     @property
     def is_full(self) -> bool:
         """Whether the flight has brought as many jobs as were wanted."""
-        return self.flight is not None and len(self.flight.rows) - bool(self.changes) >= sum(self.wanted.values())
+        if self.flight is None:
+            return False
+        others = bool(self.changes) + (len(self.wanted) if self.limited else 0)
+        return len(self.flight.rows) - others >= sum(self.wanted.values())
 
 
 class Claimer:
@@ -343,8 +347,10 @@ class Claimer:
             return any_skipped
         # Before the claim: a handler that ends during it may have enqueued.
         quiet = not len(self._runs) and self._kept is None
-        if overlaps and wanted:
-            self._exchange_ahead(connection, Exchange(changes, wanted, limited=False, quiet=quiet))
+        if overlaps and wanted and self._limited.are_alike(wanted):
+            limited = self._limited.part(wanted)
+            exchange = Exchange(changes, limited or wanted, limited=bool(limited), quiet=quiet)
+            self._exchange_ahead(connection, exchange)
             return True
         if self._mode is not Mode.TOGETHER or self._writer.in_doubt:  # no outcome waits for a claim that fails
             self._write_apart(connection, changes)
@@ -370,7 +376,7 @@ class Claimer:
             if not overlaps:
                 self._take_in(connection)
             wanted = self._demand.now()
-            if self._kept is not None and not wanted:
+            if self._kept is not None and not (wanted and self._limited.are_alike(wanted)):
                 self._take_in(connection)
                 wanted = self._demand.now()
         except BaseException:
@@ -491,16 +497,19 @@ class Claimer:
         # Slots that all queues share would be asked for again while jobs are coming for them.
         own_slots = demand.throttle.share >= 1.0 and EVERY_QUEUE not in self._all_slots
         plain = self._mode is Mode.TOGETHER and not self._connector.pooled and own_slots
-        unlimited = not self._limited.any and not self._limited.stale
-        return (
-            plain and unlimited and not (self._ending or demand.stopped or self._writer.in_doubt or self._writer.asked)
-        )
+        stops = self._ending or demand.stopped or self._limited.stale
+        return plain and not (stops or self._writer.in_doubt or self._writer.asked)
 
     def _exchange_ahead(self, connection: sa.Connection, exchange: Exchange) -> None:
         """Send this exchange, take in the answer that was kept back, and wait for the answer to this one."""
         with self._apart_after_failure(connection, exchange):
             self._connection.in_doubt = True
-            exchange.flight = self._connector.store.send_exchange(connection, exchange.changes, self._request(exchange))
+            store, changes = self._connector.store, exchange.changes
+            if exchange.limited:
+                exchange.began = monotonic()
+                exchange.flight = store.send_limited(connection, changes, self._limited.request(exchange.wanted))
+            else:
+                exchange.flight = store.send_exchange(connection, changes, self._request(exchange))
             exchange.sent = True
         if not exchange.sent:
             return
@@ -513,15 +522,26 @@ class Claimer:
                 exchange.flight.land()
                 exchange.took, exchange.done = monotonic() - exchange.began, True
                 self._kept, self._demand.coming = exchange, exchange.wanted
-        if exchange.done and not (exchange.is_full and self._may_overlap and self._demand.free()):
+        if not exchange.done:
+            return
+        if exchange.limited:
+            exchange.states = queue_answers(exchange.flight.rows)
+        if not (exchange.is_full and self._may_overlap and self._demand.free()):
             self._take_in(connection)
+        elif exchange.limited:  # the next claim begins with the keys behind these
+            self._limited.after_claim(connection, exchange.wanted, exchange.states)
+            exchange.states = {}
 
     def _take_in(self, connection: sa.Connection) -> None:
         """Settle and hand over what the answer says that was kept back."""
         exchange, self._kept, self._demand.coming = self._kept, None, {}
         if exchange is not None and exchange.flight is not None:
-            exchange.answers, exchange.jobs = read_exchange(exchange.changes, exchange.flight.rows)
-            self._claimed(exchange)
+            read = read_limited if exchange.limited else read_exchange
+            exchange.answers, exchange.jobs = read(exchange.changes, exchange.flight.rows)
+            if exchange.limited:
+                self._observer.claim_took(exchange.took)
+            else:
+                self._claimed(exchange)
             self._settle(exchange)
             self._hand_over(connection, exchange)
 
@@ -545,7 +565,8 @@ class Claimer:
         jobs = self._intake.take(connection, exchange.jobs, claimed_at=exchange.began)
         self._connection.in_doubt = False
         if exchange.limited:
-            overlooks = self._limited.after_claim(connection, wanted, jobs, exchange.states)
+            got = Counter(job.queue for job in jobs)
+            overlooks = bool(exchange.states) and self._limited.after_claim(connection, got, exchange.states)
             if quiet and not jobs:
                 self._shortage.leave_if_dry(connection, self._limited.dry)
         else:

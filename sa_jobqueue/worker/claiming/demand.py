@@ -152,7 +152,9 @@ class Demand:
         self.stopped = False
         """Whether no more jobs are wanted. Written by the thread that stops the worker, read by the claimer's."""
         self.is_limited: Callable[[str], bool] = lambda queue: False
-        """Whether limits hold in a queue: then no jobs are claimed ahead, for each would keep a permit from another worker."""
+        """Whether limits hold in a queue: then no jobs are claimed ahead of slow handlers, for each would keep a permit from another worker."""
+        self.is_capped: Callable[[str], bool] = lambda queue: False
+        """Whether a limit holds for all jobs of a queue together."""
         self.coming: Mapping[str, int] = {}
         """By queue, the jobs that were asked for and are not handed over yet."""
         self.announced = False
@@ -197,22 +199,24 @@ class Demand:
         return False
 
     def _room(self, slots: Slots) -> int:
-        room = self.throttle.room(slots)
-        if self.is_limited(slots.name):
-            return min(room, self._unheld(slots))
-        most = slots.limit + slots.ahead
-        if coming := self.coming.get(slots.name, 0):
-            room -= coming
+        room, coming = self.throttle.room(slots), self.coming.get(slots.name, 0)
+        if limited := self.is_limited(slots.name):
+            most, room = slots.limit, min(room, self._unheld(slots))
+        else:
+            most, room = slots.limit + slots.ahead, room - coming
+        if coming:
             return room if room >= most * _WORTH_A_CLAIM else 0
-        if (
-            slots.ahead and not slots.waiting
-        ):  # the runners run dry: the next claim is to be under way while these jobs run
+        if not limited and slots.ahead and not slots.waiting:
+            # The runners run dry: the next claim is to be under way while these jobs run.
             room = min(room, most // 2)
         return room
 
     def _unheld(self, slots: Slots) -> int:
         """The number of jobs to claim where limits hold."""
-        return min(max((slots.limit + 1) // 2, _SMALL), slots.limit - slots.running - slots.waiting)
+        most, held = slots.limit, slots.running + slots.waiting
+        if not held and not self.is_capped(slots.name):
+            most += min(slots.ahead, most)  # handlers end before the next claim, so these wait for one claim at most
+        return min(max((most + 1) // 2, _SMALL), most - held - self.coming.get(slots.name, 0))
 
     def _begin(self, timer: PollTimer) -> None:
         """Begin a claim of a queue, which sees the jobs that were announced before."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 import random
 import secrets
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from time import monotonic
 
 import sqlalchemy as sa
 
-from ...arguments.context import ClaimedJob
 from ...sql.limits.claims import KeyCursor, KnownLimits, LimitedRequest, QueueAnswer
 from ..connections.service import Connector
 from .demand import Demand, Gates
@@ -54,7 +51,6 @@ class KeyScan:
         return before < self.begin or self.begin <= self.stopped
 
 
-_QUEUE = attrgetter("queue")
 #: Seconds before a claim is tried again whose keys other workers were claiming from.
 _CONTENDED = 0.002
 #: Seconds for which a rate may keep jobs waiting, so that a worker that ends when nothing is due still waits for them.
@@ -86,7 +82,7 @@ class LimitedQueues:
         self._connector, self._queues, self._demand, self._gates = connector, queues, demand, gates
         self._skipped, self._worker, self._poll, self._listening = skipped, worker, poll, listening
         self._unknown = unknown
-        demand.is_limited = self.has
+        demand.is_limited, demand.is_capped = self.has, self._is_capped
         # Two workers with the same number would not notify each other. An application may have seeded `random` alike in both.
         self._opener = 1 + secrets.randbelow(9_999_999)
         # Most queues have no limits, and a claim without known limits fails where there are some: a worker reads them only then.
@@ -121,6 +117,9 @@ class LimitedQueues:
     def has(self, queue: str) -> bool:
         """Whether this queue must be claimed from under limits. For any thread."""
         return queue in self._known.queues or bool(self._known.tasks)
+
+    def _is_capped(self, queue: str) -> bool:
+        return queue in self._known.capped or bool(self._known.tasks)
 
     def refresh(self, connection: sa.Connection) -> None:
         """Read the limits, if they may have changed."""
@@ -157,6 +156,10 @@ class LimitedQueues:
         """Poll for a job that may use a freed permit: of this queue, or of any queue where tasks have limits."""
         self._demand.notify(None if self._known.tasks else queue)
 
+    def are_alike(self, queues: Iterable[str]) -> bool:
+        """Whether all of these queues are limited, or none."""
+        return len({self.has(queue) for queue in queues}) < 2
+
     def part(self, wanted: dict[str, int]) -> dict[str, int]:
         """Move the limited queues out of `wanted`. All workers have them in one order, in which claims write their states."""
         return {name: wanted.pop(name) for name in sorted(wanted) if self.has(name)} if self.any else {}
@@ -187,13 +190,14 @@ class LimitedQueues:
     def after_claim(
         self,
         connection: sa.Connection,
-        wanted: Mapping[str, int],
-        jobs: Collection[ClaimedJob],
+        got: Mapping[str, int],
         states: Mapping[str, QueueAnswer],
     ) -> bool:
-        """Decide when each of these queues is claimed from again. Returns whether claims overlook jobs."""
+        """Decide when each of these queues is claimed from again. Returns whether claims overlook jobs.
+
+        `got`: by queue, how many jobs were claimed.
+        """
         self._unannounced = False
-        got = Counter(map(_QUEUE, jobs))
         timers, now, dry, waiting = self._demand.timers, monotonic(), set[str](), dict[str, QueueAnswer]()
         for name, answer in states.items():
             scan = self._scans.pop(name, None) or KeyScan.at(self._cursors.get(name, KeyCursor()))

@@ -29,7 +29,18 @@ SELECT (
     ))
 ) AS queues,
     (
-    SELECT array_agg(sa_jobqueue.job_limit.name) AS array_agg_2
+    SELECT array_agg(asked.name) AS array_agg_2
+    FROM unnest(CAST(%(queue_names)s::VARCHAR AS TEXT[])) AS asked(name)
+    WHERE EXISTS (
+        SELECT true
+        FROM sa_jobqueue.job_limit
+        WHERE sa_jobqueue.job_limit.owner = 'queue'
+        AND sa_jobqueue.job_limit.name = asked.name
+        AND (sa_jobqueue.job_limit.running IS NOT NULL OR sa_jobqueue.job_limit.rate_count IS NOT NULL)
+    )
+) AS capped,
+    (
+    SELECT array_agg(sa_jobqueue.job_limit.name) AS array_agg_3
     FROM sa_jobqueue.job_limit
     WHERE sa_jobqueue.job_limit.owner = 'task'
     AND (NOT (sa_jobqueue.job_limit.paused_at IS NULL AND sa_jobqueue.job_limit.running IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rate_count IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rate_seconds IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rate_burst IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_running IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rate_count IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rate_seconds IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rate_burst IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.strict IS NOT DISTINCT FROM false AND sa_jobqueue.job_limit.when_full IS NOT DISTINCT FROM %(when_full_1)s::VARCHAR AND sa_jobqueue.job_limit.max_waiting IS NOT DISTINCT FROM NULL) OR (EXISTS (
