@@ -15,7 +15,8 @@ class WorkerSettings:
     lease: float = 60.0
     """How long a claim is valid without renewal. It is renewed every third of that. After a crash the job waits this long."""
     poll: float = 1.0
-    """The longest pause between polls of an idle queue. A NOTIFY ends it early; a listening worker never waits more than 20 s."""
+    """The longest pause between polls of an idle queue. A NOTIFY ends it early; a listening worker never waits more than 20 s. If this is
+    1 to 5 s, and the lease is a minute, a listening worker reads all its empty queues together every 5 s instead."""
     grace: float = 30.0
     """The time that running jobs have to finish after the first signal."""
     buffer: int = 1_000

@@ -259,7 +259,8 @@ def _children_taken_back(table: sa.Table, edge: sa.Table, parents: sa.CTE, mine:
     return (
         sa.update(table)
         .where(table.c.id == children.c.id, status_in(table.c.status, (JobStatus.QUEUED, blocked)))
-        .values(status=status_literal(blocked), blocked_by=children.c.parent_id)
+        # Of several UPDATEs of a table in a statement, the server asks only the last whether it sets what a trigger is for: `job_due`.
+        .values(status=status_literal(blocked), blocked_by=children.c.parent_id, run_at=table.c.run_at)
         .returning(table.c.id)
         .cte("taken_back")
     )

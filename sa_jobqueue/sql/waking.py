@@ -8,31 +8,37 @@ one of sixteen gates; one more, `gate_any`, holds the latest of their times.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, REGCLASS, UUID, insert
+from sqlalchemy.dialects.postgresql import array as pg_array
 
 from ..arguments.ends import JobEnd
 from ..models import Job, JobMixin, companions_of, status_in
-from ..rules.lifecycle import FINISHED
+from ..rules.lifecycle import FINISHED, JobStatus
 from ..util.schema import GATES, SCHEMA
 from .archived import archived_ends
-from .parts import ZERO, array, columns_of, in_seconds, rows, table_of
+from .claims import PRIORITIES
+from .limits.state import is_keyless, is_later, knows_limits
+from .parts import ONE, ZERO, array, columns_of, epoch, in_seconds, packed, packed_texts, rows, table_of
 from .readings.depths import due_queues
-from .tables import StorePart
+from .tables import Compiled, StorePart
 from .workers import EVERY_QUEUE
 
 #: The notification on a table's channel for a new or changed schedule, in place of a queue's name.
 SCHEDULES_CHANGED = "(schedules)"
 #: The notification for changed limits, or a free permit.
 PERMITS_CHANGED = "(limits)"
+#: The notification for jobs that will be due within ten seconds, or that were put back into a queue.
+DUE_SOON = "(due)"
 #: The notification for events of workflows that no worker may know.
 WORKFLOWS_CHANGED = "(workflows)"
 
 
-def open_gates(*, queues: Sequence[str] | None, seconds: float, schema: str = SCHEMA) -> sa.Executable:
+def open_gates(*, queues: Sequence[str] | None, seconds: float, schema: str = SCHEMA) -> sa.Select[Any]:
     """Ask to be woken for `queues`, None: for any, during the next `seconds`. Never shortens what another worker asked for."""
     number: sa.ColumnElement[Any]
     if queues is None:
@@ -64,16 +70,112 @@ def channel_of(*, table: str, schema: str = SCHEMA) -> sa.Executable:
     return sa.select(sa.func.concat(sa.literal_column("'sa_jobqueue_'"), oid))
 
 
+# ---- What an idle worker reads every few seconds, in place of polls of each queue and of searches of each chore.
+
+
+class Surveyed(NamedTuple):
+    """What a survey has found."""
+
+    due_in: Mapping[str, float]
+    """By queue, the seconds until its first job is due: 0 or less if it is due. A queue without a job is not in it."""
+    work: Collection[str]
+    """Names of `work_for_chores`, of which there may be something to do."""
+
+
+def work_for_chores(job: type[JobMixin]) -> Mapping[str, sa.ColumnElement[bool]]:
+    """By name, whether maintenance may have something to do. Each costs a probe of an index, which is mostly empty."""
+    tables, table, now = companions_of(job), table_of(job).c, sa.func.now()
+    workflow = table_of(tables.workflow).c
+
+    def any_in(model: Any, *where: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+        return sa.select(ONE).select_from(table_of(model)).where(*where).limit(ONE).scalar_subquery().is_not(None)
+
+    overdue = workflow.deadline_at <= now, workflow.finished_at.is_(None), workflow.cancelled_at.is_(None)
+    waits = status_in(table.status, (JobStatus.QUEUED, JobStatus.BLOCKED))
+    return {
+        "events": sa.or_(any_in(tables.event), any_in(tables.workflow, *overdue)),
+        "late": any_in(job, waits, sa.func.least(table.expires_at, table.deadline_at) <= now),
+        "kept": any_in(job, table.purge_at <= now),
+        "keys": any_in(tables.unique_key),
+        "states": any_in(tables.limit_state),
+        "workflows": any_in(tables.workflow),
+        "notes": sa.or_(any_in(tables.progress), any_in(tables.log)),
+    }
+
+
+def survey(
+    *, queues: Sequence[str], but: Sequence[int], known: int | None, seconds: float, job: type[JobMixin] = Job
+) -> sa.Executable:
+    """Read when the next job of each of these queues is due, except the jobs `but`, and what there is for maintenance to do. The gates
+    of the queues are opened for `seconds`. Fails as `claim_jobs` does, where the worker does not know the limits.
+
+    Returns a row for each queue: name, seconds until a job is due, the names of `work_for_chores`, and a number that means nothing.
+    """
+    table = table_of(job)
+    columns = table.c
+    queue = rows("queue", name=array("queue_names", queues, sa.Text()))
+    slot = rows("slot", level=array("levels", packed(PRIORITIES), sa.SmallInteger()))
+    first = (
+        sa.select(columns.run_at)
+        .where(
+            columns.queue == queue.c.name,
+            columns.priority == slot.c.level,
+            is_keyless(table),
+            columns.id != sa.func.all(array("but_ids", but, sa.BigInteger())),
+        )
+        .order_by(columns.run_at, columns.id)
+        .limit(ONE)
+        .correlate(queue, slot)
+        .lateral("first")
+    )
+    next_at = sa.select(sa.func.min(first.c.run_at)).select_from(slot.join(first, sa.true())).correlate(queue)
+    later = sa.select(columns.run_at).where(columns.queue == queue.c.name, is_later(table)).order_by(columns.run_at)
+    next_with_key = later.limit(ONE).correlate(queue)
+    found = [sa.case((there, sa.literal_column(f"'{name}'", sa.Text))) for name, there in work_for_chores(job).items()]
+    opened = open_gates(queues=queues, seconds=seconds).subquery("opened")
+    return sa.select(
+        queue.c.name,
+        epoch(sa.func.least(next_at.scalar_subquery(), next_with_key.scalar_subquery())) - epoch(sa.func.now()),
+        sa.select(sa.func.array_remove(pg_array(found), sa.null())).scalar_subquery(),
+        sa.select(sa.func.max(opened.c[0])).scalar_subquery(),
+    ).where(knows_limits(table, table_of(companions_of(job).limit), {"queue_names": queues, "known_limits": known}))
+
+
 # ---- Being woken for new jobs.
 
 
 class Waking(StorePart):
-    """The gates that a worker opens, and the channel of its notifications."""
+    """The gates that a worker opens, the channel of its notifications, and what it reads while it is idle."""
 
     def listen_for(self, connection: sa.Connection, queues: Sequence[str], *, seconds: float) -> None:
         """Ask to be woken for `queues` during the next `seconds`; "*" stands for all queues."""
         wanted = None if EVERY_QUEUE in queues else queues
         connection.execute(open_gates(queues=wanted, seconds=seconds, schema=self.schema_on(connection)))
+
+    def survey(
+        self,
+        connection: sa.Connection,
+        queues: Sequence[str],
+        *,
+        but: Sequence[int] = (),
+        known: int | None = None,
+        seconds: float,
+    ) -> Surveyed:
+        """Read what there is to do now and later, and ask to be woken for `queues` during the next `seconds`."""
+        given = {
+            "queue_names": packed_texts(queues),
+            "but_ids": packed(but),
+            "known_limits": known,
+            "open_seconds": seconds,
+            "in_schema": self.schema_on(connection),
+        }
+        found = self._survey.rows(connection, given)
+        due_in = {queue: seconds for queue, seconds, _, _ in found if seconds is not None}
+        return Surveyed(due_in, found[0][2] if found else ())
+
+    _survey = cached_property(
+        lambda self: Compiled(survey(queues=[], but=[], known=None, seconds=0.0, job=self.job), binary=True)
+    )
 
     def due_queues(self, connection: sa.Connection) -> set[str]:
         """The queues that have due jobs."""

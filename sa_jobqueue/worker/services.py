@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -20,7 +20,7 @@ from ..rules.reasons import CLAIMS_FAIL
 from ..rules.settings import WorkerSettings
 from ..sql.claims import MOST_TEXT
 from ..sql.store import Store
-from ..sql.waking import PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
+from ..sql.waking import DUE_SOON, PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
 from ..tasks.registry import Registry
 from ..util.log import get_logger
 from .children.loading import ChildSetup
@@ -29,7 +29,7 @@ from .claiming.claimer import Claimer
 from .connections.engines import Engines
 from .connections.listener import Listener
 from .connections.service import Connector
-from .maintenance.chore import Governor
+from .maintenance.chore import Chore, Governor
 from .maintenance.limits import DeclareLimits, ForgetStates
 from .maintenance.loop import Maintenance
 from .maintenance.notes import DropStrayNotes, KeepStats, WriteNotes, WriteStats
@@ -138,6 +138,7 @@ class Services:
             runs=self.runs,
             settings=settings,
             listening=self._is_listening,
+            tell_work=self._spare,
             idle=idle,
             observer=self.observer,
             max_jobs=spec.max_jobs,
@@ -171,6 +172,16 @@ class Services:
         self.claimer.skipped.changed = self._hasten_presence
         pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)
         self._presence, every = presence, settings.prune_every
+        self._spared: Mapping[str, Chore] = {
+            "events": self.workflows,
+            "late": EndLate(connector, registry=spec.registry, observer=self.observer),
+            "kept": Prune(connector, archive, every=every),
+            "keys": FreeKeys(connector, every),
+            "states": ForgetStates(connector, every),
+            "workflows": KeepWorkflows(connector, self.workflows, archive, every=every),
+            "notes": DropStrayNotes(connector, every),
+        }
+        """The chores that are not done where a survey finds nothing for them to do, by their names in `work_for_chores`."""
         self.maintenance = Maintenance(
             connector,
             timeouts=Timeouts(self.runs, self.all_slots, self.executor, self.watchdog, self.claimer, settings.hoard),
@@ -182,15 +193,9 @@ class Services:
                 self.cancels,
                 self.ticks,
                 self.limits,
-                self.workflows,
                 Rescue(connector, spec.registry, self.observer, settings.max_rescues, self.runs.touched),
                 archive,
-                Prune(connector, archive, every=every),
-                FreeKeys(connector, every),
-                ForgetStates(connector, every),
-                KeepWorkflows(connector, self.workflows, archive, every=every),
-                EndLate(connector, registry=spec.registry, observer=self.observer),
-                DropStrayNotes(connector, every),
+                *self._spared.values(),
                 KeepStats(connector),
                 *([pressure] if settings.thresholds else []),
             ],
@@ -299,6 +304,15 @@ class Services:
             "skipped": self.claimer.skipped.told(),
         }
 
+    def _spare(self, work: Collection[str], until: float) -> None:
+        """Until then, spare the chores for which a survey found no work; do the others when they are due."""
+        wakes = False
+        for name, chore in self._spared.items():
+            wakes = wakes or (name in work and chore.quiet_until > 0)
+            chore.quiet_until = 0.0 if name in work else until
+        if wakes:
+            self.maintenance.wake()
+
     def _hasten_presence(self) -> None:
         """Show operators the skipped jobs soon, but not with a write for each job."""
         self._presence.hasten(apart=_APART)
@@ -310,6 +324,8 @@ class Services:
             self.claimer.notify(payload)  # a queue may have any name, also those of announcements
         if payload == PERMITS_CHANGED:
             self.claimer.limits_changed()
+        if payload == DUE_SOON:
+            self.claimer.due_soon()
         if payload == SCHEDULES_CHANGED:
             self.ticks.announce()
         elif payload == WORKFLOWS_CHANGED:

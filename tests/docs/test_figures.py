@@ -19,6 +19,7 @@ from sa_jobqueue.util.schema import GATES
 from sa_jobqueue.worker.claiming import claimer
 from sa_jobqueue.worker.claiming import intake as unknown
 from sa_jobqueue.worker.claiming import shortage as resume
+from sa_jobqueue.worker.claiming import shortage as surveys
 from sa_jobqueue.worker.claiming.poison import jobs as overlooked
 from sa_jobqueue.worker.claiming.poison import skipped
 from sa_jobqueue.worker.connections.engines import SERVICE_CONNECTIONS
@@ -52,6 +53,13 @@ pytestmark = pytest.mark.skipif(not DOCS.exists(), reason="the wheel is tested w
         ),
         ("explanation/claiming.md", "skips at most 1,000 jobs", skipped.MOST, 1_000),
         ("explanation/waking.md", "down to once a second", SETTINGS.poll, 1),
+        (
+            "explanation/waking.md",
+            "`poll` is from one to five seconds",
+            (surveys._FIRST_SURVEY, surveys._LAST_SURVEY),
+            (1, 5),
+        ),
+        ("explanation/waking.md", "every twelfth of the lease", surveys._PARTS_OF_LEASE, 12),
         ("explanation/decisions/006-gates-as-sequences.md", "Sixteen sequences", GATES, 16),
         ("explanation/decisions/007-sync-service-thread.md", "three connections per process", SERVICE_CONNECTIONS, 3),
         ("explanation/measurements.md", "1,000 per queue", SETTINGS.buffer, 1_000),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,6 +14,11 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, task
 from sa_jobqueue.sql.store import default_store
+from sa_jobqueue.sql.waking import work_for_chores
+from sa_jobqueue.statements import retry_jobs
+from sa_jobqueue.worker.claiming import demand as polls
+from sa_jobqueue.worker.claiming import shortage as surveys
+from tests.support.lockstep import Step
 from tests.support.waiting import wait_until
 from tests.support.working import drain, job_of, long_healthy, services_of, worker_for, working
 
@@ -175,3 +182,149 @@ def test_a_worker_that_was_stopped_works_again(engine: Engine, url: str, registr
         session.commit()
     asyncio.run(worker.serve(until_idle=True))
     assert worker.counts["completed"] == 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time of the worker's modules, which only the test moves on."""
+    now = [1_000.0]
+    for name, module in list(sys.modules.items()):
+        if name.startswith("sa_jobqueue.worker.") and hasattr(module, "monotonic"):
+            monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    return now
+
+
+def idle(step: Step, clock: list[float], *, until: float) -> int:
+    """Make the rounds of the claimer and the chores of maintenance that are due until then. Returns the number of transactions."""
+    claimer, maintenance = step._services.claimer, step._services.maintenance
+    made = [0]
+    begin = claimer._connection._connector.begin
+
+    def counting(connection: Any) -> Any:
+        made[0] += 1
+        return begin(connection)
+
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("begin", "begin_one"):
+            patched.setattr(type(claimer._connection._connector), name, lambda self, connection: counting(connection))
+        while clock[0] < until:
+            step.round()
+            maintenance._do_chores()
+            clock[0] += max(min(claimer._pause(), maintenance._pause()), 0.001)
+    return made[0]
+
+
+async def test_an_idle_worker_makes_a_transaction_every_two_seconds(
+    engine: Engine, registry: Registry, clock: list[float]
+) -> None:
+    """With default settings. The listener makes another every fifteen seconds. The time is the test's."""
+    step = Step(worker_for(engine, registry, queues={"a": 4, "b": 4}, poll=1.0), listening=True)
+    idle(step, clock, until=1_060.0)
+    made = idle(step, clock, until=1_660.0)
+    step.close()
+    step._services.maintenance._connection.close()  # type: ignore[union-attr]
+    assert made <= 600 / 2 - 600 / 15
+
+
+@pytest.fixture
+def rare(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Settings with which a queue is surveyed after a single claim found it empty, and then again after a quarter of an hour."""
+    monkeypatch.setattr(polls, "_FIRST_WAIT", 3_600.0)
+    monkeypatch.setattr(surveys, "_FIRST_SURVEY", 1_000.0)
+    monkeypatch.setattr(surveys, "_LAST_SURVEY", 3_600.0)
+    return {"poll": 2_000.0, "lease": 86_400.0}
+
+
+def put_off(engine: Engine, job: Job) -> None:
+    with Session(engine) as session:
+        session.add(job)
+        session.commit()
+
+
+def bring_forward(engine: Engine, job: Job) -> None:
+    with Session(engine) as session:
+        session.execute(retry_jobs(Job.queue == "default"))
+        session.commit()
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(0.5, None), (None, put_off), (3_600, bring_forward)],
+    ids=["known before", "enqueued later", "brought forward"],
+)
+def test_a_delayed_job_starts_when_it_is_due_although_no_poll_comes(
+    engine: Engine,
+    url: str,
+    registry: Registry,
+    rare: dict[str, float],
+    first: float | None,
+    then: Callable[[Engine, Job], None] | None,
+) -> None:
+    """A timer is set by what a survey found, and by an announcement of what changed after it."""
+    ran = threading.Event()
+
+    @task(registry=registry, name="later")
+    def later() -> None:
+        ran.set()
+
+    if first is not None:
+        put_off(engine, enqueue(later.options(delay=first)))
+    with working(url, registry, **rare) as worker:
+        made = services_of(worker).claimer._surveys
+        wait_until(lambda: ran.is_set() or made._at > made._done_at > 0)
+        if then is not None:
+            then(engine, enqueue(later.options(delay=0.3)))
+        assert ran.wait(30)
+
+
+async def test_a_lost_notification_is_found_within_five_seconds(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    """The next survey finds the job, and the same round claims it."""
+
+    @task(registry=registry, name="lost")
+    async def lost() -> None: ...
+
+    step = Step(worker_for(engine, registry, poll=1.0), listening=True)
+    idle(step, clock, until=1_060.0)
+    with Session(engine) as session:
+        session.add(enqueue(lost))  # nobody listens
+        session.commit()
+    pause = step._services.claimer._pause()
+    assert 0 < pause <= 5
+    clock[0] += pause
+    step.round()
+    await step.run()
+    step.close()
+    step._services.maintenance._connection.close()  # type: ignore[union-attr]
+    assert step._services.claimer.claimed == 1
+
+
+async def test_maintenance_is_spared_only_while_there_is_nothing_to_do(
+    engine: Engine, registry: Registry, clock: list[float]
+) -> None:
+    """A survey finds what each chore may have to do."""
+    there = {
+        "events": "INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id) VALUES (1, 1)",
+        "late": "INSERT INTO sa_jobqueue.job (task, run_at, expires_at) VALUES ('x', now() + interval '1 day', now())",
+        "kept": "UPDATE sa_jobqueue.job SET purge_at = now()",
+        "keys": "INSERT INTO sa_jobqueue.unique_key (key, job_id) VALUES ('x', 1)",
+        "states": "INSERT INTO sa_jobqueue.limit_state (owner, name, key) VALUES ('queue', 'x', '')",
+        "workflows": "INSERT INTO sa_jobqueue.workflow DEFAULT VALUES",
+        "notes": "INSERT INTO sa_jobqueue.job_log VALUES (1, 1, now(), 1, 1, '[]')",
+    }
+    step = Step(worker_for(engine, registry, poll=1.0), listening=True)
+    idle(step, clock, until=1_060.0)
+    spared = step._services._spared
+    assert list(there) == list(spared) == list(work_for_chores(Job))
+    assert all(chore.due_at() > clock[0] for chore in spared.values())
+    found: list[str] = []
+    for name, statement in there.items():
+        with engine.begin() as connection:
+            connection.execute(text(statement))
+        clock[0] += step._services.claimer._pause()
+        step.round()
+        found.append(name)
+        assert [name for name, chore in spared.items() if chore.quiet_until == 0] == found
+    step.close()
+    step._services.maintenance._connection.close()  # type: ignore[union-attr]

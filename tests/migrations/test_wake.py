@@ -114,6 +114,18 @@ def insert(
     )
 
 
+def test_a_job_that_is_due_soon_lets_workers_set_a_timer(waiter: Waiter, producer: psycopg.Connection) -> None:
+    """An INSERT of a job that is due in ten seconds, and an UPDATE of `run_at`; not what claims and completions write."""
+    waiter.open("mail")
+    insert(producer, "mail", columns={"run_at": datetime.now(UTC) + timedelta(minutes=1)})
+    producer.execute("UPDATE sa_jobqueue.job SET status = 'running', claimed_at = now(), lease_expires_at = now()")
+    assert waiter.woken() == []
+    insert(producer, "mail", columns={"run_at": datetime.now(UTC) + timedelta(seconds=5)})
+    assert waiter.woken() == ["(due)"]
+    producer.execute("UPDATE sa_jobqueue.job SET run_at = now()")
+    assert waiter.woken() == ["(due)"]
+
+
 def test_a_closed_gate_wakes_no_worker(waiter: Waiter, producer: psycopg.Connection) -> None:
     """A gate that was never opened is closed, also while another one is open."""
     insert(producer, *STRANGE)

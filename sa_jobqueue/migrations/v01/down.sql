@@ -62,6 +62,7 @@ DROP FUNCTION {schema}.hold_queued(bigint, boolean);
 DROP FUNCTION {schema}.take_key(bigint, jsonb);
 DROP TABLE {schema}.unique_key;
 
+DROP TRIGGER job_due ON {schema}.job;
 DROP TRIGGER job_wake ON {schema}.job;
 DROP FUNCTION {schema}.job_wake();
 DROP FUNCTION {schema}.tell_workers(oid);

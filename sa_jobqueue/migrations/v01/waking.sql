@@ -44,20 +44,26 @@ GRANT SELECT ON SEQUENCE {schema}.gate_any TO PUBLIC;
 
 -- Silent unless a worker waits: a NOTIFY makes the commit take a lock that all notifying commits share.
 -- SECURITY DEFINER: a role that may insert jobs need not be able to read the gates. A gate that is missing is closed: the
--- trigger never raises inside a caller's INSERT.
+-- trigger never raises inside a caller's INSERT. A job that is due in ten seconds or less lets workers set a timer for it: they read when
+-- jobs are due every five seconds. A statement that has set `run_at` may have done so for jobs that are due as soon.
 CREATE FUNCTION {schema}.job_wake() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
     clock timestamptz := clock_timestamp();
     gate regclass;
     due text;
+    later boolean;
 BEGIN
+    IF TG_OP = 'UPDATE' THEN
+        PERFORM pg_notify('sa_jobqueue_' || TG_RELID, '(due)');
+        RETURN NULL;
+    END IF;
     -- A duplicate may have held back the job that has its key.
-    FOR due IN SELECT DISTINCT queue FROM inserted
-        WHERE (status = 'queued' AND run_at <= now()) OR duplicate_of IS NOT NULL LOOP
+    FOR due, later IN SELECT queue, bool_and(run_at > now() AND duplicate_of IS NULL) FROM inserted
+        WHERE (status = 'queued' AND run_at <= now() + interval '10 seconds') OR duplicate_of IS NOT NULL GROUP BY queue LOOP
         gate := to_regclass(quote_ident(TG_TABLE_SCHEMA) || '.gate_' || (hashtext(due) & 15));
         IF to_timestamp(pg_sequence_last_value(gate)) > clock THEN
-            PERFORM pg_notify('sa_jobqueue_' || TG_RELID, due);
+            PERFORM pg_notify('sa_jobqueue_' || TG_RELID, CASE WHEN later THEN '(due)' ELSE due END);
         END IF;
     END LOOP;
     RETURN NULL;
@@ -85,5 +91,15 @@ FOR EACH STATEMENT WHEN (
         THEN to_timestamp(pg_sequence_last_value({name}
             '.gate_any'::regclass)) > clock_timestamp()
         ELSE true
+    END
+) EXECUTE FUNCTION {schema}.job_wake();
+
+-- A job that goes back to the queue: claims and plain completions do not set `run_at`, and so do not ask.
+CREATE TRIGGER job_due AFTER UPDATE OF run_at ON {schema}.job FOR EACH STATEMENT WHEN (
+    CASE WHEN has_sequence_privilege({name}
+            '.gate_any'::regclass, 'SELECT')
+        THEN to_timestamp(pg_sequence_last_value({name}
+            '.gate_any'::regclass)) > clock_timestamp()
+        ELSE false
     END
 ) EXECUTE FUNCTION {schema}.job_wake();

@@ -8,9 +8,10 @@ a broken commit may have claimed are given back.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,7 +47,7 @@ from .limited import LimitedQueues
 from .poison.jobs import PoisonJobs
 from .poison.skipped import SkippedJobs, Suspects
 from .recovery import Mode, after_failure
-from .shortage import ExpiredJobs, ResumePoints, Shortage
+from .shortage import ExpiredJobs, ResumePoints, Shortage, Surveys
 from .workflows import MovingWorkflows
 
 logger = get_logger(__name__)
@@ -101,7 +102,8 @@ class Exchange:
 class Claimer:
     """Claims for the free slots of `all_slots`, gives them the jobs, and writes the outcomes that `writer` holds.
 
-    `listening()`: whether announcements of new jobs are heard. `idle()` is called when nothing is due and nothing runs.
+    `listening()`: whether announcements of new jobs are heard. `idle()` is called when nothing is due and nothing runs. `tell_work` is
+    called with what there is for maintenance to do, as `Surveys` does.
     """
 
     def __init__(
@@ -117,6 +119,7 @@ class Claimer:
         settings: WorkerSettings,
         listening: Callable[[], bool],
         observer: Observer,
+        tell_work: Callable[[Collection[str], float], None],
         idle: Callable[[], None] | None = None,
         max_jobs: int | None = None,
         most_text: int = MOST_TEXT,
@@ -171,6 +174,10 @@ class Claimer:
             connector, self.deadline, own=self._connection, demand=self._demand, intake=self._intake, limited=self._limited,
             worker=worker,
         )  # fmt: skip
+        self._surveys = Surveys(
+            connector, self._demand, gates=self._gates, limited=self._limited, skipped=self.skipped,
+            poll=math.inf if every else settings.poll, listening=listening, tell=tell_work,
+        )  # fmt: skip
         self._shortage = Shortage(
             self._demand,
             resume=self._resume,
@@ -180,6 +187,7 @@ class Claimer:
             expired=self._expired,
             poll=settings.poll,
             workflows=self._workflows,
+            surveys=self._surveys,
             listening=listening,
             idle=idle,
         )
@@ -224,6 +232,11 @@ class Claimer:
     def notify(self, queue: str | None) -> None:
         """Note that new jobs were announced in this queue; None: perhaps in any queue."""
         self._demand.notify(queue)
+        self._wake.set()
+
+    def due_soon(self) -> None:
+        """Note that jobs were announced that are due soon, in any queue."""
+        self._surveys.ask()
         self._wake.set()
 
     def limits_changed(self) -> None:
@@ -304,6 +317,8 @@ class Claimer:
             times.append(locked)
         if (moves := self._workflows.next_at()) is not None:
             times.append(moves)
+        if (survey := self._surveys.next_at()) is not None:
+            times.append(survey)
         return max(min(times) - monotonic(), 0.0) if times else 1.0
 
     # ---- a round
@@ -318,7 +333,8 @@ class Claimer:
             except DBAPIError as error:
                 if not is_limits_changed(error):
                     raise
-                # From a claim by bisection, of skipped jobs, or a search for overlooked jobs: it was rolled back and wrote no outcomes.
+                # From a claim by bisection, of skipped jobs, a search for overlooked jobs, or a survey: it was rolled back and wrote no
+                # outcomes.
                 self._limited.stale, self._connection.in_doubt = True, False
                 return True
 
@@ -326,6 +342,7 @@ class Claimer:
         connection = self._connection.make(any_claimed=self.claimed > 0)
         self._gates.forget()
         self._limited.begin_again()
+        self._surveys.uncover()
         self._demand.poll_all()
         return connection
 
@@ -396,6 +413,7 @@ class Claimer:
             self._limited.begin_again()
             self._resume.keep(self._demand.timers)
         self._limited.refresh(connection)
+        self._surveys.make(connection)
         return self._poison.claim_skipped(connection)
 
     def _exchanges(self, changes: list[Change], wanted: dict[str, int], *, quiet: bool) -> Iterator[Exchange]:

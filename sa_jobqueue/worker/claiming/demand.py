@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from time import monotonic
@@ -98,6 +99,14 @@ class PollTimer:
         """Poll an empty queue after a wait twice as long as the last, at most `most` seconds."""
         wait, self._wait = self._wait, min(self._wait * 2, most)
         self.not_before(monotonic() + wait * random.uniform(0.8, 1.2))
+
+    def is_rare(self, most: float) -> bool:
+        """Whether `back_off` would wait for these `most` seconds."""
+        return self._wait >= most
+
+    def rest(self) -> None:
+        """Do not poll until jobs are announced, or `not_before` sets a time."""
+        self.not_before(math.inf)
 
     def not_before(self, at: float) -> None:
         """Poll at that time, or when new jobs are announced."""
@@ -285,6 +294,14 @@ class Gates:
         was_closed = any(self._open_until.get(name, 0.0) < monotonic() for name in short)
         self._open_until |= dict.fromkeys(dry, now + self._seconds)
         return was_closed
+
+    def are_open(self, queues: Iterable[str]) -> bool:
+        """Whether the gates of these queues are open."""
+        return all(self._open_until.get(name, 0.0) > monotonic() for name in queues)
+
+    def opened(self, queues: Iterable[str], until: float) -> None:
+        """Note that these gates are open until then, by `monotonic()`."""
+        self._open_until |= dict.fromkeys(queues, until)
 
     def forget(self) -> None:
         """Forget all gates: another server may answer from now on, where no gate is open."""

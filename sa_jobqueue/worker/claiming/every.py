@@ -17,7 +17,7 @@ from time import monotonic
 
 import sqlalchemy as sa
 
-from ...sql.waking import PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
+from ...sql.waking import DUE_SOON, PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
 from ...sql.workers import EVERY_QUEUE
 from ..connections.service import Connector
 from ..running.slots import Slots
@@ -30,7 +30,7 @@ _INTERVAL = 1.0
 #: and the most seconds of a pause, because a single lookup may be slow: the first in a process, or on a busy machine.
 _SPACING, _LONGEST_PAUSE = 20.0, 5.0
 #: Wake-ups that do not name a queue.
-_NO_QUEUES = {PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED}
+_NO_QUEUES = {DUE_SOON, PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED}
 
 
 class _LookupTimer(PollTimer):

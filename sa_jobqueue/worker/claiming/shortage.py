@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from operator import attrgetter
 from time import monotonic
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from ...arguments.context import ClaimedJob
-from ...sql.claims import Point, Slot
+from ...sql.claims import Fault, Point, Slot, fault_of, is_limits_changed
 from ...sql.workers import serves
 from ...util.log import get_logger
 from ..connections.service import Connector
 from .demand import Demand, Gates
 from .limited import LimitedQueues
 from .poison.jobs import PoisonJobs
+from .poison.skipped import SkippedJobs
 from .workflows import MovingWorkflows
 
 logger = get_logger(__name__)
@@ -110,6 +114,108 @@ class ResumePoints:
                 self._points[slot] = point
 
 
+# ---- When no poll of an idle queue finds a job any more: a statement for all of them, every few seconds.
+
+#: Seconds between two surveys: at first, and at most. With a short lease, jobs are to be found sooner: in a twelfth of it.
+_FIRST_SURVEY, _LAST_SURVEY, _PARTS_OF_LEASE = 1.0, 5.0, 12.0
+#: Seconds, at least, between two surveys that announcements ask for.
+_APART = 0.25
+
+
+class Surveys:
+    """Takes the place of the polls of empty queues where announcements are heard: it finds out when a job is due there, and keeps the gates
+    open. It also reads what there is for maintenance to do, and passes it to `tell`, with the time by which the next survey is made.
+
+    Only for the claimer's thread, except `ask`. `poll`: seconds between two polls; if they are fewer than 1, or as many as between two
+    surveys, there are no surveys.
+    """
+
+    def __init__(
+        self,
+        connector: Connector,
+        demand: Demand,
+        *,
+        gates: Gates,
+        limited: LimitedQueues,
+        skipped: SkippedJobs,
+        poll: float,
+        listening: Callable[[], bool],
+        tell: Callable[[Collection[str], float], None],
+    ) -> None:
+        self._connector, self._demand, self._gates = connector, demand, gates
+        self._limited, self._skipped = limited, skipped
+        self._listening, self._tell = listening, tell
+        self._every = min(_LAST_SURVEY, connector.lease / _PARTS_OF_LEASE)
+        self.any = _FIRST_SURVEY <= poll < self._every
+        """Whether surveys are made."""
+        self._covered: set[str] = set()
+        """The queues that are not polled."""
+        self._at, self._wait, self._done_at = math.inf, _FIRST_SURVEY, -math.inf
+        self._asked = False
+        """Whether a job was announced that is due soon. Set by any thread, reset by the claimer's."""
+
+    def ask(self) -> None:
+        """Note that a job was announced that is due soon. For any thread; wake the claimer after it."""
+        self._asked = True
+
+    def next_at(self) -> float | None:
+        """When the next survey is due, by `monotonic()`; None: none is due."""
+        if not self._covered or not self._demand.may_claim:
+            return None
+        return min(self._at, self._done_at + _APART) if self._asked else self._at
+
+    def cover(self, queue: str) -> None:
+        """Poll this queue no more, because it was found empty several times."""
+        if not self._covered:
+            self._at, self._wait = math.inf, _FIRST_SURVEY
+        self._covered.add(queue)
+        self._demand.timers[queue].rest()
+        self._at = min(self._at, self._done_at + _FIRST_SURVEY)
+
+    def uncover(self, queues: Iterable[str] | None = None) -> None:
+        """Poll these queues again; None: all."""
+        self._covered = set() if queues is None else self._covered.difference(queues)
+
+    def make(self, connection: sa.Connection) -> None:
+        """Make a survey, if it is due, and set the timers of the queues."""
+        at, began = self.next_at(), monotonic()
+        if at is None or at > began:
+            return
+        limited = {queue for queue in self._covered if self._limited.has(queue)}
+        self._poll(limited if self._listening() else self._covered)
+        if not self._covered:
+            return
+        queues, seconds = sorted(self._covered), 2 * self._every
+        self._asked = False  # reset first: what is announced meanwhile is read next time
+        is_complete = self._gates.are_open(queues)
+        try:
+            with self._connector.begin_one(connection):
+                found = self._connector.store.survey(
+                    connection, queues, but=self._skipped.ids(), known=self._limited.known, seconds=seconds
+                )
+        except BaseException as error:
+            self._poll(self._covered)
+            if not isinstance(error, DBAPIError) or is_limits_changed(error) or fault_of(error) is Fault.AWAY:
+                raise
+            self.any = fault_of(error) is Fault.LATE
+            logger.warning("queues are polled one by one: a statement for all of them failed (%s)", error.orig)
+            return
+        self._gates.opened(queues, began + seconds)
+        now = self._done_at = monotonic()
+        for queue in queues:
+            self._demand.timers[queue].not_before(now + found.due_in.get(queue, math.inf))
+        any_due = min(found.due_in.values(), default=math.inf) <= 0
+        self._wait = _FIRST_SURVEY if any_due else min(2 * self._wait, self._every)
+        # A job that was committed while a gate was closed has woken no worker.
+        self._at = now + self._wait * random.uniform(0.9, 1.0) if is_complete else now
+        self._tell(found.work, self._at + _FIRST_SURVEY)
+
+    def _poll(self, queues: set[str]) -> None:
+        for queue in queues:
+            self._demand.timers[queue].now()
+        self.uncover(queues)
+
+
 _QUEUE = attrgetter("queue")
 
 
@@ -130,12 +236,13 @@ class Shortage:
         expired: ExpiredJobs,
         limited: LimitedQueues,
         workflows: MovingWorkflows,
+        surveys: Surveys,
         poll: float,
         listening: Callable[[], bool],
         idle: Callable[[], None] | None,
     ) -> None:
         self._demand, self._resume, self._gates, self._poison = demand, resume, gates, poison
-        self._expired, self._limited, self._workflows = expired, limited, workflows
+        self._expired, self._limited, self._workflows, self._surveys = expired, limited, workflows, surveys
         self._poll, self._listening, self._idle = poll, listening, idle
         self._dry: set[str] = set()
         """Queues that had no job in reach when nothing ran, since `_dry_at` jobs were claimed in all."""
@@ -150,6 +257,7 @@ class Shortage:
         """
         if jobs:
             self._poison.jobs_come()
+        self._surveys.uncover(wanted)
         got = Counter(map(_QUEUE, jobs)) if len(wanted) > 1 else dict.fromkeys(wanted, len(jobs))
         timers = self._demand.timers
         short = [name for name, asked in wanted.items() if got[name] < asked and not timers[name].notified]
@@ -198,8 +306,12 @@ class Shortage:
             pass  # poll once more: jobs that were committed before we asked have woken no worker
         elif not (leaves and self._leaves(connection, stays=stays)):
             longest = min(self._poll, self._gates.longest_poll) if self._listening() else self._poll
+            surveys = self._surveys.any and self._listening() and self._idle is None
             for name in short:
-                timers[name].back_off(longest)
+                if surveys and timers[name].is_rare(longest):
+                    self._surveys.cover(name)
+                else:
+                    timers[name].back_off(longest)
         return found.any_overlooked
 
     def _all_dry(self) -> list[str]:

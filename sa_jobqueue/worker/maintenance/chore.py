@@ -42,10 +42,13 @@ class Chore(ABC):
     def __init__(self, connector: Connector, every: float, *, at: float | None = None) -> None:
         self._connector, self._store, self.every = connector, connector.store, every
         self.at = monotonic() + random.uniform(0, every) if at is None else at
+        """When to do it next, by `monotonic()`; 0.0: at once."""
+        self.quiet_until = 0.0
+        """Not to be done before, unless at once: a survey found nothing to do. The claimer's thread writes it."""
 
     def due_at(self) -> float:
         """When to do it next, by `monotonic()`."""
-        return self.at
+        return max(self.at, self.quiet_until) if self.at else 0.0
 
     @abstractmethod
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
