@@ -84,15 +84,17 @@ class Compiled:
         """Send it, as a transaction of its own, and do not wait for the answer. Nothing else can be sent before the answer has come.
 
         `connection`: a service connection in autocommit, with no transaction. It waits at once where a statement cannot be sent
-        alone: over another driver or with another cursor class, and where Core is to execute it. Raises what SQLAlchemy would.
+        alone: over another driver, with a cursor class of the application's, and where Core is to execute it. Raises what SQLAlchemy
+        would.
         """
-        cursor: Any = None
-        query: tuple[str, Any] = "", None
-        if connection.dialect.driver == "psycopg" and not is_heard(connection):
-            cursor, query = self._query(connection, parameters)
-        if not hasattr(cursor, _STEPS):
+        dialect = connection.dialect
+        raw: Any = connection.connection.dbapi_connection
+        psycopg: Any = dialect.loaded_dbapi
+        known = dialect.driver == "psycopg" and raw.cursor_factory is psycopg.Cursor and hasattr(psycopg.Cursor, _STEPS)
+        if not known or is_heard(connection):
             with connection.begin():
                 return Flight(connection, rows=self.rows(connection, parameters))
+        cursor, query = self._query(connection, parameters)
         flight = Flight(connection, cursor, text=self._text(connection).named, parameters=parameters)
         flight.start(*query)
         return flight
@@ -138,6 +140,8 @@ class Flight:
     ) -> None:
         self._connection, self._cursor, self._rows = connection, cursor, rows
         self._text, self._parameters = text, parameters
+        self.ahead = False
+        """Whether it was sent without a wait for the answer."""
         self._rest: Generator[Any, Any]
         self._error: BaseException | None = None
 
@@ -150,7 +154,7 @@ class Flight:
         with self._as_sqlalchemy():
             steps = getattr(self._cursor, _STEPS)(query, values, binary=True)
             self._rest = _resumed(steps, self._cursor.connection.wait(_sent(steps)))
-            self._connection.info[_FLIGHT] = self
+            self._connection.info[_FLIGHT], self.ahead = self, True
 
     def land(self) -> None:
         """Wait for the answer: the statement is committed then. Raises what SQLAlchemy would, each time that it is called."""

@@ -75,6 +75,21 @@ def test_what_was_sent_is_committed_before_its_sender_reads_the_answer(engine: E
         assert [row[0] for row in flight.rows] == [id]
 
 
+def test_a_cursor_class_of_the_applications_hears_of_the_statement(engine: Engine) -> None:
+    """It executes the statement, for example to trace it; so nothing is sent ahead."""
+    heard: list[Any] = []
+
+    class Hearing(psycopg.Cursor[Any]):
+        def execute(self, *args: Any, **options: Any) -> Any:
+            heard.append(args[0])
+            return super().execute(*args, **options)
+
+    with Connector(engine, lease=60.0).connect() as connection:
+        connection.connection.dbapi_connection.cursor_factory = Hearing  # type: ignore[union-attr]
+        assert not DIVIDE.send(connection, {"n": 1}).ahead
+    assert heard == ["SELECT 1 / %(n)s"]
+
+
 def claimed(connection: Connection) -> list[ClaimedJob]:
     return default_store.claim(connection, ClaimRequest(worker="me", queues={"default": 1}, lease=60.0))
 

@@ -92,8 +92,8 @@ class Exchange:
 
     @property
     def is_full(self) -> bool:
-        """Whether the flight has brought as many jobs as were wanted."""
-        if self.flight is None:
+        """Whether a flight that was sent ahead has brought as many jobs as were wanted."""
+        if self.flight is None or not self.flight.ahead:
             return False
         others = bool(self.changes) + (len(self.wanted) if self.limited else 0)
         return len(self.flight.rows) - others >= sum(self.wanted.values())
