@@ -58,8 +58,6 @@ class Slots:
         """Jobs whose handlers have come back, so far."""
         self._measured = (monotonic(), 0)  # the service thread's own
         self._closed = False
-        self.ran_dry = False
-        """Whether no job waited any more when the last ones came."""
         self.stuck = 0
         """Slots held by handlers that timed out and have not come back."""
 
@@ -68,7 +66,6 @@ class Slots:
         with self._lock:
             if self._closed:
                 return runs
-            self.ran_dry = not self._waiting
             self._waiting.extend(runs)
             wanted = self._wanted()
         if wanted is not None:
