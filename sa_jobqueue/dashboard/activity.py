@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -29,17 +29,16 @@ _COLOURS = MappingProxyType(
 )  # fmt: skip
 #: Workers write their counts every 10 s, so that the current step lacks some seconds, and a step that has just begun is not meaningful.
 _LATE, _LEAST = 5.0, 30.0
-_BY_QUEUE: tuple[By, ...] = ("queue",)
 #: The values of each step in charts.
 _OF_STEP = (*COUNTED, "waits")
 
 
 @dataclass(frozen=True, slots=True)
 class _Sums:
-    """The time of the reading, the sums of each step, and the ended jobs of each queue in each step."""
+    """The time of the reading, the sums, and the ended jobs of each queue or task in each step."""
 
     now: datetime
-    steps: Sequence[Any]
+    sums: Sequence[Any]
     ended: Sequence[Any]
 
 
@@ -90,10 +89,17 @@ class Activity:
 
     def waits(self) -> dict[str, Any]:
         """The chart of the time that jobs had been due."""
+        return self._quantiles(Figures.wait)
+
+    def runs(self) -> dict[str, Any]:
+        """The chart of the time that handlers took. Only with `of` in `read_activity`."""
+        return self._quantiles(Figures.run)
+
+    def _quantiles(self, value: Callable[[Figures, str], float | None]) -> dict[str, Any]:
         # Dashes, so that lines on top of each other stay visible.
         lines = {"p50": ("--good", ()), "p95": ("--busy", (10, 5)), "p99": ("--warn", (3, 5))}
         series = [
-            {"label": name, "colour": colour, "dash": dash, "values": [step.wait(name) for step in self.steps]}
+            {"label": name, "colour": colour, "dash": dash, "values": [value(step, name) for step in self.steps]}
             for name, (colour, dash) in lines.items()
         ]
         return {"at": self._seconds(), "series": series, "unit": " s", "open": BOUNDS[-1]}
@@ -106,60 +112,87 @@ class Activity:
         return [int(one.timestamp()) for one in self.at]
 
 
-def window_of(context: PageContext) -> str:
+def window_of(context: PageContext, default: str = _DEFAULT) -> str:
     """The requested window. Raises BadInput."""
-    name = context.query.one("window", _DEFAULT)
+    name = context.query.one("window", default)
     if name not in WINDOWS:
         raise BadInput("window", name, f"one of {', '.join(WINDOWS)}")
     return name
 
 
-def read_activity(context: PageContext, name: str) -> Activity:
-    """How the jobs of the viewer's queues ended within this window."""
+def read_activity(context: PageContext, name: str, *, of: tuple[By, str] | None = None) -> Activity:
+    """How the jobs of the viewer's queues ended within this window. `of`: only those of a queue or a task."""
     window = WINDOWS[name]
-    found = window.kept.get(context.connection, (context.job, context.queues), lambda: _read(context, window))
+    values = _OF_STEP if of is None else (*_OF_STEP, "runs")
+    key = (context.job, context.queues, "queue", of)
+    found = window.kept.get(
+        context.connection, key, lambda: _read(context, window, "queue", of, step=window.step, values=values)
+    )
     length = window.step.total_seconds()
-    starts = _starts(found.now, window)
+    starts, ended = _ended(found, window, "queue")
     places = {start: place for place, start in enumerate(starts)}
-    seconds = [min(length, (found.now - start).total_seconds() - _LATE) for start in starts]
     rows: list[list[Any]] = [[] for _ in starts]
-    for row in found.steps:
+    for row in found.sums:
         if row.at in places:
             rows[places[row.at]].append(row)
-    by_queue: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(starts))
-    for row in found.ended:
-        if row.at in places:
-            place = places[row.at]
-            by_queue[row.queue][place] = (row.completed + row.failed + row.cancelled) * 60 / seconds[place]
     return Activity(
         starts,
-        _figures([row for some in rows for row in some], sum(seconds)),
-        [_figures(some, length) for some, length in zip(rows, seconds, strict=True)],
-        by_queue,
+        _figures([row for some in rows for row in some], sum(_seconds(found, starts, window))),
+        [_figures(some, length) for some in rows],
+        ended,
     )
 
 
-def _read(context: PageContext, window: Window) -> _Sums:
+def read_tasks(context: PageContext, name: str) -> list[tuple[str, Figures, Sequence[float]]]:
+    """The tasks of the viewer's queues with jobs that ended within this window: name, figures, and jobs that ended per minute in each step."""
+    window = WINDOWS[name]
+    key = (context.job, context.queues, "task", None)
+    found = window.kept.get(context.connection, key, lambda: _read(context, window, "task", by=("task",)))
+    _, ended = _ended(found, window, "task")
+    seconds = window.back.total_seconds()
+    return [(row.task, Figures.of([row], seconds), ended[row.task]) for row in found.sums]
+
+
+def _read(context: PageContext, window: Window, ended_by: By, of: tuple[By, str] | None = None, **sums: Any) -> _Sums:
+    """Read the sums, and the jobs that ended, by queue or task."""
     now: Any = context.connection.scalar(sa.select(sa.func.now()))
     if context.queues is not None and not context.queues:
         return _Sums(now, (), ())
-    queues = sorted(context.queues or ())
-    asked: dict[str, Any] = {
-        "since": window.back,
-        "step": window.step,
-        "queues": queues,
-        "stat": context.tables.stat,
-    }
-    steps = sum_stats(**asked, values=_OF_STEP)
-    ended = sum_stats(**asked, by=_BY_QUEUE, values=ENDS)
-    return _Sums(now, context.connection.execute(steps).all(), context.connection.execute(ended).all())
+    asked: dict[str, Any] = {"since": window.back, "queues": sorted(context.queues or ()), "stat": context.tables.stat}
+    if of is not None:
+        asked[f"{of[0]}s"] = [of[1]]
+    ended = sum_stats(**asked, step=window.step, by=(ended_by,), values=ENDS)
+    return _Sums(
+        now, context.connection.execute(sum_stats(**asked, **sums)).all(), context.connection.execute(ended).all()
+    )
+
+
+def _ended(found: _Sums, window: Window, by: By) -> tuple[list[datetime], Mapping[str, Sequence[float]]]:
+    """The starts of the steps; and of each queue or task the jobs that ended per minute in each step."""
+    starts = _starts(found.now, window)
+    places = {start: place for place, start in enumerate(starts)}
+    seconds = _seconds(found, starts, window)
+    ended: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(starts))
+    for row in found.ended:
+        if row.at in places:
+            place = places[row.at]
+            ended[getattr(row, by)][place] = (row.completed + row.failed + row.cancelled) * 60 / seconds[place]
+    return starts, ended
+
+
+def _seconds(found: _Sums, starts: Sequence[datetime], window: Window) -> list[float]:
+    """The seconds of each step that are counted already."""
+    length = window.step.total_seconds()
+    return [min(length, (found.now - start).total_seconds() - _LATE) for start in starts]
 
 
 def _figures(rows: Sequence[Any], seconds: float) -> Figures:
-    """The figures of these rows, without run times."""
+    """The figures of these rows."""
     counts = {name: sum(getattr(row, name) for row in rows) for name in COUNTED}
     waits = [sum(row.waits[number] for row in rows) for number in range(BUCKETS)]
-    return Figures(counts, seconds, 0.0, 0.0, (), waits)
+    has_runs = any(hasattr(row, "runs") for row in rows)
+    runs = [sum(row.runs[number] for row in rows) for number in range(BUCKETS)] if has_runs else ()
+    return Figures(counts, seconds, 0.0, 0.0, runs, waits)
 
 
 def _starts(now: datetime, window: Window) -> list[datetime]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from time import monotonic
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -241,7 +242,7 @@ class Site:
         """Render a template. `has_live_part`: if the page's script asks for that part, return that alone."""
         fragment = has_live_part and request.headers.get("hx-request") == "true"
         root = request.scope.get("root_path", "")
-        path = request.url.path.removeprefix(root)
+        path = request.scope["path"].removeprefix(root)  # request.url ends at a "?" in a name
         plain = (Query() if query is None else query).but(**dict.fromkeys(_OF_RESULTS, ()))
         shown: dict[str, Any] = {
             "page": page,
@@ -249,7 +250,7 @@ class Site:
             "path": path,
             "method": request.method.lower(),
             "query": plain,
-            "here": f"{path}?{plain}" if plain else path,
+            "here": f"{quote(path)}?{plain}" if plain else quote(path),
             "access": access,
             "home": self._home(access),
             "has_replica": self._database.has_replica,

@@ -76,6 +76,7 @@ def environment() -> Environment:
     filters: dict[str, Any] = {
         "age": age, "ago": _ago, "capped": capped, "duration": duration, "estimated": estimated, "size": size, "number": _number, "iso": _iso,
         "clock": _clock, "pretty": _pretty, "compact": _compact, "line": _line, "data": _data,
+        "moment": _moment,
     }  # fmt: skip
     made.filters.update(filters)
     return made
@@ -99,6 +100,11 @@ def _iso(moment: datetime | None) -> str:
 def _clock(moment: datetime | None) -> str:
     """A time in UTC, to the second; the page's script adds the time in the viewer's zone."""
     return "" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _moment(seconds: int) -> str:
+    """Seconds since 1970, likewise."""
+    return _clock(datetime.fromtimestamp(seconds, UTC))
 
 
 def _ago(moment: datetime | None, now: datetime) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -63,6 +63,13 @@ class WorkerSeen:
     """Seconds since it began."""
     draining: float | None = None
     """For how many seconds it is asked to drain; None: it is not."""
+    by_queue: Mapping[str, int] | None = None
+    """The slots of each queue."""
+
+    def slots_of(self, queue: str) -> int:
+        """The slots for the jobs of a queue."""
+        slots = self.by_queue or {}
+        return slots.get(queue, slots.get(EVERY_QUEUE, self.slots))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +181,7 @@ def _workers(
     of = store.tables.worker
     rows = connection.execute(
         sa.select(
-            of.id, of.host, of.pid, of.version, of.queues, of.concurrency, of.memory, of.loop_lag, of.pressure,
+            of.id, of.host, of.pid, of.version, of.queues, of.concurrency, of.memory, of.loop_lag, of.pressure, of.slots,
             sa.func.extract("epoch", sa.func.now() - of.seen_at).label("unseen"),
             sa.func.extract("epoch", sa.func.now() - of.started_at).label("up"),
             sa.func.extract("epoch", sa.func.now() - of.drain_requested_at).label("draining"),
@@ -186,7 +193,7 @@ def _workers(
             row.queues if only is None else [name for name in row.queues if name in only or name == EVERY_QUEUE],
             running[str(row.id)], row.concurrency, row.memory, row.loop_lag, float(row.unseen),
             row.unseen > STALE or expired[str(row.id)] > 0, row.pressure, str(row.id), row.version, float(row.up),
-            None if row.draining is None else float(row.draining),
+            None if row.draining is None else float(row.draining), row.slots,
         )
         for row in rows
         if only is None or any(serves(row.queues, name) for name in only)

@@ -72,7 +72,9 @@ def plans(connection: Connection, look: Any) -> list[Plan]:
 
 
 def context_of(connection: Connection, query: str, **access: Any) -> PageContext:
-    return PageContext(connection, Query.parse(query), Access(can=Access.ADMIN.can, **access), Options())
+    return PageContext(
+        connection, Query.parse(query), Access(can=Access.ADMIN.can, **access), Options(), {"name": "q1"}
+    )
 
 
 def check(found: list[Plan]) -> None:
@@ -97,10 +99,11 @@ def check_page(engine: Engine, name: str, *queries: str) -> None:
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.parametrize("name", ["overview", "queues", "limits", "workers"])
+@pytest.mark.parametrize("name", ["overview", "queues", "limits", "workers", "tasks", "task", "queue"])
 def test_a_page_reads_no_more_than_it_shows(large: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The doctor's own statements have tests of theirs."""
     monkeypatch.setattr("sa_jobqueue.dashboard.pages.database.look_at", lambda *_, **__: iter(()))
+    monkeypatch.setattr("sa_jobqueue.dashboard.filters.RANGE", DONE // 10)
     check_page(large, name, "")
 
 

@@ -24,7 +24,7 @@ PLURAL = re.compile(r"(?<!%)\} (?:[a-z]+ )?(?!(?:as|is|this|was)\b)[a-z]+s\b|\} 
 OF_MANY = frozenset((
     "audit.html } entries", "database.html } notices", "errors.html } failed jobs", "overview.html } failed jobs", "queues.html } minutes",
     "queues.html } queues", "workflow.html } boxes", "workflow.html } jobs", "workflows.html } jobs", "workflows.html } workflows",
-    "query.py } bytes", "query.py } values", "render.py } characters",
+    "query.py } bytes", "query.py } values", "render.py } characters", "tasks.html } minutes", "work.html } completed jobs",
 ))  # fmt: skip
 
 

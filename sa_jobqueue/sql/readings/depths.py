@@ -5,7 +5,7 @@ A count that may be large reads an index and stops at `CAP`, so each statement t
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from ..claims import PRIORITIES
 from ..ends import has_run_out, is_held
 from ..limits.state import is_keyless, is_later, is_ready
 from ..parts import ONE, ZERO, array, columns_of, count_of, epoch, in_calendar, in_seconds, materialized, rows, table_of
+from .stats import By
 
 #: Where counting stops: a number of this size means "more than 10,000".
 CAP = 10_001
@@ -294,26 +295,40 @@ def count_by_queue(status: JobStatus, *, cap: int = CAP, job: type[JobMixin] = J
     return sa.select(last.c.queue, sa.func.count().label("number")).group_by(last.c.queue).order_by(last.c.queue)
 
 
-def arrivals(*, within: timedelta, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
-    """A row per queue: the `number` of jobs that were enqueued `within` this time, among the last `cap` of all queues; and the `seconds`
-    that these cover, fewer where there were more jobs. Jobs that are deleted as they complete are not there to be counted.
+def arrivals(
+    *, within: timedelta, by: By = "queue", queues: Collection[str] = (), cap: int = CAP, job: type[JobMixin] = Job
+) -> sa.Executable:
+    """A row per queue or task: its name, the `number` of jobs that were enqueued `within` this time, among the last `cap` of all queues;
+    and the `seconds` that these cover, fewer where there were more jobs. `queues`: counts only their jobs. Jobs that are deleted as they
+    complete are not there to be counted.
     """
     columns = table_of(job).c
     most = sa.bindparam("cap", cap, sa.Integer)
     begin = in_seconds(-within.total_seconds(), name="within_seconds")
-    last = sa.select(columns.queue, columns.created_at).order_by(columns.id.desc()).limit(most).subquery("last")
+    last = (
+        sa.select(columns[by], *([columns.queue] if queues and by != "queue" else []), columns.created_at)
+        .order_by(columns.id.desc())
+        .limit(most)
+        .subquery("last")
+    )
+    number = sa.func.count().filter(last.c.queue.in_(list(queues))) if queues else sa.func.count()
     recent = (
-        sa.select(last.c.queue, sa.func.count().label("number"), sa.func.min(last.c.created_at).label("first"))
+        sa.select(
+            last.c[by],
+            number.label("number"),
+            *([sa.func.count().label("all")] if queues else []),
+            sa.func.min(last.c.created_at).label("first"),
+        )
         .where(last.c.created_at >= begin)
-        .group_by(last.c.queue)
+        .group_by(last.c[by])
         .subquery("recent")
     )
     # Of fewer jobs than the cap, none is missing.
-    whole = sa.func.sum(recent.c.number).over() < most
+    whole = sa.func.sum(recent.c["all" if queues else "number"]).over() < most
     since = sa.case((whole, begin), else_=sa.func.min(recent.c.first).over())
     seconds = sa.func.greatest(epoch(sa.func.now() - since), sa.literal_column("1.0", sa.Float))
-    return sa.select(recent.c.queue, recent.c.number, sa.type_coerce(seconds, sa.Float).label("seconds")).order_by(
-        recent.c.queue
+    return sa.select(recent.c[by], recent.c.number, sa.type_coerce(seconds, sa.Float).label("seconds")).order_by(
+        recent.c[by]
     )
 
 
