@@ -99,6 +99,7 @@ from sa_jobqueue.sql.waking import (
     ends_of,
     open_end_gate,
     open_gates,
+    survey,
     wait_for_jobs,
 )
 from sa_jobqueue.sql.workers import (
@@ -304,6 +305,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
     "wait_for_jobs": lambda n: wait_for_jobs(range(n), waiter=_WORKER, seconds=60.0),
     "end_waits": lambda n: end_waits(range(n), waiter=_WORKER),
     "open_gates": lambda n: open_gates(queues=[f"q{i}" for i in range(n)], seconds=5.0),
+    "survey": lambda n: survey(queues=[f"q{i}" for i in range(n)], but=range(n), known=None, seconds=5.0),
 }
 
 #: All others.

@@ -175,6 +175,7 @@ def test_the_operations_elsewhere(elsewhere_engine: Engine) -> None:
         connection.execute(text(f'UPDATE "{ELSEWHERE.replace(chr(34), chr(34) * 2)}".job SET purge_at = now()'))
         assert default_store.prune(connection).jobs == 1
         default_store.listen_for(connection, ["default"], seconds=5)
+        assert default_store.survey(connection, ["default"], seconds=5).due_in["default"] <= 0
         assert default_store.channel(connection).startswith("sa_jobqueue_")
 
 

@@ -44,6 +44,7 @@ ON_SERVICE_CONNECTIONS = {
     "renew_leases",
     "resume_declared",
     "say_declared",
+    "survey",
     "write_logs",
     "write_progress",
 }

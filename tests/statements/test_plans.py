@@ -20,7 +20,8 @@ from sa_jobqueue.sql.chosen import Status
 from sa_jobqueue.sql.claims import ClaimRequest, claim_listed, claim_parameters
 from sa_jobqueue.sql.complete import complete_jobs, completion_parameters, delete_completed
 from sa_jobqueue.sql.leases import cancel_requests
-from sa_jobqueue.sql.parts import packed
+from sa_jobqueue.sql.parts import packed, packed_texts
+from sa_jobqueue.sql.waking import survey
 from sa_jobqueue.statements import apply_changes, claim_jobs, count_jobs, expired_leases, prune_jobs, renew_leases
 from tests.support.databases import Databases
 from tests.support.factory import completed
@@ -95,6 +96,7 @@ class Statements:
     cancelled: Prepared
     expired: Prepared
     prune: Prepared
+    survey: Prepared
 
 
 def prepare(connection: Connection) -> Statements:
@@ -118,6 +120,7 @@ def prepare(connection: Connection) -> Statements:
         cancelled=one(cancel_requests(ids=[2 * ROWS], tokens=[1])),
         expired=one(expired_leases()),
         prune=one(prune_jobs(limit=0)),
+        survey=one(survey(queues=["none"], but=[2 * ROWS], known=None, seconds=5.0)),
     )
     driver_of(connection).commit()  # psycopg began the transaction, not SQLAlchemy, whose commit() would do nothing
     return prepared
@@ -308,6 +311,17 @@ def test_looking_for_expired_leases_reads_what_runs(statements: Statements) -> N
 
     assert_by(plan, "job_running_idx")
     assert plan.largest_discard <= ROWS // 100, plan
+
+
+def test_a_survey_reads_a_row_for_each_priority(statements: Statements) -> None:
+    """However many jobs wait, and however many are due later."""
+    plan = statements.survey.explain({"queue_names": packed_texts(["a", "b", "c"])})
+
+    tables = ("unique_key", "job_progress", "job_log", "limit_state", "workflow", "workflow_event")
+    of_chores = ("job_limit_idx", "job_purge_idx", "workflow_deadline_idx", *(f"{table}_pkey" for table in tables))
+    assert_by(plan, "job_claim_idx", *of_chores, *KEYS)
+    assert max(node["Actual Rows"] for node in plan.on("job")) <= 1, plan
+    assert plan.blocks <= 100 + 3 * 10 * 4, plan
 
 
 def test_pruning_reads_what_it_deletes(statements: Statements) -> None:

@@ -48,6 +48,7 @@ WITH locked AS MATERIALIZED (
     taken_back AS (
     UPDATE sa_jobqueue.job
     SET status='blocked',
+        run_at=sa_jobqueue.job.run_at,
         blocked_by=children.parent_id
     FROM children
     WHERE sa_jobqueue.job.id = children.id
