@@ -23,7 +23,7 @@ from ..sql.insert import insert_jobs
 from ..tasks.calls import NOTHING, RARE, Call
 from ..tasks.registry import TaskName
 from ..tasks.tasks import Task
-from .flushing import Watching, wait_for_keys
+from .flushing import Listeners, Watching, wait_for_keys
 
 F = ParamSpec("F")
 P = ParamSpec("P")
@@ -91,6 +91,7 @@ def _made(job: type[J], task: Any, args: tuple[Any, ...], kwargs: Mapping[str, A
         run_at=call.run_at,
         meta=JsonText(call.meta),
     )
+    Listeners.needed = True
     if call[RARE] != NOTHING:
         _set_rare(made, call)
     if Watching.made is not None:

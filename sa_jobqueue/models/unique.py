@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from pydantic_core import from_json
 from sqlalchemy import event
 from sqlalchemy.orm import Mapper, Session
 
@@ -15,6 +16,8 @@ from ..rules.job_fields import RARE_FIELDS
 _FEW = tuple(field.column for field in RARE_FIELDS)
 #: The classes whose jobs are inserted in order.
 _ordered: set[type[Any]] = set()
+#: The package's own listeners to the events of sessions.
+SESSION_LISTENERS: set[Callable[..., None]] = set()
 
 
 def listen_to_sessions(listeners: Mapping[str, Callable[..., None]]) -> None:
@@ -24,6 +27,7 @@ def listen_to_sessions(listeners: Mapping[str, Callable[..., None]]) -> None:
     application's makes the job; and SQLAlchemy's listeners cannot change while they are called. Earlier is too early: those of the
     application come first, if they are there when it is imported.
     """
+    SESSION_LISTENERS.update(listeners.values())
 
     def listen() -> None:
         for name, listener in listeners.items():
@@ -59,8 +63,14 @@ def put_in_order(session: Session, job: type[Any]) -> None:
     unique = [instance for instance in jobs if vars(instance).get("uniqueness") is not None]
     states: list[Any] = [sa.inspect(instance) for instance in unique]
     places = sorted(state.insert_order for state in states)
-    for place, instance in zip(places, sorted(unique, key=lambda instance: str(instance.unique_key)), strict=True):
+    for place, instance in zip(places, sorted(unique, key=_key), strict=True):
         sa.inspect(instance).insert_order = place
+
+
+def _key(job: Any) -> str:
+    """Its unique key. Unlike `job.unique_key` this leaves the JSON as the text that an INSERT takes."""
+    given = vars(job)["uniqueness"]
+    return str((from_json(given) if isinstance(given, str) else given).get("key"))
 
 
 def _order(session: Session, *_: Any) -> None:

@@ -6,7 +6,7 @@ are done once per mapped class, and each call only brings its values.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -24,7 +24,8 @@ from ..tasks.calls import NOTHING, RARE, Call
 from ..tasks.options import MAX_NAME, Options, key_in
 from ..util.sqlalchemy_internals import SharedInsert
 from .insert_select import refusing
-from .parts import ONE, array, in_seconds, rows, table_of
+from .parts import ONE, array, in_seconds, packed_alike, packed_texts, rows, table_of
+from .tables import Compiled
 
 
 def insert_jobs(calls: Iterable[Call], *, job: type[JobMixin] = Job) -> sa.Executable:
@@ -158,7 +159,11 @@ def type_of(field: JobField) -> TypeEngine[Any]:
 def _value(field: JobField, call: Any, schema: str | None) -> sa.ColumnElement[Any]:
     if field.column == "run_at":
         return sa.func.coalesce(call.time, in_seconds(call.delay))
-    given: sa.ColumnElement[Any] = call[field.column]
+    return _stored(field, call[field.column], schema)
+
+
+def _stored(field: JobField, given: sa.ColumnElement[Any], schema: str | None) -> sa.ColumnElement[Any]:
+    """A value as the column has it, from a value as it is sent."""
     if field.kind == "json":
         return sa.cast(given, JSONB)
     if field.kind == "time":
@@ -185,6 +190,67 @@ def values_of(calls: Sequence[Call]) -> Iterator[tuple[JobField, Sequence[Any]]]
     for field in JOB_FIELDS:
         values = given[field.attribute]
         yield field, list(map(field.part_of, values)) if field.part and any(values) else values
+
+
+# ---- What a flush inserts: jobs whose values are attributes already.
+
+_FIELDS = {field.column: field for field in JOB_FIELDS}
+
+
+class FlushedInsert:
+    """The INSERT of jobs that set the columns `filled`. `made`: the columns that the database fills, which it returns.
+
+    `one`: each value of a single job is a parameter. Arrays would take longer to plan than to insert.
+    """
+
+    def __init__(self, job: type[JobMixin], filled: Sequence[str], *, one: bool) -> None:
+        table, fields = table_of(job), [_FIELDS[column] for column in filled]
+        given: Any
+        if one:
+            given = {field.column: sa.bindparam(field.column, type_=type_of(field)) for field in fields}
+        else:
+            given = rows("call", **{field.column: array(field.column, (), type_of(field)) for field in fields}).c
+        values = {field.column: _stored(field, given[field.column], table.schema) for field in fields}
+        insert, source = sa.insert(table), sa.select(*values.values())
+        insert = insert.values(values) if one else insert.from_select([*values], source, include_defaults=False)
+        made = [column for column in table.c if column.server_default is not None and column.key not in values]
+        self.made = [column.key for column in made]
+        self._one, self._sent = one, [(field.column, _SENT[field.kind], field.kind) for field in fields]
+        self._statement = Compiled(insert.returning(*made))
+
+    def rows(self, connection: sa.Connection, jobs: Sequence[Mapping[str, Any]]) -> Sequence[Sequence[Any]]:
+        """Insert jobs with these values by column, JSON as a `JsonText`. Returns a row for each, in their order."""
+        if self._one:
+            given = {column: sent(jobs[0][column]) for column, sent, _ in self._sent}
+        else:
+            given = {}
+            for column, sent, kind in self._sent:
+                pack: Callable[[Any], str] = packed_alike if kind == "integer" else packed_texts
+                given[column] = pack([sent(known.get(column)) for known in jobs])
+        return self._statement.rows(connection, given)
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _plain_text(value: str | None) -> str | None:
+    return None if value is None else str.__str__(value)
+
+
+_SENT: Mapping[str, Callable[[Any], Any]] = {
+    "text": _as_it_is,
+    "integer": _as_it_is,
+    "json": _plain_text,
+    "time": due_text,
+}
+_flushed_insert = lru_cache(FlushedInsert)
+
+
+def flushed_insert(jobs: Sequence[Mapping[str, Any]], *, job: type[JobMixin]) -> FlushedInsert:
+    """The INSERT of jobs with these values by column."""
+    named = jobs[0] if len(jobs) == 1 else set[str]().union(*jobs)
+    return _flushed_insert(job, tuple([column for column in _FIELDS if column in named]), one=len(jobs) == 1)
 
 
 # ---- The options of jobs that differ from row to row: expressions of SQL, checked by their types.

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.orm import InstanceState, Session
+from sqlalchemy.orm.attributes import instance_state
 
 if TYPE_CHECKING:
     from alembic.runtime.migration import MigrationContext
@@ -49,6 +52,23 @@ def may_have_listeners(connection: sa.Connection) -> bool:
     """False if neither the connection nor its engine ever had a listener. Reading the listeners of a new connection takes 4 µs."""
     engine = connection.engine
     return bool(getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True))
+
+
+def register_flushed(session: Session, instances: Iterable[object]) -> None:
+    """Make pending objects persistent, as a flush does after their INSERT: a rollback makes them transient again."""
+    states: set[InstanceState[Any]] = {instance_state(instance) for instance in instances}
+    session._register_persistent(states)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def fail_flush(session: Session) -> None:
+    """Roll back as a flush that has failed does, to be called where its error is handled: the session asks for a `rollback()` then."""
+    transaction = session._autobegin_t()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    transaction._begin().rollback(_capture_exception=True)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def invalidate_pool(engine: sa.Engine) -> None:
+    """Let the pool replace all connections that it has by now when they are next needed, as Core does when it finds a broken connection."""
+    engine.pool._invalidate(None)  # type: ignore[arg-type]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def copy_of(default: sa.Computed | sa.Identity) -> sa.Computed | sa.Identity:

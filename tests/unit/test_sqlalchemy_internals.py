@@ -9,9 +9,18 @@ import pytest
 import sqlalchemy as sa
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy import event
+from sqlalchemy.exc import PendingRollbackError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sa_jobqueue
-from sa_jobqueue.util.sqlalchemy_internals import copy_of, is_in_its_own_transaction, may_have_listeners
+from sa_jobqueue.util.sqlalchemy_internals import (
+    copy_of,
+    fail_flush,
+    invalidate_pool,
+    is_in_its_own_transaction,
+    may_have_listeners,
+    register_flushed,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +49,53 @@ def test_has_events_tells_whether_there_was_a_listener() -> None:
     event.listen(engine, "commit", lambda _: None)
     with engine.connect() as connection:
         assert may_have_listeners(connection)
+    engine.dispose()
+
+
+class Base(DeclarativeBase): ...
+
+
+class Thing(Base):
+    __tablename__ = "thing"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_an_object_is_registered_as_flushed() -> None:
+    """`Session._register_persistent`."""
+    engine = sa.create_engine("sqlite://")
+    with Session(engine) as session:
+        session.add(thing := Thing(id=1))
+        session.connection()
+        register_flushed(session, [thing])
+        assert (sa.inspect(thing).persistent, thing in session.new, session.get(Thing, 1)) == (True, False, thing)
+        session.rollback()
+        assert sa.inspect(thing).transient
+    engine.dispose()
+
+
+def test_a_session_is_left_as_by_a_flush_that_fails() -> None:
+    """`Session._autobegin_t`, `SessionTransaction._begin` and the argument of its `rollback`."""
+    engine = sa.create_engine("sqlite://")
+    with Session(engine) as session:
+        try:
+            raise KeyError("the reason")
+        except KeyError:
+            fail_flush(session)
+        with pytest.raises(PendingRollbackError, match=r"due to a previous exception during flush.*the reason"):
+            session.connection()
+        session.rollback()
+        session.connection()
+    engine.dispose()
+
+
+def test_the_connections_of_a_pool_are_not_used_again() -> None:
+    """`Pool._invalidate`."""
+    engine = sa.create_engine("sqlite://", poolclass=sa.QueuePool)
+    with engine.connect() as connection:
+        before = connection.connection.dbapi_connection
+    invalidate_pool(engine)
+    with engine.connect() as connection:
+        assert connection.connection.dbapi_connection is not before
     engine.dispose()
 
 
