@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import sqlalchemy as sa
 from pydantic_core import to_json
 from sqlalchemy.orm import InstanceState
+from sqlalchemy.orm.attributes import instance_state
 
 from ..errors import PayloadError
 from .references import Reference, SubjectOption, references
@@ -66,7 +66,7 @@ class PendingArguments:
     def refuse_changes(self) -> None:
         """Raise PayloadError if the next flush would change a version."""
         for reference in self.references:
-            state: InstanceState[Any] = sa.inspect(reference.object)
+            state: InstanceState[Any] = instance_state(reference.object)
             if reference.of.spec.fresh and state.session is not None and state.session.is_modified(reference.object):
                 raise self.error(
                     str(
@@ -120,7 +120,7 @@ def about(
     if given is None and isinstance(args, ObjectText):
         given = args.first
     if isinstance(given, Reference):
-        if given.object is None or sa.inspect(given.object).key is not None:
+        if given.object is None or instance_state(given.object).key is not None:
             given = _known(task, given)
         elif all(reference is not given for reference in unflushed):
             unflushed.append(given)

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from pydantic import GetCoreSchemaHandler
 from pydantic_core import PydanticCustomError, SchemaSerializer, core_schema, to_json, to_jsonable_python
 from sqlalchemy.orm import InstanceState, Mapper
+from sqlalchemy.orm.attributes import instance_state
 
 from ..errors import PayloadError, SubjectError
 from .annotations import ArgumentSpec, Load
@@ -81,7 +82,7 @@ class ObjectArgument:
             return Reference(self, given.key, given.version, given.object, given.token)
         if not isinstance(given, self.cls):
             raise refused(f"an object of {self.cls.__name__} is expected, not {named_anything(given)}")
-        state: InstanceState[Any] = sa.inspect(given)
+        state: InstanceState[Any] = instance_state(given)
         if reason := deleted(state):
             raise refused(reason)
         if type(given) is not self.cls and identity_class(state.mapper) is not self.identity:
@@ -179,7 +180,7 @@ class Reference:
 
     def now(self, *, versioned: bool = True) -> Reference:
         """The reference with the key, and the version, that the object has by now. Raises PayloadError if it has no key."""
-        state: InstanceState[Any] = sa.inspect(self.object)
+        state: InstanceState[Any] = instance_state(self.object)
         if reason := deleted(state):
             raise self.error(reason)
         key = tuple(state.mapper.primary_key_from_instance(self.object)) if state.key is None else tuple(state.key[1])

@@ -217,7 +217,7 @@ def _keys(mapper: Mapper[Any]) -> Keys:
 
 def _text(plain: Any) -> str:
     """A key as text, of what it is as plain JSON. A list as jsonb writes it."""
-    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    return str(plain) if isinstance(plain, str) or type(plain) is int else json.dumps(plain, ensure_ascii=False)
 
 
 def _key(cls: type[Any], text: str) -> Any:

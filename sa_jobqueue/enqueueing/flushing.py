@@ -31,7 +31,7 @@ from ..models import (
 from ..rules.job_fields import JOB_FIELDS
 from ..sql.insert import flushed_insert
 from ..sql.parts import complete_arguments, table_of
-from ..util.sqlalchemy_internals import fail_flush, invalidate_pool, register_flushed
+from ..util.sqlalchemy_internals import add_again, fail_flush, invalidate_pool, register_flushed, take_out
 
 
 class Watching:
@@ -43,15 +43,15 @@ class Watching:
 def linked(session: Session, jobs: Sequence[JobMixin]) -> list[JobMixin]:
     """Those of `jobs` that this flush brings into a relationship with an object, on either side."""
     of_all = {id(job): job for job in jobs}
-    found: set[int] = {id(job) for job in jobs if any(True for _ in _added(sa.inspect(job), of_jobs=False))}
+    found: set[int] = {id(job) for job in jobs if _added(job, of_jobs=False)}
     for instance in (*session.new, *session.dirty):
-        found.update(id(target) for target in _added(sa.inspect(instance), of_jobs=True) if id(target) in of_all)
+        found.update(id(target) for target in _added(instance, of_jobs=True) if id(target) in of_all)
     return [job for job in jobs if id(job) in found]
 
 
-def _added(state: Any, *, of_jobs: bool) -> list[Any]:
+def _added(instance: object, *, of_jobs: bool) -> list[Any]:
     """What was put into the relationships of an object: all of them, or those that lead to jobs."""
-    of: InstanceState[Any] = state
+    of: InstanceState[Any] = instance_state(instance)
     names = _relationships(of.mapper, of_jobs)
     return [target for name in names for target in cast(Any, of.attrs[name].history.added or ()) if target is not None]
 
@@ -97,7 +97,7 @@ def is_settled(job: JobMixin, session: Session, dirty: Collection[object]) -> bo
 
 def _is_known(reference: Reference, session: Session, dirty: Collection[object]) -> bool:
     instance = reference.object
-    state: InstanceState[Any] = sa.inspect(instance)
+    state: InstanceState[Any] = instance_state(instance)
     if state.key is not None:
         reference.now()  # it may be deleted by now
         return not (reference.of.spec.fresh and state.session is session and instance in dirty)
@@ -125,12 +125,20 @@ class Pending:
     """The transaction in which it was written, and those around it."""
 
     @classmethod
-    def completed(cls, job: JobMixin, session: Session, *, aside: bool = False) -> Pending:
-        """Complete the arguments of `job`. Raises PayloadError if a key is not known."""
+    def completed(cls, jobs: Sequence[JobMixin], session: Session, *, aside: bool = False) -> list[Pending]:
+        """Complete the arguments of `jobs`. Raises PayloadError if a key is not known."""
+        transactions = _transactions(session)
+        return [cls._completed(job, aside, transactions) for job in jobs]
+
+    @classmethod
+    def _completed(
+        cls, job: JobMixin, aside: bool, transactions: tuple[weakref.ref[SessionTransaction], ...]
+    ) -> Pending:
         waiting = waiting_of(job)
         assert waiting is not None
         known = vars(job)
-        before = {name: known[name] for name in _attributes(type(job)) if name in known}
+        attributes = _attributes(type(job))
+        before = {name: value for name, value in known.items() if name in attributes}
         args = waiting.completed(known["args"])
         subject = waiting.subject()
         del known[_WAITING]
@@ -139,7 +147,7 @@ class Pending:
             known["uniqueness"] = JsonText(waiting.rule(args))
         if subject is not None:
             known["subject_type"], known["subject_id"] = subject
-        return cls(weakref.ref(job), waiting, before, aside, _transactions(session))
+        return cls(weakref.ref(job), waiting, before, aside, transactions)
 
     @property
     def may_roll_back(self) -> bool:
@@ -206,6 +214,7 @@ def _is_plain(job: JobMixin) -> bool:
     known = vars(job)
     return (
         known.keys() >= _ALWAYS
+        and _WAITING not in known
         and all(type(value) in _PLAIN.get(name, ()) for name, value in known.items())
         and _is_ordinary(type(job))
     )
@@ -235,13 +244,19 @@ def insert(session: Session, jobs: Sequence[JobMixin]) -> None:
     same columns. Listeners to the mapper's events hear of it.
     """
     for alike in _grouped(jobs, type):
-        mapper, connection = alike[0].__mapper__, _connection(session, alike[0])
-        for job in alike:
-            mapper.dispatch.before_insert(mapper, connection, sa.inspect(job))
+        if _has_listeners(mapper := alike[0].__mapper__):
+            connection = _connection(session, alike[0])
+            for job in alike:
+                mapper.dispatch.before_insert(mapper, connection, instance_state(job))
     for alike in _grouped(jobs, _shape):
         connection = _connection(session, alike[0])
         (_insert_plain if _is_plain(alike[0]) else _insert_any)(connection, alike)
     register_flushed(session, jobs)
+
+
+def _has_listeners(mapper: Mapper[Any]) -> bool:
+    """Whether another listener than `_before_insert` hears of the jobs before their INSERT."""
+    return len(mapper.dispatch.before_insert) > 1
 
 
 def _shape(job: JobMixin) -> Hashable:
@@ -384,12 +399,10 @@ def _is_heard(session: Session, jobs: Sequence[JobMixin]) -> bool:
         for listener in heard:
             if listener not in SESSION_LISTENERS:
                 return True
-    return session.connection_callable is not None or any(map(_is_class_heard, {type(job) for job in jobs}))
-
-
-def _is_class_heard(job: type[JobMixin]) -> bool:
-    mapper = job.__mapper__
-    return len(mapper.dispatch.before_insert) > 1 or bool(mapper.class_manager.dispatch.refresh_flush)
+    mappers = {job.__mapper__ for job in jobs}
+    return session.connection_callable is not None or any(
+        _has_listeners(mapper) or mapper.class_manager.dispatch.refresh_flush for mapper in mappers
+    )
 
 
 def _insert_ahead(session: Session, jobs: Sequence[JobMixin], *, alone: bool) -> None:
@@ -419,16 +432,14 @@ def _set_aside(session: Session, jobs: Sequence[JobMixin]) -> None:
     _refuse_unknown_keys(referred_to)
     session.info.pop(_ASIDE, None)
     if settled := [job for job in jobs if id(job) not in late]:
-        _remember(session, [Pending.completed(job, session) for job in settled])
+        _remember(session, Pending.completed(settled, session))
         session.add_all(settled)
         put_in_order(session, JobMixin)  # some have got their unique keys just now
     for job in referred_to:
         del late[id(job)]
         vars(job)["args"] = JsonText(as_text(vars(job)["args"]))
         session.add(job)
-    for job in late.values():
-        if job in session:
-            session.expunge(job)
+    take_out(session, [job for job in late.values() if job in session])
     if late:
         session.info[_ASIDE] = _transaction(session), list(late.values())
     if referred_to:
@@ -468,7 +479,7 @@ def _before_insert(_mapper: object, _connection: object, job: JobMixin) -> None:
     session = object_session(job)
     assert session is not None
     if is_settled(job, session, session.dirty):
-        _remember(session, [Pending.completed(job, session)])
+        _remember(session, Pending.completed([job], session))
         return
     _refuse_unknown_keys([job])
     vars(job)["args"] = JsonText(as_text(vars(job)["args"]))
@@ -482,12 +493,12 @@ def _after_flush(session: Session, *_: Any) -> None:
     _, aside = session.info.pop(_ASIDE, (None, ()))
     referred_to: Sequence[JobMixin] = session.info.pop(_LINKED, ())
     if aside:
-        _remember(session, [Pending.completed(job, session, aside=True) for job in aside])
-        session.add_all(aside)
+        _remember(session, Pending.completed(aside, session, aside=True))
+        add_again(session, aside)
         put_in_order(session, JobMixin)
         insert(session, _in_order(aside))
     if referred_to:
-        _remember(session, [Pending.completed(job, session) for job in referred_to])
+        _remember(session, Pending.completed(referred_to, session))
         complete(session, referred_to)
 
 

@@ -54,6 +54,17 @@ def may_have_listeners(connection: sa.Connection) -> bool:
     return bool(getattr(connection, "_has_events", True) or getattr(engine, "_has_events", True))
 
 
+def take_out(session: Session, instances: Iterable[object]) -> None:
+    """Take pending objects out of the session, and leave in it what their relationships lead to, for which `expunge` would search."""
+    session._expunge_states([instance_state(instance) for instance in instances])  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def add_again(session: Session, instances: Iterable[object]) -> None:
+    """Add objects that the session has had: what their relationships lead to, for which `add` would search, has been added with them."""
+    for instance in instances:
+        session._save_impl(instance_state(instance))  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
 def register_flushed(session: Session, instances: Iterable[object]) -> None:
     """Make pending objects persistent, as a flush does after their INSERT: a rollback makes them transient again."""
     states: set[InstanceState[Any]] = {instance_state(instance) for instance in instances}

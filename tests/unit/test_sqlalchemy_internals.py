@@ -14,12 +14,14 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sa_jobqueue
 from sa_jobqueue.util.sqlalchemy_internals import (
+    add_again,
     copy_of,
     fail_flush,
     invalidate_pool,
     is_in_its_own_transaction,
     may_have_listeners,
     register_flushed,
+    take_out,
 )
 
 
@@ -60,11 +62,15 @@ class Thing(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-def test_an_object_is_registered_as_flushed() -> None:
-    """`Session._register_persistent`."""
+def test_an_object_is_taken_out_added_again_and_registered_as_flushed() -> None:
+    """`Session._expunge_states`, `Session._save_impl` and `Session._register_persistent`."""
     engine = sa.create_engine("sqlite://")
     with Session(engine) as session:
         session.add(thing := Thing(id=1))
+        take_out(session, [thing])
+        assert sa.inspect(thing).transient
+        add_again(session, [thing])
+        assert sa.inspect(thing).pending
         session.connection()
         register_flushed(session, [thing])
         assert (sa.inspect(thing).persistent, thing in session.new, session.get(Thing, 1)) == (True, False, thing)
