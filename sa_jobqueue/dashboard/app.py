@@ -14,12 +14,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
-from ..models import Job, JobMixin, is_own, schema_of
+from ..models import Job, JobMixin, companions_of, is_own, schema_of
 from ..rules.words import jobs_of as count_of_jobs
 from ..sql.edit import record_action
 from .access import Access, Who, access_of
 from .actions import Done, PageAction
-from .actions.jobs import CHANGE_ACTIONS, JOB_ACTIONS
+from .actions.jobs import CHANGE_ACTIONS, JOB_ACTIONS, UNDO
 from .actions.limits import LIMIT_ACTIONS, QUEUE_ACTIONS
 from .actions.schedules import SCHEDULE_ACTIONS, WORKER_ACTIONS
 from .actions.workflows import WORKFLOW_ACTIONS
@@ -128,7 +128,7 @@ class Site:
             query = await read_form(request)
             if await self._must_confirm(action, query, access):
                 return await self._confirm(request, access, action, query)
-            done, rest = await self._do(request, action, query, access)
+            done, rest, (first, last) = await self._do(request, action, query, access)
         except ClientDisconnect:
             return Response(status_code=400)  # the client is gone and reads no answer
         except BadInput as error:
@@ -144,7 +144,13 @@ class Site:
         path, _, arguments = (local_path(query.one("next")) or self._home(access)).partition("?")
         variants = {name: number or None for name, number in done.variants.items()}
         back = Query.parse(arguments).but(
-            did=action.name, n=done.count, left=done.left or None, of=done.of or None, **variants
+            did=action.name,
+            n=done.count,
+            left=done.left or None,
+            of=done.of or None,
+            first=first,
+            last=last,
+            **variants,
         )
         return _redirect(request, done.to or path, back)
 
@@ -152,7 +158,7 @@ class Site:
         if action.count is None:
             return False
         if query.one("confirmed") == "yes":
-            return action.typed is not None and query.one("typed") != query.one(action.typed)
+            return (text := action.to_type(query)) is not None and query.one("typed") != text
         if action.careful or not query.one("id"):
             return True
         asks = action.asks
@@ -170,13 +176,18 @@ class Site:
         )
         fields = query.but(confirmed="yes", typed=()).pairs()
         back = local_path(query.one("next")) or self._home(access)
-        shown: dict[str, Any] = {"fields": fields, "number": number, "target": query.only(*action.target), "next": back}
+        shown: dict[str, Any] = {
+            "fields": fields, "number": number, "target": query.only(*action.target), "next": back, "typed": action.to_type(query),
+        }  # fmt: skip
         return self._html(request, access, "confirm.html", 200, action=action, **shown)
 
     async def _do(
         self, request: Request, action: PageAction, query: Query, access: Access
-    ) -> tuple[Done, Query | None]:
-        """Perform the action, each part in a transaction of its own with its row of the audit. Returns the rest of a long action as a form."""
+    ) -> tuple[Done, Query | None, tuple[int | None, int | None]]:
+        """Perform the action, each part in a transaction of its own with its row of the audit.
+
+        Returns the rest of a long action as a form; and the first and the last of these rows, if the action can be undone.
+        """
         until = monotonic() + _PATIENCE
         who = access.who or (f"someone at {request.client.host}" if request.client else "someone")
         target = query.only(*action.target).as_dict()
@@ -184,19 +195,22 @@ class Site:
             target["args"] = ["…"]  # readers of the audit may not be allowed to see arguments
         count, left, *others = (query.number(name, 0, _NUMBERS) for name in ("count", "left", *action.variants))
         variants = dict(zip(action.variants, others, strict=True))
+        first, last = query.id("first"), query.id("last")
+        audit = companions_of(self._options.job).audit
         while True:
 
-            def do(connection: Any, query: Query = query) -> Done:
+            def do(connection: Any, query: Query = query) -> tuple[Done, int | None]:
                 done = action.do(PageContext(connection, query, access, self._options, {}))
-                if done.count:
-                    about = done.target or target
-                    connection.execute(
-                        record_action(action.name, who=who, target=about, count=done.count, job=self._options.job)
-                    )
-                return done
+                if not done.count:
+                    return done, None
+                about = done.target or target
+                if done.ids and not query.one("id"):
+                    about = {**about, "ids": list(done.ids)}
+                entry = record_action(action.name, who=who, target=about, count=done.count, job=self._options.job)
+                return done, connection.scalar(entry.returning(audit.id))
 
             try:
-                done = await self._database.act(do)
+                done, entry = await self._database.act(do)
             except Refusal as refusal:
                 if not count:
                     raise
@@ -205,11 +219,15 @@ class Site:
             count, left = count + done.count, left + done.left
             variants = {name: number + done.variants.get(name, 0) for name, number in variants.items()}
             total = Done(count, left, done.after, done.to, of=done.of, variants=variants)
+            if action.undo and entry is not None:
+                first, last = first or entry, entry
             if done.after is None:
-                return total, None
-            query = query.but(after=done.after, count=count, left=left, confirmed="yes", **variants)
+                return total, None, (first, last) if action.undo else (None, None)
+            query = query.but(
+                after=done.after, count=count, left=left, confirmed="yes", first=first, last=last, **variants
+            )
             if monotonic() > until:
-                return total, query
+                return total, query, (first, last)
 
     # ---- answers
 
@@ -244,6 +262,9 @@ class Site:
         root = request.scope.get("root_path", "")
         path = request.scope["path"].removeprefix(root)  # request.url ends at a "?" in a name
         plain = (Query() if query is None else query).but(**dict.fromkeys(_OF_RESULTS, ()))
+        # Links from other sites must not claim results.
+        is_own_link = request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
+        results = _results(query) if is_own_link else []
         shown: dict[str, Any] = {
             "page": page,
             "all_actions": ACTIONS,
@@ -255,8 +276,8 @@ class Site:
             "home": self._home(access),
             "has_replica": self._database.has_replica,
             "menu": [item for item in PAGES if item.in_menu and self._may_see(item, access)],
-            # Links from other sites must not claim results.
-            "results": _results(query) if request.headers.get("sec-fetch-site", "same-origin") == "same-origin" else [],
+            "results": results,
+            "undo": _undo(query, access) if results else None,
             **values,
         }
         # The page's script accepts no answer without this header, because a login page may answer instead.
@@ -285,6 +306,14 @@ def _results(query: Query | None) -> list[str]:
         reason = "another transaction had locked or changed them"
         lines.append(f"Not changed, because {reason}: {_units(action, left)}.")
     return lines
+
+
+def _undo(query: Query | None, access: Access) -> tuple[str, list[tuple[str, str]]] | None:
+    """The action that undoes the last action, and its fields; None: there is none, or the viewer may not do it."""
+    undo = None if query is None else ACTIONS.get(ACTIONS[query.one("did")].undo)
+    if query is None or undo is None or not access.may(undo.needs) or not query.one("first"):
+        return None
+    return undo.name, query.only("first", "last").pairs()
 
 
 def _fields_to_correct(bad: BadInput, query: Query) -> list[tuple[str, str, bool]]:
@@ -316,10 +345,18 @@ class _Static(StaticFiles):
 #: All actions, by name, in the order in which the audit lists them.
 ACTIONS: Mapping[str, PageAction] = {
     **JOB_ACTIONS, **SCHEDULE_ACTIONS, **WORKFLOW_ACTIONS, **QUEUE_ACTIONS, **LIMIT_ACTIONS, **WORKER_ACTIONS,
-    **CHANGE_ACTIONS, **ERROR_ACTIONS,
+    **CHANGE_ACTIONS, **ERROR_ACTIONS, UNDO.name: UNDO,
 }  # fmt: skip
 #: The values in an address that describe the results of the action that led to it.
-_OF_RESULTS = ("did", "n", "left", "of", *{name for action in ACTIONS.values() for name in action.variants})
+_OF_RESULTS = (
+    "did",
+    "n",
+    "left",
+    "of",
+    "first",
+    "last",
+    *{name for action in ACTIONS.values() for name in action.variants},
+)
 
 
 def dashboard(

@@ -144,7 +144,7 @@ def _as_far(limit: sa.ColumnElement[Any], since: sa.ColumnElement[Any]) -> sa.Co
 
 def record_action(
     action: str, *, who: str, target: Mapping[str, Any], count: int, job: type[JobMixin] = Job
-) -> sa.Executable:
+) -> sa.Insert:
     """Note that `who` has done this to `count` things. It is for the transaction that does it, so there is both or neither.
 
     >>> statement = record_action("retry", who="ada", target={"queue": ["mail"]}, count=12)

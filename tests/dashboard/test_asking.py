@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from sqlalchemy import Connection, Engine, select
+from sqlalchemy import Connection, Engine, select, text, update
 
-from sa_jobqueue.models import AuditEntry
+from sa_jobqueue.dashboard import Access
+from sa_jobqueue.models import AuditEntry, Job
 from tests.support.browsing import Viewer
 from tests.support.busy_scene import make_worker
 from tests.support.factory import make_job, statuses
@@ -62,4 +63,40 @@ def test_the_audit_has_no_arguments(engine: Engine, connection: Connection) -> N
     make_job(connection, "failed", args={"email": "ada@example.com"})
     connection.commit()
     assert "Retried 1 job." in Viewer(engine).do("retry", args='{"email": "ada@example.com"}').text
-    assert connection.scalar(select(AuditEntry.target)) == {"args": ["…"]}
+    assert connection.scalar(select(AuditEntry.target)) == {"args": ["…"], "ids": [1]}
+
+
+def test_a_retry_is_undone_for_the_jobs_that_have_not_started(engine: Engine, connection: Connection) -> None:
+    """The message has the button. A job that has started since, or waits for its next attempt, goes on."""
+    ids = [make_job(connection, "failed", queue="mail") for _ in range(4)]
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.do("retry", queue="mail", status="failed")
+    assert "Retried 4 jobs. Undo what has not started" in page.text
+    for id, values in ((ids[0], {"status": "running"}), (ids[1], {"claimed_at": text("now()")})):
+        connection.execute(update(Job).where(Job.id == id).values(**values))
+    connection.commit()
+    fields = {str(one["name"]): str(one["value"]) for one in page.all("input") if one.get("name") in ("first", "last")}
+    assert "Cancelled 2 jobs, because they had not started." in viewer.do("undo", **fields).text
+    assert list(statuses(connection).values()) == ["running", "queued", "cancelled", "cancelled"]
+    assert "Undo" not in Viewer(engine, Access(can={"retry"})).do("retry", id=ids[2]).text
+
+
+def test_what_cannot_be_undone_is_typed(engine: Engine, connection: Connection) -> None:
+    """All jobs of a filter are deleted or discarded only after the word was typed; jobs that were ticked after a question."""
+    ids = [make_job(connection, "failed", queue="mail") for _ in range(2)]
+    connection.commit()
+    viewer = Viewer(engine)
+    fields = {"queue": "mail", "confirmed": "yes"}
+    assert "Type “delete”" in viewer.send("delete", {**fields, "typed": "mail"}).text
+    assert "Type" not in viewer.send("delete", {"id": ids[0]}).text
+    assert viewer.send("delete", {**fields, "typed": "delete"}).status_code == 303
+    assert statuses(connection) == {}
+
+
+def test_actions_that_change_nothing_on_a_tab_are_not_offered(engine: Engine, connection: Connection) -> None:
+    make_job(connection, "failed")
+    connection.commit()
+    page = Viewer(engine).see("/jobs", status="failed")
+    assert {button.get("formaction") for button in page.all("button")} >= {"/act/retry", "/act/delete"}
+    assert not {button.get("formaction") for button in page.all("button")} & {"/act/cancel", "/act/discard"}

@@ -508,7 +508,7 @@ def clicked(databases: Databases, browser: Any) -> Iterator[Site]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("action", [name for name in ACTIONS if name != "undo"])
 def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, action: str) -> None:
     """Found on some page, and clicked; what is asked for is confirmed; and it is in the audit."""
     before = number_of_actions(clicked, action)
@@ -532,10 +532,13 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
         button.click()
         if tab.page.locator("input[name=confirmed]").count():
             if (typed := tab.page.locator("input[name=typed]")).count():
-                typed.fill(tab.page.locator("input[name=queue]").first.input_value())
+                typed.fill(typed.evaluate("one => one.parentElement.textContent.match(/“(.*)”/)[1]"))
             tab.page.click("form[action*='/act/'] button")
         tab.page.wait_for_selector(".said")
         assert "Nothing was changed" not in tab.page.text_content("main")
+        if action == "retry":
+            tab.page.click("text=Undo what has not started")
+            tab.page.wait_for_selector("text=Cancelled 1 job")
         assert tab.said == []
     assert number_of_actions(clicked, action) == before + 1
 
@@ -544,7 +547,7 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
 FIELDS = {"set_limit": {"name": "mail", "running": "7"}}
 #: Where there is a button only for jobs in some state.
 WHERE = {
-    "retry": "/jobs?status=failed",
+    "retry": "/jobs?status=failed&queue=mail",
     "resume": "/queues",
     "delete": "/jobs?status=completed&queue=mail",
     "discard": "/jobs?status=queued",

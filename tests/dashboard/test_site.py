@@ -404,7 +404,7 @@ def test_an_action_and_its_row_in_the_audit_are_one_transaction(
     viewer = Viewer(engine, Access.ADMIN.named("ada"))
     viewer.do("retry", queue="mail", status="failed")
     (entry,) = connection.execute(select(AuditEntry.who, AuditEntry.action, AuditEntry.target, AuditEntry.count)).all()
-    assert entry == ("ada", "retry", {"queue": ["mail"], "status": ["failed"]}, 3)
+    assert entry == ("ada", "retry", {"queue": ["mail"], "status": ["failed"], "ids": ids}, 3)
     assert set(statuses(connection).values()) == {"queued"}
     connection.rollback()
     connection.exec_driver_sql("ALTER TABLE sa_jobqueue.audit ADD CHECK (action <> 'cancel')")
@@ -428,7 +428,7 @@ def test_all_that_match_are_confirmed_with_the_number_that_it_will_be(engine: En
     assert sorted(statuses(connection).values()).count("queued") == 0
     sent = {str(one["name"]): one["value"] for one in page.all("input", type="hidden")}
     done = viewer.send("retry", sent)
-    assert done.headers["location"] == "/jobs?queue=default&did=retry&n=3"
+    assert done.headers["location"] == "/jobs?queue=default&did=retry&n=3&first=1&last=1"
     assert "Retried 3 jobs." in viewer.see(done.headers["location"]).text
 
 
@@ -452,6 +452,7 @@ def test_each_action_has_a_button(engine: Engine) -> None:
         *addresses(scene).values(), paused, f"/jobs/{scene.running}", "/jobs?status=queued", "/jobs?status=completed", "/schedules?state=paused",
     ]  # fmt: skip
     seen = {action for path in paths for action in re.findall(r'action="/act/(\w+)"', viewer.get(path).text)}
+    seen |= set(re.findall(r'action="/act/(\w+)"', viewer.do("retry", id=scene.job).html))
     assert seen == ACTIONS.keys()
 
 

@@ -76,7 +76,8 @@ class Viewer:
         """Send a form, confirm it where that is asked for, and follow to the page that comes then."""
         answer = self.send(action, fields)
         if answer.status_code == 200 and 'name="confirmed"' in answer.text:
-            typed = {"typed": fields["queue"]} if 'name="typed"' in answer.text else {}
+            asked = re.search("Type “(.*?)”", answer.text)
+            typed = {} if asked is None else {"typed": asked[1]}
             answer = self.send(action, {**fields, "confirmed": "yes", **typed})
         assert answer.status_code == 303, answer.text
         return self.see(answer.headers["location"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from ...rules.lifecycle import JobStatus
 from ..access import Action
+from ..query import Query
 from ..request import PageContext
 
 
@@ -28,6 +30,8 @@ class Done:
     """The name of the target, if the text names it."""
     variants: Mapping[str, int] = field(default_factory=dict[str, int])
     """The numbers of things, of `count`, with another result than `PageAction.done`, by the names of `PageAction.variants`."""
+    ids: Sequence[int] = ()
+    """The ids of the changed things, for the audit, if the action can be undone."""
 
 
 #: Performs the action in the request's transaction. Raises BadInput for an invalid form.
@@ -55,10 +59,20 @@ class PageAction:
     asks: Callable[[PageContext], bool] | None = None
     """Whether the viewer must confirm it for these things, which were chosen singly."""
     typed: str | None = None
-    """The field whose value the viewer must type again to confirm it."""
+    """The field whose value the viewer must type again to confirm it; "action": the action's name, if not each thing was chosen singly."""
     target: tuple[str, ...] = ("id",)
     """The fields that name the target."""
     variants: Mapping[str, str] = field(default_factory=dict[str, str])
     """Other possible results, by the names that `Done.variants` may have: texts like `done`."""
     unit: str = "job"
     """The counted things, in the singular."""
+    statuses: Sequence[JobStatus] = tuple(JobStatus)
+    """The statuses of jobs that it can change."""
+    undo: str = ""
+    """The name of the action that undoes it."""
+
+    def to_type(self, query: Query) -> str | None:
+        """The text that the viewer must type to confirm it; None: nothing."""
+        if self.typed != "action":
+            return None if self.typed is None else query.one(self.typed)
+        return None if query.one("id") else self.name

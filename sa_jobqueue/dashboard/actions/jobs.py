@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from ...errors import OptionError, PayloadError
-from ...models import status_in
+from ...models import status_in, status_literal
 from ...rules.lifecycle import FINISHED, Event, JobStatus, sources
 from ...sql.readings.depths import CAP
 from ...statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, prune_jobs, retry_jobs
@@ -127,7 +127,9 @@ def action_on_jobs(
     target: tuple[str, ...],
     careful: bool = False,
     asks: Callable[[PageContext], bool] | None = None,
+    typed: str | None = None,
     variants: Variants = MappingProxyType({}),
+    statuses: Sequence[JobStatus] = tuple(JobStatus),
     **options: Any,
 ) -> PageAction:
     """An action that executes the statement `build(...)` for the jobs that meet the criteria `which`, a page at a time."""
@@ -150,10 +152,14 @@ def action_on_jobs(
             for name, (status, _) in variants.items()
         }
         last = ids[-1] if len(ids) == _PAGE else None
-        return Done(len(changed), len(set(ids).difference(changed)), last, variants=numbers)
+        left = len(set(ids).difference(changed))
+        return Done(len(changed), left, last, variants=numbers, ids=changed if build is retry_jobs else ())
 
     texts = {name: text for name, (_, text) in variants.items()}
-    return PageAction(name, label, done, needs, do, count, question, careful, asks, target=target, variants=texts)
+    undo = "undo" if build is retry_jobs else ""
+    return PageAction(
+        name, label, done, needs, do, count, question, careful, asks, typed, target, texts, statuses=statuses, undo=undo
+    )
 
 
 def _has_completed(context: PageContext) -> bool:
@@ -167,7 +173,7 @@ def _action(
 ) -> PageAction:
     return action_on_jobs(
         name, name.capitalize(), done, name, which=lambda context: possible(context, statuses), build=build, question=question,
-        target=(*FILTERS, "all"), **options,
+        target=(*FILTERS, "all"), statuses=statuses, **options,
     )  # fmt: skip
 
 
@@ -186,11 +192,33 @@ JOB_ACTIONS = {
         ),
         _action(
             "discard", "Discarded {n}.", sources(Event.DISCARD), discard_jobs,
-            "Give up {n} waiting {unit}? They end as failed.", careful=True, locked="skip",
+            "Give up {n} waiting {unit}? They end as failed.", careful=True, typed="action", locked="skip",
         ),
         _action(
             "delete", "Deleted {n}.", tuple(status for status in JobStatus if status in FINISHED), prune_jobs,
-            "Delete {n} finished {unit}, permanently?", careful=True, limit=_PAGE,
+            "Delete {n} finished {unit}, permanently?", careful=True, typed="action", limit=_PAGE,
         ),
     )
 }  # fmt: skip
+
+
+def _undo(context: PageContext) -> Done:
+    """Cancel the jobs of a retry that have not started since. The entries of the audit between `first` and `last` name them."""
+    query, job, audit = context.query, context.job, context.tables.audit
+    first, last = query.id("first"), query.id("last")
+    if first is None or last is None:
+        raise BadInput("the form", "no action", "the first and the last entry of its audit")
+    undoable = [name for name, action in JOB_ACTIONS.items() if action.undo] + ["retry_group"]
+    entries = sa.select(audit.at, audit.target).where(audit.id.between(first, last), audit.action.in_(undoable))
+    done = Done(0)
+    for at, target in context.connection.execute(entries):
+        ids = map(int, target.get("ids") or target.get("id", ()))
+        unstarted = [job.status == status_literal(JobStatus.QUEUED), sa.func.coalesce(job.claimed_at < at, sa.true())]
+        part = _changed(context, cancel_jobs(job.id.in_(ids), *unstarted, *context.mine(), locked="skip", job=job))
+        done = Done(done.count + part.count, done.left + part.left)
+    return done
+
+
+UNDO = PageAction(
+    "undo", "Undo what has not started", "Cancelled {n}, because they had not started.", "cancel", _undo, target=("first", "last")
+)  # fmt: skip

@@ -27,11 +27,17 @@ def read_jobs(context: PageContext) -> dict[str, Any]:
     """A page of jobs, and the numbers of jobs by status."""
     query, highest = context.query, highest_id(context)
     page = _by_due(context) if is_by_due(query) else _by_id(context, highest)
+    statuses = query.all("status") or list(JobStatus)
+    shown = {JobStatus(name) if name in set(JobStatus) else JobStatus.QUEUED for name in statuses}
     return {
         "now": context.now(),
         **page,
         "tabs": tabs(context, highest),
-        "actions": [name for name, action in JOB_ACTIONS.items() if context.access.may(action.needs)],
+        "actions": [
+            name
+            for name, action in JOB_ACTIONS.items()
+            if context.access.may(action.needs) and not shown.isdisjoint(action.statuses)
+        ],
         "filtered": any(query.one(name) for name in FILTERS),
         "has_archive": has_archive(context),
         "may_search_arguments": context.options.format_args is None or context.access.may("search_arguments"),

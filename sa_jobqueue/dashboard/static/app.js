@@ -69,15 +69,22 @@
   // What an action came to is said once.
   const here = new URL(location);
   if (here.searchParams.has("did")) {
-    for (const name of ["did", "n", "left", "of", "asked", "waits", "stale", "unserved"]) here.searchParams.delete(name);
+    for (const name of ["did", "n", "left", "of", "first", "last", "asked", "waits", "stale", "unserved"]) here.searchParams.delete(name);
     history.replaceState(history.state, "", here);
   }
   document.addEventListener("htmx:after:swap", () => { localTimes(document); labelCells(); draw(document, false); });
 
   // ---- forms
-  document.addEventListener("change", event => {
-    if (!event.target.matches("input[data-all]")) return;
-    for (const box of event.target.form.querySelectorAll("input[name=id]")) box.checked = event.target.checked;
+  let ticked = null;
+  document.addEventListener("click", event => {
+    if (!event.target.matches("input[data-all], input[name=id][type=checkbox]")) return;
+    const boxes = [...event.target.form.querySelectorAll("input[name=id]")], at = boxes.indexOf(event.target);
+    // With the shift key: all from the last one that was clicked.
+    const from = at < 0 ? 0 : event.shiftKey && boxes.includes(ticked) ? boxes.indexOf(ticked) : at, to = at < 0 ? boxes.length : at;
+    for (const box of boxes.slice(Math.min(from, to), Math.max(from, to) + 1)) box.checked = event.target.checked;
+    if (at >= 0) ticked = event.target;
+    const number = boxes.filter(box => box.checked).length, place = document.getElementById("ticked");
+    if (place) place.textContent = number ? ` (${number})` : "";
   });
   // An address says only what was asked for.
   document.addEventListener("formdata", event => {
