@@ -10,6 +10,7 @@ when it is called, `config` has the shared options, and `place` finds the databa
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 
@@ -22,6 +23,11 @@ def main() -> None:
         os.getpid() == 1
     ):  # in a container, where the system drops a SIGTERM without a handler: end as any other process does
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
+    collects = gc.isenabled()
+    gc.disable()  # what is imported stays
     from .tree import run  # most of the time before a command begins
 
+    gc.freeze()
+    if collects:
+        gc.enable()
     run()
