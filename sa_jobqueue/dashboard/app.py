@@ -7,9 +7,10 @@ from time import monotonic
 from typing import Any
 from urllib.parse import quote
 
+import sqlalchemy as sa
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
@@ -25,6 +26,7 @@ from .actions.schedules import SCHEDULE_ACTIONS, WORKER_ACTIONS
 from .actions.workflows import WORKFLOW_ACTIONS
 from .database import Anywhere, Database
 from .pages import PAGES
+from .pages.database import examined
 from .pages.errors import ERROR_ACTIONS
 from .query import Query, read_form
 from .refusals import BadInput, Refusal
@@ -36,6 +38,10 @@ from .shared import Shared
 #: Seconds after which an action of many transactions shows its progress.
 _PATIENCE = 2.0
 _NUMBERS = range(2**62)
+#: The seconds since the last transaction that a standby has replayed.
+_BEHIND = sa.select(
+    sa.func.extract("epoch", sa.func.clock_timestamp() - sa.func.pg_last_xact_replay_timestamp()).cast(sa.Float)
+).where(sa.func.pg_is_in_recovery())
 #: The fields that a viewer fills in.
 _TYPED = frozenset(
     (
@@ -60,6 +66,7 @@ class Site:
         routes = [
             *(Route(page.path, self._shows(page), methods=["GET"], name=page.name) for page in PAGES),
             Route("/act/{action}", self._act, methods=["POST"]),
+            Route("/status", self._status, methods=["GET"]),
             Mount("/static", _Static(packages=[("sa_jobqueue.dashboard", "static")]), name="static"),
             Route("/{rest:path}", self._missing, methods=["GET"]),
         ]
@@ -113,6 +120,22 @@ class Site:
     def _home(self, access: Access) -> str:
         """The first page that the viewer may see."""
         return next((page.path for page in PAGES if page.in_menu and self._may_see(page, access)), PAGES[-1].path)
+
+    async def _status(self, request: Request) -> Response:
+        """The number of the doctor's problems, and the seconds that a replica is behind; null: unknown, or it is no replica."""
+        access = await access_of(self._who, request)
+        if not access.may("read") or not _sees_all(access):
+            return self._forbidden(request, access)
+
+        def read(connection: Any) -> dict[str, Any]:
+            doctor = examined(PageContext(connection, Query(), access, self._options))
+            problems = sum(finding.level == "problem" for finding in doctor.findings)
+            return {"problems": problems, "behind": connection.scalar(_BEHIND)}
+
+        try:
+            return JSONResponse(await self._shared.get("status", lambda: self._database.read(read)))
+        except Refusal as refusal:
+            return JSONResponse({"problems": None, "behind": None}, refusal.status)
 
     # ---- actions
 
@@ -273,6 +296,7 @@ class Site:
             "query": plain,
             "here": f"{quote(path)}?{plain}" if plain else quote(path),
             "access": access,
+            "sees_all": access.may("read") and _sees_all(access),
             "home": self._home(access),
             "has_replica": self._database.has_replica,
             "menu": [item for item in PAGES if item.in_menu and self._may_see(item, access)],
@@ -283,6 +307,10 @@ class Site:
         # The page's script accepts no answer without this header, because a login page may answer instead.
         headers = {"sa-jobqueue-part": "yes"} if fragment else None
         return HTMLResponse(self._renderer.page(template, shown, root=root, fragment=fragment), status, headers)
+
+
+def _sees_all(access: Access) -> bool:
+    return access.queues is None and not access.is_partial
 
 
 def _redirect(request: Request, path: str, query: Query | None = None) -> Response:

@@ -102,9 +102,9 @@ def _clock(moment: datetime | None) -> str:
     return "" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
-def _moment(seconds: int) -> str:
-    """Seconds since 1970, likewise."""
-    return _clock(datetime.fromtimestamp(seconds, UTC))
+def _moment(seconds: int) -> datetime:
+    """The time of these seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC)
 
 
 def _ago(moment: datetime | None, now: datetime) -> str:

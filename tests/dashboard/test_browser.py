@@ -262,6 +262,23 @@ def test_the_colours_are_chosen_and_kept(tab: Tab) -> None:
     assert tab.said == []
 
 
+def test_the_title_counts_problems_and_times_are_of_the_chosen_zone(tab: Tab) -> None:
+    """Of the doctor, on every page; a time is how long ago, until another choice."""
+    tab.go("/jobs?status=failed")
+    wait_until(lambda: tab.page.title().startswith("("))
+    assert tab.page.locator("link[rel=icon]").get_attribute("href").startswith("data:image/svg+xml")
+    time = tab.page.locator("tbody time").first
+    assert time.text_content().endswith("ago")
+    tab.page.select_option("#zone", "utc")
+    utc = time.get_attribute("datetime").replace("T", " ")[:19]
+    assert time.text_content() == f"{utc} UTC"
+    tab.go("/jobs?status=failed")
+    assert tab.page.locator("tbody time").first.text_content().endswith(" UTC")
+    tab.page.select_option("#zone", "")
+    assert tab.page.locator("tbody time").first.text_content().endswith("ago")
+    assert tab.said == []
+
+
 def test_a_number_changes_while_the_page_is_open(browser: Any, acted: Site) -> None:
     """And what the viewer has opened stays as it is."""
     with Tab(browser, acted) as tab:

@@ -75,6 +75,15 @@ def test_who_may_only_look_sees_no_button(engine: Engine, connection: Connection
     assert [path for path in PATHS if "/act/" in viewer.get(path).text] == []
 
 
+def test_the_status_is_for_viewers_of_all_jobs(engine: Engine) -> None:
+    """It counts the problems of all queues."""
+    answer = Viewer(engine, Access.READ).get("/status")
+    assert answer.json() == {"problems": 0, "behind": None}
+    some = (Access.NONE, Access(can={"retry"}, queues={"mail"}), Access(can={"retry"}, where=Job.id == 1))
+    assert [Viewer(engine, access).get("/status").status_code for access in some] == [403] * 3
+    assert ["data-status" in Viewer(engine, access).get("/jobs").text for access in some] == [False] * 3
+
+
 @pytest.mark.parametrize("action", [*ACTIONS, "nothing"])
 def test_a_change_that_another_site_asks_for_is_refused(engine: Engine, action: str) -> None:
     is_refused(Viewer(engine).client.post(f"/act/{action}", data={"id": "1"}))

@@ -64,6 +64,17 @@
     });
     live.addEventListener("htmx:error", () => { failed = true; });
   }
+  // The number of the doctor's problems is in the title and on the icon, so that it is seen in a tab behind others.
+  const icon = document.querySelector("link[rel=icon]"), title = document.title, usual = icon?.href;
+  const examine = async () => {
+    const answer = await fetch(document.body.dataset.status).catch(() => null), { problems, behind } = answer?.ok ? await answer.json() : {};
+    const place = document.getElementById("behind");
+    if (place) place.textContent = behind == null ? "" : ` Its last transaction is ${behind.toFixed(1)} s old.`;
+    document.title = problems ? `(${problems}) ${title}` : title;
+    const svg = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><rect width="32" height="32" rx="7" fill="#b3261e"/><text x="16" y="24" font-family="sans-serif" font-size="22" font-weight="bold" text-anchor="middle" fill="#fff">${Math.min(problems, 9)}</text></svg>`;
+    icon.href = problems ? `data:image/svg+xml,${encodeURIComponent(svg)}` : usual;
+  };
+  if (document.body.dataset.status) { examine(); setInterval(examine, 60000); }
   // On a narrow screen the menu scrolls: to the page that is shown.
   document.querySelector("header nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
   // What an action came to is said once.
@@ -124,11 +135,22 @@
     }
   };
 
-  // ---- times: those of the viewer's own zone beside those of UTC
+  // ---- times: how long ago, in the viewer's own zone, or in UTC; the title has the two others
+  const zone = document.getElementById("zone");
+  if (zone) {
+    zone.closest("label").hidden = false;
+    zone.value = store("zone") ?? "";
+    zone.addEventListener("change", () => { store("zone", zone.value); localTimes(document); draw(document, true); });
+  }
+  const isUtc = () => zone?.value === "utc";
   const localTimes = within => {
     for (const one of within.querySelectorAll("time[datetime]")) {
       const at = new Date(one.dateTime);
-      if (!isNaN(at)) one.title = `${at.toLocaleString([], hours24)} (${one.dateTime.slice(0, 19).replace("T", " ")} UTC)`;
+      if (isNaN(at)) continue;
+      const utc = `${one.dateTime.slice(0, 19).replace("T", " ")} UTC`, local = at.toLocaleString([], hours24);
+      if (one.dataset.given === undefined || one.textContent !== one.dataset.shown) one.dataset.given = one.textContent;
+      one.textContent = one.dataset.shown = { utc, local }[zone?.value] ?? one.dataset.given;
+      one.title = `${local} (${utc})`;
     }
   };
 
@@ -165,14 +187,11 @@
       // What is stacked is drawn from the top down, so that each covers what is above it.
       const order = said.stacked ? series.map((_, i) => series.length - 1 - i) : series.map((_, i) => i);
       const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
-      // Of the viewer's zone, as the titles of times are.
-      const clock = (_, splits) => splits.map(seconds => {
-        const at = new Date(seconds * 1000), two = number => String(number).padStart(2, "0");
-        const day = `${two(at.getMonth() + 1)}-${two(at.getDate())}`;
-        const span = said.at.length ? said.at[said.at.length - 1] - said.at[0] : 0;
-        return span > 172800 ? day : `${two(at.getHours())}:${two(at.getMinutes())}`;
-      });
-      const moment = uPlot.fmtDate("{YYYY}-{MM}-{DD} {HH}:{mm}"), when = at => moment(new Date(at * 1000));
+      // In the zone of the times in tables.
+      const inZone = seconds => isUtc() ? uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC") : new Date(seconds * 1000);
+      const span = said.at.length ? said.at[said.at.length - 1] - said.at[0] : 0;
+      const short = uPlot.fmtDate(span > 172800 ? "{MM}-{DD}" : "{HH}:{mm}"), clock = (_, splits) => splits.map(at => short(inZone(at)));
+      const moment = uPlot.fmtDate("{YYYY}-{MM}-{DD} {HH}:{mm}"), when = at => moment(inZone(at));
       const chart = new uPlot({
         width: place.clientWidth, height: Number(place.dataset.height ?? 200), cursor: { y: false },
         legend: { live: true }, scales: { y: { range: (_, __, most) => [0, most * 1.05 || 1] } },
