@@ -291,8 +291,8 @@ async def test_a_lost_notification_is_found_within_five_seconds(
         session.add(enqueue(lost))  # nobody listens
         session.commit()
     pause = step._services.claimer._pause()
-    assert 0 < pause <= 5
-    clock[0] += pause
+    assert pause <= 5
+    clock[0] += pause + 0.001
     step.round()
     await step.run()
     step.close()
@@ -322,7 +322,7 @@ async def test_maintenance_is_spared_only_while_there_is_nothing_to_do(
     for name, statement in there.items():
         with engine.begin() as connection:
             connection.execute(text(statement))
-        clock[0] += step._services.claimer._pause()
+        clock[0] += step._services.claimer._pause() + 0.001
         step.round()
         found.append(name)
         assert [name for name, chore in spared.items() if chore.quiet_until == 0] == found
