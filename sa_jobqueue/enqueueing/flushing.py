@@ -20,7 +20,6 @@ from ..arguments.references import Reference
 from ..arguments.subjects import Subject
 from ..errors import PayloadError
 from ..models import (
-    SESSION_LISTENERS,
     UNFINISHED,
     JobMixin,
     JsonText,
@@ -395,13 +394,15 @@ def _before_flush(session: Session, _context: object, instances: object) -> None
 def _is_heard(session: Session, jobs: Sequence[JobMixin]) -> bool:
     """Whether the application takes part in the flushes of this session, so that the unit of work must insert all jobs."""
     of = session.dispatch
-    for heard in (of.before_flush, of.after_flush, of.after_flush_postexec):
-        for listener in heard:
-            if listener not in SESSION_LISTENERS:
-                return True
-    mappers = {job.__mapper__ for job in jobs}
-    return session.connection_callable is not None or any(
-        _has_listeners(mapper) or mapper.class_manager.dispatch.refresh_flush for mapper in mappers
+    return (
+        [*of.before_flush][-1] is not _before_flush
+        or [*of.after_flush] != [_after_flush]
+        or bool(of.after_flush_postexec)
+        or session.connection_callable is not None
+        or any(
+            _has_listeners(mapper) or mapper.class_manager.dispatch.refresh_flush
+            for mapper in {job.__mapper__ for job in jobs}
+        )
     )
 
 

@@ -33,14 +33,13 @@ from .limits import TASK_GROUP, KeyRow, LimitRow, LimitState
 from .own_table import is_own, job_schemas, schema_of
 from .schedule import Overlap, Schedule
 from .tables import AuditEntry, Awaited, LogPart, Progress, SchemaVersion, Stat, UniqueKey, Uptime, WorkerRow
-from .unique import SESSION_LISTENERS, insert_in_order, listen_to_sessions, put_in_order, say_all
+from .unique import insert_in_order, listen_to_sessions, put_in_order
 from .workflow import GATE, WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
 
 __all__ = [
     "AT_ONCE",
     "GATE",
     "SCHEMA",
-    "SESSION_LISTENERS",
     "TASK_GROUP",
     "UNFINISHED",
     "ArchivedJob",
@@ -83,7 +82,6 @@ __all__ = [
     "listen_to_sessions",
     "own_column",
     "put_in_order",
-    "say_all",
     "schema_function",
     "schema_of",
     "status_in",

@@ -16,8 +16,6 @@ from ..rules.job_fields import RARE_FIELDS
 _FEW = tuple(field.column for field in RARE_FIELDS)
 #: The classes whose jobs are inserted in order.
 _ordered: set[type[Any]] = set()
-#: The package's own listeners to the events of sessions.
-SESSION_LISTENERS: set[Callable[..., None]] = set()
 
 
 def listen_to_sessions(listeners: Mapping[str, Callable[..., None]]) -> None:
@@ -27,7 +25,6 @@ def listen_to_sessions(listeners: Mapping[str, Callable[..., None]]) -> None:
     application's makes the job; and SQLAlchemy's listeners cannot change while they are called. Earlier is too early: those of the
     application come first, if they are there when it is imported.
     """
-    SESSION_LISTENERS.update(listeners.values())
 
     def listen() -> None:
         for name, listener in listeners.items():
