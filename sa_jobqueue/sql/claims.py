@@ -176,10 +176,14 @@ def due_parameters(
     if but is not None:
         parameters["but_ids"] = packed(but)
     if after:
-        points = [after.get((queue, level), _FRONT) for queue in queues for level in PRIORITIES]
-        parameters["slot_times"] = packed([at for at, _ in points])
-        parameters["slot_ids"] = packed([id_ for _, id_ in points])
+        parameters["slot_times"], parameters["slot_ids"] = packed_points(queues, after)
     return parameters
+
+
+def packed_points(queues: Iterable[str], after: Mapping[Slot, Point]) -> tuple[str, str]:
+    """The times and the ids of the resume points of all slots of these queues."""
+    points = [after.get((queue, level), _FRONT) for queue in queues for level in PRIORITIES]
+    return packed([at for at, _ in points]), packed([id_ for _, id_ in points])
 
 
 @lru_cache

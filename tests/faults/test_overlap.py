@@ -8,19 +8,23 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, select, text
 
-from sa_jobqueue import Job, Registry, WorkerSettings, task
+from sa_jobqueue import Job, KeyLimits, Registry, WorkerSettings, task
 from sa_jobqueue.rules.lifecycle import Change
+from sa_jobqueue.statements import set_limit
 from sa_jobqueue.worker.claiming.claimer import Claimer, Exchange
 from sa_jobqueue.worker.claiming.intake import Intake
 from tests.faults.proxy import About, Set, Trap, bad_network
 from tests.support import pooler
 from tests.support.databases import cut_line
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 from tests.support.working import drain, working
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 JOBS, SLOTS = 6_000, 20
+#: Under limits a worker with fewer slots claims for all of them at once.
+LIMITED_SLOTS = 200
 
 
 class Queue:
@@ -44,6 +48,12 @@ class Queue:
                 ),
                 {"jobs": JOBS},
             )
+
+    def limit_keys(self) -> None:
+        """Let one job of each of 300 keys run at once."""
+        with self.engine.begin() as connection:
+            connection.execute(text("UPDATE sa_jobqueue.job SET concurrency_key = (id % 300)::text"))
+            connection.execute(set_limit("default", per_key=KeyLimits(running=1)))
 
     def assert_each_ran_once(self, *, claims: set[int]) -> None:
         """And was claimed this often."""
@@ -77,10 +87,30 @@ def test_jobs_run_in_the_order_of_their_priorities_and_each_once(queue: Queue, u
     assert queue.overlaps > 0
 
 
+def test_keys_take_turns_though_the_next_claim_is_sent_before_an_answer_is_taken_in(queue: Queue, url: str) -> None:
+    """It begins behind the last key of that answer, and no two jobs of a key run at once."""
+    queue.limit_keys()
+    drain(url, queue.registry, queues={"default": LIMITED_SLOTS})
+    queue.assert_each_ran_once(claims={1})
+    assert queue.overlaps > 0
+    with queue.engine.connect() as connection:
+        begins = connection.scalars(select(Job.concurrency_key).order_by(Job.claimed_at, Job.id)).all()
+        shares = Counter(begins[: JOBS // 2]).values()
+        assert max(shares) - min(shares) <= 1
+        earlier = text(
+            "SELECT count(*) FROM (SELECT claimed_at, lag(finished_at) OVER (PARTITION BY concurrency_key ORDER BY claimed_at) AS before "
+            "FROM sa_jobqueue.job) AS runs WHERE claimed_at < before"
+        )
+        assert connection.scalar(earlier) == 0
+
+
+@pytest.mark.parametrize("limited", [False, *nightly(True)])
 def test_jobs_of_an_answer_that_was_kept_back_run_once_though_the_connection_breaks(
-    queue: Queue, url: str, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, url: str, monkeypatch: pytest.MonkeyPatch, *, limited: bool
 ) -> None:
     """They are claimed by this worker: its next connection does not give them back."""
+    if limited:
+        queue.limit_keys()
     prepare, broken = Claimer._prepare, list[int]()
 
     def break_once(self: Claimer, connection: Connection) -> bool:
@@ -90,16 +120,19 @@ def test_jobs_of_an_answer_that_was_kept_back_run_once_though_the_connection_bre
         return prepare(self, connection)
 
     monkeypatch.setattr(Claimer, "_prepare", break_once)
-    worker = drain(url, queue.registry, queues={"default": SLOTS})
+    worker = drain(url, queue.registry, queues={"default": LIMITED_SLOTS if limited else SLOTS})
     assert broken
     assert worker.counts["lost"] == 0
     queue.assert_each_ran_once(claims={1, 2})  # the server may have claimed for the exchange that broke
 
 
+@pytest.mark.parametrize("limited", [False, *nightly(True)])
 def test_answers_that_are_lost_after_the_commit_cost_no_job(
-    queue: Queue, database_url: str, monkeypatch: pytest.MonkeyPatch
+    queue: Queue, database_url: str, monkeypatch: pytest.MonkeyPatch, *, limited: bool
 ) -> None:
     """Outcomes that are written already are not written again, and jobs that nobody knows of are given back and claimed again."""
+    if limited:
+        queue.limit_keys()
     prepare, traps = Claimer._prepare, list[Set]()
     with bad_network(database_url) as (proxy, url):
 
@@ -109,7 +142,7 @@ def test_answers_that_are_lost_after_the_commit_cost_no_job(
             return prepare(self, connection)
 
         monkeypatch.setattr(Claimer, "_prepare", lose_answers)
-        worker = drain(url, queue.registry, queues={"default": SLOTS})
+        worker = drain(url, queue.registry, queues={"default": LIMITED_SLOTS if limited else SLOTS})
         assert traps
         assert all(trap.sprung.is_set() for trap in traps)
     assert worker.counts["lost"] == 0

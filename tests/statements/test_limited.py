@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, delete, select, text, update
+from sqlalchemy import Connection, Engine, delete, func, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.arguments.context import ClaimedJob
@@ -359,6 +359,20 @@ def test_two_claims_at_once_do_not_exceed_a_queue_or_a_task(engine: Engine, owne
         assert len(second.result(30)) == 1
         two.commit()
         assert running(one) == 5
+
+
+def test_a_claim_begins_behind_a_resume_point_and_at_the_front_if_too_few_jobs_are_there(
+    connection: Connection,
+) -> None:
+    """Of jobs without a key."""
+    limit(connection, running=100)
+    front, back = fill(connection, 2), fill(connection, 3)
+    at = connection.scalar(select(func.extract("epoch", TABLE.c.run_at)).where(TABLE.c.id == front[-1]))
+    after = {("default", 4): (float(at), front[-1])}
+
+    claimant = Claimant(connection)
+    assert ids(claimant.claim(2, after=after)) == back[:2]
+    assert ids(claimant.claim(3, after=after)) == [*front, back[2]]
 
 
 def test_a_locked_job_is_passed(connection: Connection, other: Connection) -> None:

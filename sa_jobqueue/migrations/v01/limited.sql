@@ -169,15 +169,16 @@ $body$;
 -- A ring of keys: each gets jobs by its weight, until as many are picked as are wanted, or all have had their turn.
 --
 -- Returns a row for each job that it picked, and a row without an id for each queue, whose `info` says where the ring stopped, when to
--- look again, and whether jobs wait for a permit. `unknown_tasks`: those that the worker cannot run. `known`: the versions of the limits that the worker has read. `opener`: 1 to 999, the
+-- look again, and whether jobs wait for a permit. `from_times`, `from_ids`: of each queue and level, from 9 to 0, the place of a job without
+-- a key behind which to begin, at first; before are only the entries of jobs that are done, as a rule. `unknown_tasks`: those that the worker cannot run. `known`: the versions of the limits that the worker has read. `opener`: 1 to 999, the
 -- worker; `freed`: whether limited jobs of it have ended since its last claim. `visible`: what the statement sees that
 -- is to claim the jobs; NULL: all.
 -- OFFSET 0 is a fence: what is looked up for each key is looked up by index, also by a plan that was made when there was nothing.
 --
 -- The `concurrency_key` of a limited task's jobs that have no key is chr(1) and the task's name. All other keys are not below chr(2).
 CREATE FUNCTION {schema}.pick_limited(
-    queue_names text[], wanted integer[], after_keys text[], had_turns integer[], limited_tasks text[], unknown_tasks text[], known bigint,
-    but_ids bigint[], opener integer, freed boolean, visible pg_snapshot
+    queue_names text[], wanted integer[], after_keys text[], had_turns integer[], from_times double precision[], from_ids bigint[],
+    limited_tasks text[], unknown_tasks text[], known bigint, but_ids bigint[], opener integer, freed boolean, visible pg_snapshot
 ) RETURNS TABLE (id bigint, at timestamptz, info text) LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan AS $body$
@@ -206,12 +207,12 @@ DECLARE
     key_units integer[]; key_owed double precision[]; asked integer[]; taken integer[]; lows bigint[]; known_lows bigint[];
     has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
     -- The jobs found for them, side by side, and the place of the first key that the queue's rate keeps waiting.
-    ids bigint[]; places integer[]; tasks text[]; units integer[]; sures boolean[]; all_sure boolean; by_id boolean; short integer;
+    ids bigint[]; places integer[]; tasks text[]; units integer[]; sures boolean[]; all_sure boolean; by_id boolean; resumes boolean; short integer;
     -- All that is picked: of this queue, and of all.
     picked bigint[]; of_keys text[]; of_tasks text[]; of_units integer[]; skipped bigint[];
     all_keys text[] := '{}'; all_tasks text[] := '{}'; all_units integer[] := '{}';
     -- What the worker is told.
-    permit boolean; again boolean; rate_at timestamptz; next_at timestamptz; stopped text; turns integer;
+    permit boolean; keyed boolean; again boolean; rate_at timestamptz; next_at timestamptz; stopped text; turns integer;
     answer record; total integer; cell bigint; seconds bigint;
 BEGIN
     -- Claims of one limited queue or task come one after the other, from here to their commits.
@@ -272,7 +273,7 @@ BEGIN
         inclusive := after_keys[place] IS NULL OR had_turns[place] > 0;
         stopped := cursor_key; turns := coalesce(had_turns[place], 0);
         visits := 0; again := false; permit := any_permit; rate_at := tasks_at; next_at := NULL; units_left := NULL; queue_owed := NULL; lowest := NULL;
-        circled := false; visited := NULL; short := NULL;
+        circled := false; visited := NULL; short := NULL; keyed := false;
         picked := '{}'; of_keys := '{}'; of_tasks := '{}'; of_units := '{}'; away := '{}'; skipped := '{}'; seen := '{}';
         -- What this queue may start.
         SELECT * INTO rule FROM {schema}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
@@ -290,8 +291,12 @@ BEGIN
             late_keys := ARRAY (SELECT DISTINCT job.concurrency_key FROM {schema}.job WHERE job.queue = this AND job.concurrency_key IS NOT NULL
                 AND job.status = 'queued' AND job.run_at > GREATEST(job.created_at, job.ready_at) AND job.run_at <= clock);
         END IF;
-        has_keys := EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = 'queue' AND k.name = this);
-        has_states := EXISTS (SELECT FROM {schema}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key > '');
+        -- Where no job with a key is ready, the ring has only those without one.
+        SELECT EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = 'queue' AND k.name = this),
+            EXISTS (SELECT FROM {schema}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key > ''),
+            NOT EXISTS (SELECT FROM {schema}.job WHERE job.queue = this AND job.concurrency_key IS NOT NULL AND job.status = 'queued'
+                AND job.run_at <= GREATEST(job.created_at, job.ready_at))
+        INTO has_keys, has_states, second_half;
         alike := NOT (has_keys OR has_states OR cardinality(task_names) > 0 OR coalesce(rule.key_running IS NOT NULL
             OR rule.key_rate_count IS NOT NULL OR rule."strict" OR rule.max_waiting IS NOT NULL OR rule.when_full <> 'wait', false));
         -- Under other limits, or none, jobs with lower ids may have been started.
@@ -319,7 +324,10 @@ BEGIN
                     0) * interval '1 second' END);
             END IF;
         END IF;
-        from_key := cursor_key; second_half := false;
+        from_key := cursor_key;
+        IF second_half THEN
+            from_key := NULL;
+        END IF;
         WHILE room > 0 AND NOT circled AND visits < 1000 LOOP
             -- 1. The keys that have a turn next.
             -- The next keys with ready jobs: those behind the one at which the last claim stopped, then those up to it. The jobs
@@ -360,7 +368,7 @@ BEGIN
             visits := visits + cardinality(keys) + 1;
             seen := CASE WHEN drops THEN seen || keys ELSE seen END;
             CONTINUE WHEN cardinality(keys) = 0;
-            visited := keys[cardinality(keys)];
+            visited := keys[cardinality(keys)]; keyed := keyed OR keys <> '{""}';
             -- 2. How many jobs each may start.
             IF alike THEN
                 -- Where nothing is said of any key, each may start as many as there is room for.
@@ -448,21 +456,27 @@ BEGIN
             -- 3. The jobs. Where some keys have fewer, the others get more.
             FOR pass IN 1 .. 6 LOOP
                 EXIT WHEN room <= 0;
-                SELECT sum(w.weight) INTO total FROM unnest(weights, rooms, key_units) AS w (weight, room, units)
-                WHERE w.room > 0 AND coalesce(w.units, 1) > 0;
-                EXIT WHEN total IS NULL;
-                -- How many of each, by its weight: as many whole rounds as there is room for, and then a part of one. The first key may have had some of its turns.
-                had := CASE WHEN pass = 1 AND inclusive AND keys[1] = cursor_key AND rooms[1] > 0 AND coalesce(key_units[1], 1) > 0
-                    THEN coalesce(had_turns[place], 0) % weights[1] ELSE 0 END;
-                quantum := greatest((room + had) / total, 1);
-                SELECT array_agg(greatest(least(w.room, w.units, w.weight * quantum - CASE WHEN w.number = 1 THEN had ELSE 0 END), 0) ORDER BY w.number)
-                INTO asked FROM unnest(weights, rooms, key_units) WITH ORDINALITY AS w (weight, room, units, number);
+                IF alike AND pass = 1 THEN
+                    quantum := greatest(room / cardinality(keys), 1); had := 0;
+                    asked := array_fill(quantum, ARRAY[cardinality(keys)]);
+                ELSE
+                    SELECT sum(w.weight) INTO total FROM unnest(weights, rooms, key_units) AS w (weight, room, units)
+                    WHERE w.room > 0 AND coalesce(w.units, 1) > 0;
+                    EXIT WHEN total IS NULL;
+                    -- How many of each, by its weight: as many whole rounds as there is room for, and then a part of one. The first key may have had some of its turns.
+                    had := CASE WHEN pass = 1 AND inclusive AND keys[1] = cursor_key AND rooms[1] > 0 AND coalesce(key_units[1], 1) > 0
+                        THEN coalesce(had_turns[place], 0) % weights[1] ELSE 0 END;
+                    quantum := greatest((room + had) / total, 1);
+                    SELECT array_agg(greatest(least(w.room, w.units, w.weight * quantum - CASE WHEN w.number = 1 THEN had ELSE 0 END), 0) ORDER BY w.number)
+                    INTO asked FROM unnest(weights, rooms, key_units) WITH ORDINALITY AS w (weight, room, units, number);
+                END IF;
                 IF cardinality(task_names) > 0 THEN
                     -- Their jobs without a key let those of other tasks pass.
                     away := behind || ARRAY (SELECT t.name FROM unnest(task_names, task_rooms, task_units) AS t (name, room, units)
                         WHERE least(t.room, t.units) <= 0);
                 END IF;
                 -- Where each key may start one job, that is the first, which its place in the ring names.
+                resumes := pass = 1 AND keys = '{""}' AND '-infinity' < ANY (from_times[10 * place - 9:10 * place]);
                 by_id := pass = 1 AND firsts[1] <> 0 AND away = '{}' AND NOT is_strict AND 1 >= ALL (asked);
                 IF by_id OR (keys = '{""}' AND away = '{}') THEN
                     SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units), bool_and(d.sure), array_agg(d.sure)
@@ -481,17 +495,20 @@ BEGIN
                                 LIMIT CASE WHEN c.key <> '' THEN c.most ELSE 0 END FOR NO KEY UPDATE SKIP LOCKED) AS with_key
                             UNION ALL
                             SELECT * FROM (
-                            SELECT u.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
-                                SELECT job.id, job.task, coalesce(job.units, 1)::integer AS units,
-                                    (NOT has_any_rate OR age(job.xmin) >= coalesce((SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x
-                                    WHERE pg_visible_in_snapshot(x, pg_current_snapshot())), newest) OR age(job.xmin) < -1000000
-                                    OR coalesce(job.xmin = own, false) OR newest IS NULL) AS sure FROM {schema}.job WHERE job.queue = this
-                                    AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL AND job.run_at <= clock
-                                    AND ((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)) OR age(job.xmin) < -1000000 OR job.xmin = own
-                                    OR newest IS NULL) AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
-                                ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END
-                                    FOR NO KEY UPDATE SKIP LOCKED) AS u
-                            LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key) AS d
+                                SELECT u.* FROM generate_series(9, 0, -1) AS p (level) CROSS JOIN LATERAL (
+                                    SELECT job.id, job.task, coalesce(job.units, 1)::integer AS units,
+                                        (NOT has_any_rate OR age(job.xmin) >= coalesce((SELECT max(age(x::xid)) FROM pg_snapshot_xip(visible) AS x
+                                        WHERE pg_visible_in_snapshot(x, pg_current_snapshot())), newest) OR age(job.xmin) < -1000000
+                                        OR coalesce(job.xmin = own, false) OR newest IS NULL) AS sure FROM {schema}.job
+                                    WHERE job.queue = this AND job.priority = p.level AND job.status = 'queued' AND job.concurrency_key IS NULL
+                                        AND job.run_at <= clock AND (job.run_at, job.id) > (
+                                            CASE WHEN resumes THEN to_timestamp(from_times[10 * place - p.level]) ELSE '-infinity' END,
+                                            CASE WHEN resumes THEN from_ids[10 * place - p.level] ELSE 0 END)
+                                        AND ((age(job.xmin) > newest AND NOT job.xmin = ANY (unfinished)) OR age(job.xmin) < -1000000 OR job.xmin = own
+                                        OR newest IS NULL) AND job.id <> ALL (but_ids) AND job.id <> ALL (picked) AND job.id <> ALL (skipped)
+                                    ORDER BY job.run_at, job.id LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END
+                                        FOR NO KEY UPDATE SKIP LOCKED) AS u
+                                LIMIT CASE WHEN c.key = '' THEN c.most ELSE 0 END) AS without_key) AS d
                         LIMIT room) AS d;
                 ELSE
                     SELECT array_agg(d.id), array_agg(d.place), array_agg(d.task), array_agg(d.units), bool_and(d.sure), array_agg(d.sure)
@@ -610,7 +627,7 @@ BEGIN
                         FROM unnest(ids, places, tasks, units, sures) WITH ORDINALITY AS f (id, place, task, units, sure, number)) AS j
                     WHERE j.goes;
                 END IF;
-                CONTINUE WHEN ids IS NULL AND by_id;  -- they are locked, or skipped: those behind them come in the next pass
+                CONTINUE WHEN ids IS NULL AND (by_id OR resumes);  -- they are locked, or skipped, or before: the next pass looks for all
                 EXIT WHEN ids IS NULL;
                 -- 4. What rates and the limits of tasks leave of them.
                 IF units_left IS NULL AND NOT has_rates AND NOT (tasks && task_names) THEN
@@ -769,7 +786,7 @@ BEGIN
                 IF room > 0 THEN
                     -- A key that got fewer than it was offered has no more.
                     FOR n IN 1 .. cardinality(keys) LOOP
-                        rooms[n] := CASE WHEN asked[n] > 0 AND NOT (by_id AND keys[n] <> '') THEN 0 ELSE limits[n] - taken[n] END;
+                        rooms[n] := CASE WHEN asked[n] > 0 AND NOT (resumes OR by_id AND keys[n] <> '') THEN 0 ELSE limits[n] - taken[n] END;
                     END LOOP;
                 END IF;
                 -- The next claim goes on behind the last key that got a job, or with it while it has turns left.
@@ -888,7 +905,7 @@ BEGIN
         END IF;
         RETURN QUERY SELECT NULL::bigint, clock,
             jsonb_build_object('queue', this, 'after', stopped, 'turns', turns, 'again', again, 'unseen', visits >= 1000 AND NOT circled,
-            'permit', permit, 'picked', cardinality(picked), 'rate_in', CASE WHEN rate_at > clock THEN date_part('epoch', rate_at - clock) END,
+            'permit', permit, 'keyed', keyed, 'picked', cardinality(picked), 'rate_in', CASE WHEN rate_at > clock THEN date_part('epoch', rate_at - clock) END,
             'due_in', date_part('epoch', next_at - clock))::text;
     END LOOP;
     -- A worker that waits for a permit of another's has opened the gate, and is told of permits that this one has freed.

@@ -18,7 +18,7 @@ from ...arguments.context import ClaimedJob
 from ...models import Job, JobMixin, schema_function
 from ...rules.lifecycle import Change
 from ..apply import Answer, any_members
-from ..claims import INLINE_LIMIT, NOTHING_INLINE, in_order, taken, taken_by
+from ..claims import INLINE_LIMIT, NOTHING_INLINE, Point, Slot, in_order, packed_points, taken, taken_by
 from ..complete import complete_jobs, completion_parameters, delete_completed, has_results, written_ids
 from ..parts import array, materialized, packed, packed_texts, table_of
 from ..tables import Compiled, Flight, StorePart
@@ -52,6 +52,8 @@ class QueueAnswer:
     """Seconds after which a rate allows more; None: no rate holds jobs back."""
     due_in: float | None
     """Seconds after which the next job with a key is due; None: there is none."""
+    keyed: bool = False
+    """Whether jobs with keys had their turns, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,8 @@ class LimitedRequest:
     queues: Mapping[str, int]
     lease: float
     cursors: Mapping[str, KeyCursor] = field(default_factory=dict)
+    after: Mapping[Slot, Point] | None = None
+    """As in `ClaimRequest`, for jobs without a key. If too few jobs are behind these, the claim begins at the front once more."""
     tasks: Sequence[str] = ()
     """All tasks that have limits."""
     unknown: Sequence[str] = ()
@@ -83,11 +87,14 @@ _NO_REQUEST = LimitedRequest("", {}, 0.0)
 def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
     """The parameters of `picked_jobs`, by name."""
     cursors = [request.cursors.get(queue, KeyCursor()) for queue in request.queues]
+    times, ids = packed_points(request.queues, request.after or {}) if request.after else ("{}", "{}")
     return {
         "limited_queues": packed_texts(request.queues),
         "limited_free": packed(request.queues.values()),
         "ring_after": packed_texts([cursor.after for cursor in cursors]),
         "ring_turns": packed([cursor.turns for cursor in cursors]),
+        "front_times": times,
+        "front_ids": ids,
         "limited_tasks": packed_texts(request.tasks),
         "unknown_tasks": packed_texts(request.unknown),
         "known_limits": request.known,
@@ -137,7 +144,7 @@ def queue_answers(rows: Sequence[tuple[Any, ...]]) -> dict[str, QueueAnswer]:
 def _queue_answer(info: str) -> tuple[str, QueueAnswer]:
     answer = json.loads(info)
     cursor = KeyCursor(answer["after"], answer["turns"])
-    names = ("again", "unseen", "permit", "picked", "rate_in", "due_in")
+    names = ("again", "unseen", "permit", "picked", "rate_in", "due_in", "keyed")
     return answer["queue"], QueueAnswer(cursor, *(answer[name] for name in names))
 
 
@@ -160,6 +167,8 @@ def _picked(table: sa.Table, given: Mapping[str, Any], *, visible: sa.ColumnElem
         array("limited_free", given["limited_free"], sa.Integer()),
         array("ring_after", given["ring_after"], sa.Text()),
         array("ring_turns", given["ring_turns"], sa.Integer()),
+        array("front_times", given["front_times"], sa.Float(53)),
+        array("front_ids", given["front_ids"], sa.BigInteger()),
         array("limited_tasks", given["limited_tasks"], sa.Text()),
         array("unknown_tasks", given["unknown_tasks"], sa.Text()),
         sa.bindparam("known_limits", given["known_limits"], sa.BigInteger),

@@ -26,7 +26,7 @@ from ...rules.retry import backoff
 from ...rules.settings import WorkerSettings
 from ...sql.apply import Answer, alike, read_exchange
 from ...sql.claims import MOST_TEXT, ClaimRequest, fault_of, is_limits_changed, is_too_much
-from ...sql.limits.claims import QueueAnswer, queue_answers, read_limited
+from ...sql.limits.claims import LimitedRequest, QueueAnswer, queue_answers, read_limited
 from ...sql.tables import Flight
 from ...sql.workers import EVERY_QUEUE
 from ...tasks.registry import Registry
@@ -82,6 +82,8 @@ class Exchange:
     jobs: list[ClaimedJob] = field(default_factory=list)
     states: dict[str, QueueAnswer] = field(default_factory=dict)
     """After a claim under limits: how to go on in each queue."""
+    noted: bool = False
+    """Whether that was noted before the answer was taken in."""
     swept: bool = True
     """Whether the claim began at the front of the queues."""
     flight: Flight | None = None
@@ -475,14 +477,10 @@ class Claimer:
         wanted, store = exchange.wanted, self._connector.store
         self._connection.in_doubt = self._connection.in_doubt or bool(wanted)
         if exchange.limited:
-            inline = self._mode is not Mode.WITHOUT_PAYLOAD
-            exchange.began = monotonic()
-            answers, exchange.jobs, exchange.states = store.claim_limited(
-                connection, changes, self._limited.request(wanted, inline=inline)
-            )
-            self._observer.claim_took(monotonic() - exchange.began)
-            return answers
-        answers, exchange.jobs = store.exchange(connection, changes, self._request(exchange))
+            request = self._limited_request(exchange)
+            answers, exchange.jobs, exchange.states = store.claim_limited(connection, changes, request)
+        else:
+            answers, exchange.jobs = store.exchange(connection, changes, self._request(exchange))
         exchange.took = monotonic() - exchange.began
         self._claimed(exchange)
         return answers
@@ -501,10 +499,20 @@ class Claimer:
             inline=self._mode is not Mode.WITHOUT_PAYLOAD,
         )
 
+    def _limited_request(self, exchange: Exchange) -> LimitedRequest:
+        """What to claim from queues with limits."""
+        after = self._resume.begin(exchange.wanted)
+        exchange.swept, exchange.began = after is None, monotonic()
+        inline = self._mode is not Mode.WITHOUT_PAYLOAD
+        return self._limited.request(exchange.wanted, after=after, inline=inline)
+
     def _claimed(self, exchange: Exchange) -> None:
-        """After a claim from queues without limits."""
+        """After a claim."""
         self._observer.claim_took(exchange.took)
-        self._resume.end(exchange.wanted, exchange.jobs, exchange.took, swept=exchange.swept)
+        jobs, states = exchange.jobs, exchange.states
+        if any(state.keyed for state in states.values()):  # points are of jobs without a key
+            jobs = [job for job in jobs if not states[job.queue].keyed]
+        self._resume.end(exchange.wanted, jobs, exchange.took, swept=exchange.swept)
 
     # ---- an answer is taken in while the server works for the next
 
@@ -524,8 +532,7 @@ class Claimer:
             self._connection.in_doubt = True
             store, changes = self._connector.store, exchange.changes
             if exchange.limited:
-                exchange.began = monotonic()
-                exchange.flight = store.send_limited(connection, changes, self._limited.request(exchange.wanted))
+                exchange.flight = store.send_limited(connection, changes, self._limited_request(exchange))
             else:
                 exchange.flight = store.send_exchange(connection, changes, self._request(exchange))
             exchange.sent = True
@@ -548,7 +555,7 @@ class Claimer:
             self._take_in(connection)
         elif exchange.limited:  # the next claim begins with the keys behind these
             self._limited.after_claim(connection, exchange.wanted, exchange.states)
-            exchange.states = {}
+            exchange.noted = True
 
     def _take_in(self, connection: sa.Connection) -> None:
         """Settle and hand over what the answer says that was kept back."""
@@ -556,10 +563,7 @@ class Claimer:
         if exchange is not None and exchange.flight is not None:
             read = read_limited if exchange.limited else read_exchange
             exchange.answers, exchange.jobs = read(exchange.changes, exchange.flight.rows)
-            if exchange.limited:
-                self._observer.claim_took(exchange.took)
-            else:
-                self._claimed(exchange)
+            self._claimed(exchange)
             self._settle(exchange)
             self._hand_over(connection, exchange)
 
@@ -584,7 +588,7 @@ class Claimer:
         self._connection.in_doubt = False
         if exchange.limited:
             got = Counter(job.queue for job in jobs)
-            overlooks = bool(exchange.states) and self._limited.after_claim(connection, got, exchange.states)
+            overlooks = not exchange.noted and self._limited.after_claim(connection, got, exchange.states)
             if quiet and not jobs:
                 self._shortage.leave_if_dry(connection, self._limited.dry)
         else:

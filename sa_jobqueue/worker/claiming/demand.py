@@ -222,10 +222,12 @@ class Demand:
 
     def _unheld(self, slots: Slots) -> int:
         """The number of jobs to claim where limits hold."""
-        most, held = slots.limit, slots.running + slots.waiting
-        if not held and not self.is_capped(slots.name):
-            most += min(slots.ahead, most)  # handlers end before the next claim, so these wait for one claim at most
-        return min(max((most + 1) // 2, _SMALL), most - held - self.coming.get(slots.name, 0))
+        most, held, coming = slots.limit, slots.running + slots.waiting, self.coming.get(slots.name, 0)
+        if held and coming:
+            return 0  # handlers are slower than claims: these jobs are for them, at once
+        if not held and slots.ahead >= most and not self.is_capped(slots.name):
+            most *= 2  # handlers end before the next claim, so half of these wait for one claim
+        return min(max((most + 1) // 2, _SMALL), most - held - coming)
 
     def _begin(self, timer: PollTimer) -> None:
         """Begin a claim of a queue, which sees the jobs that were announced before."""

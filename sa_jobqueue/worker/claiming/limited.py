@@ -11,6 +11,7 @@ from time import monotonic
 
 import sqlalchemy as sa
 
+from ...sql.claims import Point, Slot
 from ...sql.limits.claims import KeyCursor, KnownLimits, LimitedRequest, QueueAnswer
 from ..connections.service import Connector
 from .demand import Demand, Gates
@@ -164,13 +165,16 @@ class LimitedQueues:
         """Move the limited queues out of `wanted`. All workers have them in one order, in which claims write their states."""
         return {name: wanted.pop(name) for name in sorted(wanted) if self.has(name)} if self.any else {}
 
-    def request(self, wanted: Mapping[str, int], *, inline: bool = True) -> LimitedRequest:
-        """The request for a claim under limits."""
+    def request(
+        self, wanted: Mapping[str, int], *, after: Mapping[Slot, Point] | None = None, inline: bool = True
+    ) -> LimitedRequest:
+        """The request for a claim under limits. Where tasks have limits, it begins at the front: jobs of a full task are there."""
         return LimitedRequest(
             self._worker,
             wanted,
             self._connector.lease,
             cursors=self._cursors,
+            after=None if self._known.tasks else after,
             tasks=self._known.tasks,
             unknown=self._unknown(),
             known=self._known.version,
