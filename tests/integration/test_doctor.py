@@ -149,6 +149,8 @@ def test_an_ill_is_found_and_is_gone_when_it_is_mended(
 
 def test_a_database_that_is_well_is_found_well(database_url: str) -> None:
     """Each check once, in the order of the list."""
+    with connect(database_url) as connection:
+        connection.execute(ills.WORKER, [["mail"]])
     findings = look(database_url)
     assert list(findings) == [check.name for check in CHECKS]
     assert {one.level for name, one in findings.items() if name not in {"slots", "connections"}} == {"ok"}
@@ -175,6 +177,8 @@ def test_the_doctor_writes_nothing(database_url: str) -> None:
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2", "pg8000"])
 def test_an_engine_of_any_driver_will_do(database_url: str, driver: str) -> None:
     """For an application that runs the checks itself, also in AUTOCOMMIT mode; only LISTEN needs psycopg 3."""
+    with connect(database_url) as connection:
+        connection.execute(ills.WORKER, [["mail"]])
     engine = create_engine(driver_url(database_url, driver), poolclass=NullPool, isolation_level="AUTOCOMMIT")
     findings = {one.name: one for one in examine(engine, probe=False)}
     assert "the claim reads job_claim_idx" in findings["plans"].detail
@@ -317,6 +321,18 @@ def test_an_old_snapshot_is_worse_where_rows_are_dead_already(database_url: str)
         limits = {"snapshot": (0.0, 1e9)}
         assert look(database_url, Thresholds(**limits))["snapshot"].level == "notice"
         assert look(database_url, Thresholds(**limits, dead_rows=(0, 10**9)))["snapshot"].level == "problem"
+
+
+def test_workers_that_have_not_left_and_are_not_seen_are_a_notice(database_url: str) -> None:
+    """And so is a database without workers: nothing would run there."""
+    assert "no worker is alive" in look(database_url)["workers"].detail
+    with connect(database_url) as connection:
+        connection.execute(ills.WORKER, [["mail"]])
+        assert look(database_url)["workers"].level == "ok"
+        connection.execute("UPDATE sa_jobqueue.worker SET seen_at = now() - interval '5 min'")
+    finding = look(database_url)["workers"]
+    assert finding.level == "notice"
+    assert "no worker is alive; not seen for a minute, though they have not left: web-1:7" in finding.detail
 
 
 def test_workers_of_several_releases_are_a_notice(database_url: str) -> None:

@@ -62,7 +62,9 @@ def test_due_jobs_without_a_live_worker_are_a_problem(engine: Engine, url: str) 
     assert problems(url=url) == {"queues": "due jobs that no live worker serves: images (1)"}
     plain = invoke("doctor", url=url)
     assert plain.exit_code == 1
-    assert re.search(r"\nok +workers +1 live \(web-1:7\), 0 listening, 1 stale\n", plain.stdout)
+    assert re.search(
+        r"\nnotice +workers +1 live \(web-1:7\), 0 listening, 1 stale; not seen for a minute", plain.stdout
+    )
     *_, problem, advice, summary = plain.stdout.splitlines()
     assert problem.split(maxsplit=2) == ["problem", "queues", "due jobs that no live worker serves: images (1)"]
     assert advice.strip() == "→ start a worker with `sa-jobqueue work --queue NAME`"
@@ -166,9 +168,9 @@ def test_the_checklist_shows_each_item_with_its_state(engine: Engine, url: str) 
     place = next(
         n for n, line in enumerate(lines) if re.fullmatch(r"problem +Every queue and every task has workers", line)
     )
-    assert (
-        lines[place + 1].strip().startswith("→ queues: due jobs that no live worker serves: images (1). To do: start")
-    )
+    found_by = [line.strip() for line in lines[place + 1 : place + 3]]
+    assert found_by[0].startswith("→ workers: 0 live; no worker is alive. To do: start one")
+    assert found_by[1].startswith("→ queues: due jobs that no live worker serves: images (1). To do: start")
     found = json.loads(invoke("doctor", "--checklist", "--json", url=url).stdout)
     assert found["ok"] is False
     assert [one["item"] for one in found["checklist"]] == [item.title for item in ITEMS]

@@ -120,6 +120,15 @@ def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
             f"the database refused to let {jobs_of(len(refused))} be claimed, job {job} by: {escaped(why)}",
             f"`sa-jobqueue why {job}`; workers try such jobs again within 30 s",
         )
+    if not examination.live_workers:
+        yield "notice", "no worker is alive", "start one: `sa-jobqueue work`"
+    if stale := [worker for worker in examination.workers if worker.stale]:
+        places = listed([f"{escaped(worker.host)}:{worker.pid}" for worker in stale], 3)
+        yield (
+            "notice",
+            f"not seen for a minute, though they have not left: {places}",
+            "their jobs are rescued; if they were not killed, see their logs and their connection to the database",
+        )
     versions = Counter(worker.version for worker in examination.live_workers)
     if len(versions) > 1:
         of_each = ", ".join(f"{number} of {escaped(version)}" for version, number in sorted(versions.items()))
