@@ -162,7 +162,8 @@ def errors(
 ) -> None:
     """Group failed jobs by task, error class and first line of the message, largest groups first.
 
-    It reads the newest 10,000 failed jobs that meet the filters, as the dashboard does.
+    It reads the newest 10,000 failed jobs that meet the filters, as the dashboard does. Numbers, ids and quoted text do not tell
+    groups apart.
 
     sa-jobqueue errors --finished-since 2h
     sa-jobqueue retry --task shop.send_receipt --error ConnectTimeout --finished-since 2h --spread 10m

@@ -68,6 +68,24 @@ def test_jobs_that_failed_alike_are_one_line(engine: Engine, some: Any) -> None:
     assert "no error recorded" in page.text
 
 
+def test_numbers_ids_and_quoted_text_tell_no_groups_apart(engine: Engine, connection: Connection) -> None:
+    """The line has a sign in their place, and the group's button reaches all its jobs."""
+    for varying in (
+        "Order 12 of 'Ada Byron'",
+        'Order 7f1c-9 of "Bob"',
+        "Order 550e8400-e29b-41d4-a716-446655440000 of 'x'",
+    ):
+        failed(connection, "send", "E", f"{varying} can't be sent at 10.0.0.7:25")
+    failed(connection, "send", "E", "Order of Ada can't be sent")
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.see("/errors")
+    assert "Kinds of errors: 2." in page.text
+    assert "3 E Order … of … can't be sent at … send" in page.text
+    viewer.do("retry_group", **fields(page, "retry_group")[0])
+    assert list(statuses(connection).values()).count("queued") == 3
+
+
 def test_the_jobs_of_a_group_are_shown(engine: Engine, some: Any) -> None:
     viewer = Viewer(engine)
     (link,) = [one for one in viewer.see("/errors").links if "task=pay" in one]

@@ -11,7 +11,16 @@ import sqlalchemy as sa
 from ...health.one_job import clamped
 from ...models import status_literal
 from ...rules.lifecycle import JobStatus
-from ...sql.readings.depths import HOURS, MOST_GROUPS, NEWEST_FAILED, extent_of_errors, group_errors, line_of, sign_of
+from ...sql.readings.depths import (
+    HOURS,
+    MOST_GROUPS,
+    NEWEST_FAILED,
+    class_of,
+    extent_of_errors,
+    group_errors,
+    line_of,
+    sign_of,
+)
 from ...statements import prune_jobs, retry_jobs
 from ...util.urls import mask_passwords
 from ..actions.jobs import WAITS, action_on_jobs
@@ -51,7 +60,7 @@ def of_group(context: PageContext) -> list[sa.ColumnElement[bool]]:
         job.status == status_literal(JobStatus.FAILED),
         job.id >= (query.id("floor") or 1),
         job.task == task,
-        sa.func.coalesce(last["type"].astext, "", type_=sa.Text()) == sa.literal(query.one("error"), sa.Text),
+        class_of(last) == sa.literal(query.one("error"), sa.Text),
         sign_of(line_of(last)) == sa.literal(group, sa.Text),
         *context.mine(),
     ]

@@ -468,12 +468,19 @@ MOST_GROUPS = 50
 HOURS = 24
 #: Characters of the first line of a message that count.
 _LINE = 200
+#: Quoted text, and words or numbers with a digit, such as ids, times and addresses.
+_VARYING: sa.ColumnElement[str] = sa.literal_column(r"""'(?<!\w)(?:''[^'']*''|"[^"]*")|[\w-]*\d(?:[\w-]|[.,:]\d)*'""")
 
 
 def line_of(last: Any) -> sa.ColumnElement[str]:
-    """The first line of the message of an error."""
+    """The first line of the message of an error, with "…" for each text that varies between jobs that fail alike."""
     first = sa.func.split_part(sa.func.coalesce(last["message"].astext, ""), sa.literal_column("E'\\n'"), 1)
-    return sa.func.left(first, _LINE, type_=sa.Text())
+    return sa.func.regexp_replace(sa.func.left(first, _LINE), _VARYING, "…", "g", type_=sa.Text())
+
+
+def class_of(last: Any) -> sa.ColumnElement[str]:
+    """The class of an error; an empty text if it has none."""
+    return sa.func.coalesce(last["type"].astext, "", type_=sa.Text())
 
 
 def sign_of(line: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
@@ -534,6 +541,6 @@ def _newest(where: tuple[sa.ColumnElement[bool], ...], most: int, job: type[JobM
     # A fence: TOAST values are fetched once for each job.
     last = sa.select(newest.c.errors[-1].label("last")).correlate(newest)
     its = last.offset(ZERO).lateral("its")
-    error = sa.func.coalesce(its.c.last["type"].astext, "", type_=sa.Text()).label("error")
-    failed = sa.select(newest.c.id, newest.c.task, newest.c.finished_at, error, line_of(its.c.last).label("line"))
+    kind = [class_of(its.c.last).label("error"), line_of(its.c.last).label("line")]
+    failed = sa.select(newest.c.id, newest.c.task, newest.c.finished_at, *kind)
     return failed.select_from(newest.join(its, sa.true())).cte("said").prefix_with("MATERIALIZED")
