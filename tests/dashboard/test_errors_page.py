@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, select
+from sqlalchemy import Connection, Engine, event, select, update
 
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.doctor import make_reading
@@ -93,6 +93,55 @@ def test_the_jobs_of_a_group_are_shown(engine: Engine, some: Any) -> None:
     assert [one for one in page.links if one.startswith("/jobs/")] == [f"/jobs/{some['other'][0]}"]
     (link,) = [one for one in viewer.see("/errors").links if "task=raw" in one]
     assert f"/jobs/{some['none'][0]}" in viewer.see(link).links
+
+
+def test_a_group_shows_the_error_and_arguments_of_its_newest_job(engine: Engine, connection: Connection) -> None:
+    """With its traceback folded, and arguments as the page of the job shows them: masked by the application."""
+    failed(connection, "send", "smtp.Down", "no answer 1", args={"to": "old"}, finished_at=timedelta(hours=-4))
+    error = {"type": "smtp.Down", "message": "no answer 2", "traceback": "line 7, in <send>"}
+    newest = make_job(connection, "failed", task="send", errors=[error], args={"to": "ada@example.com"})
+    connection.commit()
+    viewer = Viewer(engine, format_args=lambda task, part, value: {"to": "***"})
+    (link,) = [one for one in viewer.see("/errors").links if "group=" in one]
+    page = viewer.see(link)
+    assert "<title>Down in send · Jobs</title>" in page.html
+    assert f"The newest, job {newest} smtp.Down no answer 2 Traceback line 7, in <send> Arguments" in page.text
+    assert "***" in page.text
+    assert "example.com" not in page.html
+    assert re.search(r"Message no answer … Jobs 2 First 4h ago Last \d+s ago", page.text)
+
+
+def test_a_job_is_tried_before_all_like_it(engine: Engine, connection: Connection, some: dict[str, list[int]]) -> None:
+    """The page then says what became of the newest, and still has the button for the others."""
+    viewer = Viewer(engine, Access.OPERATE)
+    (link,) = [
+        one for one in viewer.see("/jobs", status="failed").links if "error=smtp.Down" in one and "task=pay" in one
+    ]
+    other = failed(connection, "pay", "smtp.Down", "no answer")
+    connection.commit()
+    (sent,) = fields(viewer.see(link), "retry")
+    assert sent["id"] == str(other)
+    page = viewer.do("retry", **sent)
+    assert f"becomes of it: job {other} queued" in page.text
+    viewer.do("retry_group", **fields(page, "retry_group")[0])
+    assert [statuses(connection)[id] for id in (other, *some["other"])] == ["queued"] * 2
+    stranger = Viewer(engine, Access(can=["retry"], queues=["mail"])).see(link, tried=other)
+    assert f"job {other}" not in stranger.text
+
+
+def test_the_page_of_a_failed_job_links_to_its_group(engine: Engine, connection: Connection, some: Any) -> None:
+    """With the number of jobs in it that the viewer may see; that of a job which has not failed does not."""
+    failed(connection, "send", "smtp.Down", "no answer", queue="other")
+    connection.commit()
+    for access, number in ((Access.READ, 6), (Access(can=["read"], where=Job.queue == "default"), 5)):
+        viewer = Viewer(engine, access)
+        page = viewer.see(f"/jobs/{some['down'][0]}")
+        assert f"Jobs that failed like this: {number} " in page.text
+        (link,) = [one for one in page.links if one.startswith("/errors?")]
+        assert f"/jobs/{some['down'][4]}" in viewer.see(link).links
+    connection.execute(update(Job).values(status="completed"))
+    connection.commit()
+    assert "failed like this" not in viewer.see(f"/jobs/{some['down'][0]}").text
 
 
 @pytest.mark.parametrize("action", ["retry_group", "delete_group"])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from ...health.one_job import clamped
-from ...models import status_literal
+from ...health.one_job import clamped, read_job
+from ...models import JobMixin, status_literal
 from ...rules.lifecycle import JobStatus
+from ...sql.chosen import reading_of
 from ...sql.readings.depths import (
     HOURS,
     MOST_GROUPS,
@@ -27,7 +29,8 @@ from ..actions.jobs import WAITS, action_on_jobs
 from ..filters import among_newest
 from ..query import Query
 from ..refusals import BadInput
-from ..request import Page, PageContext
+from ..render import errors_of, value_of
+from ..request import ONE, Page, PageContext
 
 #: The names of the values that identify a group in an address or a form.
 _NAMES = ("task", "error", "group")
@@ -71,6 +74,26 @@ def named(query: Query) -> Query:
     return query.only(*_NAMES, "floor")
 
 
+def group_sign(job: type[JobMixin]) -> sa.ColumnElement[str | None]:
+    """The short name of the line of a failed job, as in an address; NULL for other jobs."""
+    return sa.case((job.status == status_literal(JobStatus.FAILED), sign_of(line_of(job.errors[-1]))))
+
+
+def group_of(context: PageContext, id: int) -> dict[str, Any] | None:
+    """The group of a failed job, and the number of jobs in it among the newest failed jobs. None: the job has not failed."""
+    job = context.job
+    found: Any = context.connection.execute(
+        sa.select(job.task, class_of(job.errors[-1]).label("error"), group_sign(job).label("group")).where(job.id == id)
+    ).one_or_none()
+    if found is None or found.group is None:
+        return None
+    extent: Any = context.connection.execute(extent_of_errors(*_where(context), newest=_COUNTED, job=job)).one()
+    query = Query([(name, getattr(found, name)) for name in _NAMES])
+    alike = of_group(replace(context, query=query.but(floor=extent.floor)))
+    number = context.count(sa.select(ONE).select_from(job).where(*alike))
+    return {"query": query, "jobs": number, "of": extent.jobs if extent.jobs >= _COUNTED else None}
+
+
 #: By name.
 ERROR_ACTIONS = {
     action.name: action
@@ -86,19 +109,19 @@ ERROR_ACTIONS = {
     )
 }  # fmt: skip
 
-#: The jobs of a group that are shown.
-_PAGE = 50
+#: The jobs of a group that are shown, and the newest failed jobs among which the page of a job counts those of its group.
+_PAGE, _COUNTED = 50, 1_000
 #: The size of the drawing of a group's hours.
 _WIDTH, _HEIGHT = 96, 20
 _COLUMNS = ("task", "group", "jobs", "first", "last", "error")
 
 
 def read_errors(context: PageContext) -> dict[str, Any]:
-    """The groups; or the newest jobs of a given group."""
+    """The groups; or a given group."""
     actions = [name for name, action in ERROR_ACTIONS.items() if context.access.may(action.needs)]
     shown: dict[str, Any] = {"now": context.now(), "actions": actions, "most": NEWEST_FAILED, "group": None}
     if context.query.one("group"):
-        return {**shown, "group": named(context.query), "jobs": _jobs(context)}
+        return {**shown, **_group(context)}
     rows, number, of_all, floor = groups(context)
     found = [_shown(row) for row in rows]
     return {**shown, "rows": found, "floor": floor, "number": number, "of_all": of_all}
@@ -124,6 +147,28 @@ def _points(hours: Sequence[int]) -> str:
         f"{round(place * step, 1):g},{round(1 + (_HEIGHT - 2) * (1 - number / most), 1):g}"
         for place, number in enumerate(hours)
     )
+
+
+def _group(context: PageContext) -> dict[str, Any]:
+    """A group: its numbers, its newest jobs, the error and the arguments of the newest job, and the state of the job that was retried."""
+    if context.query.id("floor") is None:
+        extent: Any = context.connection.execute(extent_of_errors(*_where(context), job=context.job)).one()
+        context = replace(context, query=context.query.but(floor=extent.floor or 1))
+    job, tried = context.job, context.query.id("tried")
+    row = context.connection.execute(group_errors(*of_group(context), job=job)).one_or_none()
+    jobs = _jobs(context)
+    newest = read_job(context.connection, jobs[0]["id"], where=of_group(context), job=job) if jobs else None
+    state = sa.select(job.id, reading_of(job).label("reading")).where(job.id == tried, *context.mine())
+    return {
+        "group": named(context.query),
+        "row": None if row is None else _shown(row),
+        "jobs": jobs,
+        "newest": newest and newest.job.id,
+        "failure": next(iter(errors_of(newest)[0]), None) if newest else None,
+        "args": value_of("args", newest, context.options.format_args) if newest else None,
+        "tried": None if tried is None else context.connection.execute(state).one_or_none(),
+        "may_retry": context.access.may("retry"),
+    }
 
 
 def _jobs(context: PageContext) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from ..query import as_id
 from ..render import archived_lines, errors_of, subject_link, too_large, value_of
 from ..request import Missing, Page, PageContext
 from ..timeline import timeline_of
+from .errors import group_of
 
 T = TypeVar("T")
 #: The log lines that are shown, unless all are requested.
@@ -67,6 +68,7 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "timeline": timeline_of(seen, failures),
         "failures": failures,
         "errors_note": _errors_note(seen, older),
+        "group": group_of(context, job.id) if job.archived_at is None else None,
         "values": [(part, value_of(part, seen, options.format_args)) for part in ("args", "meta", "result")],
         "progress_message": mask_passwords(job.progress_message or ""),
         "lines": lines,

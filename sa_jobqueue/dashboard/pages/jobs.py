@@ -17,6 +17,7 @@ from ...util.urls import mask_passwords
 from ..actions.jobs import JOB_ACTIONS
 from ..filters import FILTERS, chosen, due_page, has_archive, highest_id, is_by_due, reach, tabs
 from ..request import Page, PageContext
+from .errors import group_sign
 from .job import why_each
 
 _PAGE = 50
@@ -80,7 +81,7 @@ def _rows(context: PageContext, *where: sa.ColumnElement[bool]) -> sa.Select[Any
     return sa.select(
         job.id, job.status, reading_of(job).label("reading"), job.queue, job.task, job.attempt, job.max_attempts,
         *(clamped(job.__table__.c[name]).label(name) for name in _TIMES), job.subject_type, job.subject_id, error.label("error_type"),
-        sa.case((error.is_not(None), job.errors[-1]["message"].astext)).label("error_message"),
+        sa.case((error.is_not(None), job.errors[-1]["message"].astext)).label("error_message"), group_sign(job).label("group"),
     ).where(*where)  # fmt: skip
 
 
