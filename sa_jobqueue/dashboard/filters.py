@@ -26,7 +26,7 @@ from .shared import Kept
 
 #: The names of a filter's values. All of them narrow what is shown and what is changed.
 FILTERS = (
-    "id", "status", "queue", "task", "tag", "subject", "key", "error", "args", "workflow", "older_than", "newer_than", "from",
+    "id", "status", "queue", "task", "tag", "subject", "key", "error", "args", "workflow", "worker", "older_than", "newer_than", "from",
 )  # fmt: skip
 
 
@@ -41,7 +41,7 @@ def chosen(context: PageContext) -> list[sa.ColumnElement[bool]]:
         found.append(job.id >= since)
     if workflow := query.id("workflow"):
         found.append(job.workflow_id == workflow)
-    named: dict[str, Any] = {name: query.all(name) for name in ("queue", "task", "tag", "key", "error")}
+    named: dict[str, Any] = {name: query.all(name) for name in ("queue", "task", "tag", "key", "error", "worker")}
     found += criteria_of(
         **named,
         status=list(map(_status, query.all("status"))),

@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy import Connection, Engine, insert, select, text, update
 
 from sa_jobqueue.dashboard import Access
-from sa_jobqueue.models import AuditEntry, Job, Stat
+from sa_jobqueue.models import AuditEntry, Job, LimitRow, Schedule, Stat, WorkflowRow
 from tests.support.browsing import Seen, Viewer
+from tests.support.busy_scene import fill
 from tests.support.factory import make_job, row
 
 
@@ -221,6 +222,66 @@ def test_what_is_not_known_is_asked(engine: Engine, connection: Connection) -> N
     for odd in (":", "9" * 50, "0", "½", "a:b:c", "<b>", "%"):
         assert viewer.get("/find", q=odd).status_code in (200, 303)
     assert "Type the id of a job" in viewer.see("/find").text
+
+
+def found_by(viewer: Viewer, asked: str) -> list[str]:
+    """The kinds and names that a search lists."""
+    listed = Seen(viewer.see("/find", q=asked).html.partition("<h2>")[0].partition('class="found"')[2]).text
+    return listed.replace(" its jobs", "").split()[1:]
+
+
+def test_a_part_of_a_name_finds_what_has_it(engine: Engine) -> None:
+    """Tasks, queues, workers, schedules, workflows and keys, each kind for those who may see it."""
+    with engine.begin() as connection:
+        scene = fill(connection)
+        connection.execute(
+            insert(Schedule).values(name="send weekly", task="shop.report", queue="reports", expression="0 3 * * 1")
+        )
+        connection.execute(insert(WorkflowRow).values(id=7, name="big_send"))
+        connection.execute(insert(WorkflowRow).values(id=8, name="big_sync"))
+        connection.execute(update(Job).where(Job.id == scene.running[0]).values(workflow_id=7))
+        connection.execute(update(Job).where(Job.id == scene.running[2]).values(workflow_id=8))
+    viewer = Viewer(engine)
+    assert found_by(viewer, "SEND") == [
+        "task",
+        "shop.send_receipt",
+        "schedule",
+        "send",
+        "weekly",
+        "workflow",
+        "big_send",
+    ]
+    assert found_by(viewer, "repor") == ["task", "shop.report", "queue", "reports"]
+    assert found_by(viewer, "web") == ["worker", "web-1:4711", "worker", "web-2:815"]
+    assert {"/tasks/shop.send_receipt", "/workflows?name=big_send"} <= set(viewer.see("/find", q="send").links)
+    assert leads_to(viewer, "web-1:4711") == "/jobs?worker=web-1%3A4711"
+    assert [str(id) in viewer.see("/jobs", worker="web-1:4711").text for id in scene.running] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    of_sync = Viewer(engine, Access(can={"pause"}, queues={"sync"}))
+    assert found_by(of_sync, "s") == ["task", "shop.sync_stock", "queue", "sync", "workflow", "big_sync"]
+    tenant = Viewer(engine, Access(can={"pause"}, where=Job.concurrency_key == "42"))
+    assert found_by(tenant, "s") == ["workflow", "big_sync"]
+
+
+def test_a_command_shows_its_button(engine: Engine) -> None:
+    """Nothing is done by looking; a viewer without the right has no button."""
+    with engine.begin() as connection:
+        fill(connection)
+    page = Viewer(engine).see("/find", q="pause mai")
+    assert [one["action"] for one in page.all("form", method="post")] == ["/act/pause"]
+    assert [one["value"] for one in page.all("input", name="name")] == ["mail"]
+    assert [one["action"] for one in Viewer(engine).see("/find", q="Resume shop.").all("form", method="post")] == [
+        "/act/resume"
+    ] * 4
+    assert Viewer(engine, Access.READ).see("/find", q="pause mail").all("form", method="post") == []
+    of_queue = Viewer(engine, Access(can={"pause"}, queues={"sync"}))
+    assert [one["value"] for one in of_queue.see("/find", q="pause s").all("input", name="name")] == ["sync"]
+    with engine.connect() as connection:
+        assert connection.scalar(select(LimitRow.paused_at).where(LimitRow.name == "mail")) is None
 
 
 def test_what_one_may_not_see_is_not_found(engine: Engine, connection: Connection) -> None:

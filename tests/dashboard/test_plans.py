@@ -99,17 +99,17 @@ def check_page(engine: Engine, name: str, *queries: str) -> None:
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.parametrize("name", ["overview", "queues", "limits", "workers", "tasks", "task", "queue"])
+@pytest.mark.parametrize("name", ["overview", "queues", "limits", "workers", "tasks", "task", "queue", "find"])
 def test_a_page_reads_no_more_than_it_shows(large: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The doctor's own statements have tests of theirs."""
     monkeypatch.setattr("sa_jobqueue.dashboard.pages.database.look_at", lambda *_, **__: iter(()))
     monkeypatch.setattr("sa_jobqueue.dashboard.filters.RANGE", DONE // 10)
-    check_page(large, name, "")
+    check_page(large, name, "q=a" if name == "find" else "")
 
 
 QUERIES = (
     "", "queue=q1", "task=none", "tag=t", "key=k1", "error=x", 'args={"n":1}', "subject=Order", "subject=Order:7", "workflow=7", "id=7",
-    "newer_than=1h", "before=50000", *(f"status={status}" for status in Status), "status=failed&queue=q1", "status=failed&error=none",
+    "newer_than=1h", "before=50000", "worker=w", *(f"status={status}" for status in Status), "status=failed&queue=q1", "status=failed&error=none",
     "status=blocked&task=none", "status=failed&status=running", "status=queued&queue=q1", "status=queued&queue=q1&key=k1", "status=due&task=none",
 )  # fmt: skip
 

@@ -21,7 +21,7 @@ _PAGE = 50
 #: The most jobs of each workflow that are counted: 50 workflows take 40 ms.
 _COUNTED = 1_001
 #: The newest ids, among which names and cancelled workflows are searched, because they have no index.
-_NEWEST = 100_000
+NEWEST = 100_000
 
 STATES = ("running", "paused", "completed", "failed", "cancelled")
 
@@ -36,7 +36,7 @@ def read_workflows(context: PageContext) -> dict[str, Any]:
     if name:
         criteria.append(workflow.name == name)
     if is_partly := bool(name) or state == "cancelled":
-        criteria.append(workflow.id > sa.select(sa.func.max(workflow.id) - _NEWEST).scalar_subquery())
+        criteria.append(workflow.id > sa.select(sa.func.max(workflow.id) - NEWEST).scalar_subquery())
     if before is not None:
         criteria.append(workflow.id < before)
     statement = (
@@ -58,7 +58,7 @@ def read_workflows(context: PageContext) -> dict[str, Any]:
         "tabs": _tabs(context),
         "filtered": bool(name or state),
         "partly": is_partly,
-        "newest": _NEWEST,
+        "newest": NEWEST,
     }
 
 
