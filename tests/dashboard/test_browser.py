@@ -248,6 +248,13 @@ def test_keys_lead_to_the_filter_and_to_pages(tab: Tab) -> None:
     tab.page.keyboard.press("g")
     tab.page.keyboard.press("s")
     tab.page.wait_for_url("**/schedules")
+    tab.page.keyboard.press("Control+k")
+    tab.page.keyboard.type("end_rec")
+    tab.page.locator("#found a").first.wait_for()
+    tab.page.keyboard.press("ArrowDown")
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_url("**/tasks/shop.send_receipt")
+    assert tab.said == []
 
 
 def test_the_colours_are_chosen_and_kept(tab: Tab) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -103,7 +104,7 @@ def _names(context: PageContext, part: str) -> list[tuple[str, str]]:
         matching = named.where(name.icontains(part, autoescape=True), *mine, *where)
         of_kind = matching.group_by(name).order_by(name != part, name).limit(_MOST).subquery(f"of_{number}")
         statements.append(sa.select(of_kind))
-    rows = context.connection.execute(sa.union(*statements)).all()
+    rows: Sequence[Any] = context.connection.execute(sa.union(*statements)).all()
     found: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for kind, name in sorted(rows, key=lambda row: (row.name != part, row.name)):
         found[kind].append(name)

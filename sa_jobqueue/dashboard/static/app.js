@@ -112,6 +112,21 @@
     link.setAttribute("aria-keyshortcuts", `g ${letter}`);
     link.title = `g ${letter}`;
   }
+  // Ctrl-K or Cmd-K leads to the field that finds, and the arrow keys from there to what is found.
+  const finder = document.querySelector(".find input"), found = document.getElementById("found");
+  finder?.addEventListener("htmx:before:response", event => {
+    if (!event.detail.ctx.response.raw.headers.has("sa-jobqueue-part")) event.preventDefault();
+  });
+  document.addEventListener("keydown", event => {
+    if (!finder) return;
+    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") { finder.focus(); finder.select(); }
+    else if (finder.closest(".find").contains(event.target) && ["ArrowDown", "ArrowUp", "Escape"].includes(event.key)) {
+      const places = [finder, ...found.querySelectorAll("li > a, button")], at = places.indexOf(event.target);
+      if (event.key === "Escape") { found.textContent = ""; finder.focus(); }
+      else places[Math.min(Math.max(at + (event.key === "ArrowDown" ? 1 : -1), 0), places.length - 1)].focus();
+    } else return;
+    event.preventDefault();
+  });
   let went = 0;
   document.addEventListener("keydown", event => {
     if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -127,7 +142,7 @@
 
   // On a narrow screen a filter of many fields is folded, and a table with buttons is a card for each row: see app.css.
   if (matchMedia("(max-width: 40rem)").matches)
-    for (const one of document.querySelectorAll("details.fields:not([data-filtered])")) one.open = false;
+    for (const one of document.querySelectorAll("details.fields")) one.open = false;
   const labelCells = () => {
     for (const table of document.querySelectorAll("table:has(td.acts, td.actions)")) {
       const names = [...table.tHead.rows[0].cells].map(one => one.textContent.trim());
