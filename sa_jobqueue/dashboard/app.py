@@ -46,7 +46,8 @@ _BEHIND = sa.select(
 _TYPED = frozenset(
     (
         "task", "queue", "tag", "subject", "key", "error", "newer_than", "args", "name", "who", "from", "to", "running", "rate", "burst",
-        "weight", "key_running", "key_rate", "key_burst", "reason", "priority", "run_at",
+        "weight", "key_running", "key_rate", "key_burst", "reason", "priority", "run_at", "worker", "not_queue", "not_task", "not_error", "attempts", "took", "created_after", "created_before",
+        "ended_after", "ended_before",
     )
 )  # fmt: skip
 #: The most characters of a name that is taken from an address.

@@ -27,7 +27,11 @@ from .shared import Kept
 #: The names of a filter's values. All of them narrow what is shown and what is changed.
 FILTERS = (
     "id", "status", "queue", "task", "tag", "subject", "key", "error", "args", "workflow", "worker", "older_than", "newer_than", "from",
+    "not_queue", "not_task", "not_error", "attempts", "took", "created_after", "created_before", "ended_after", "ended_before",
 )  # fmt: skip
+
+_WORDS = {"subject": "about", "from": "id from", "attempts": "attempts at least", "took": "ran at least"}
+_ATTEMPTS = range(1, 2**15)
 
 
 def chosen(context: PageContext) -> list[sa.ColumnElement[bool]]:
@@ -49,9 +53,38 @@ def chosen(context: PageContext) -> list[sa.ColumnElement[bool]]:
         args=_args(context),
         older_than=query.duration("older_than"),
         newer_than=query.duration("newer_than"),
+        since=query.moment("created_after"),
+        finished_since=query.moment("ended_after"),
+        finished_before=query.moment("ended_before"),
         job=job,
     )
+    for name in ("queue", "task", "error"):
+        if unwanted := query.all(f"not_{name}"):
+            has: dict[str, Any] = {name: unwanted}
+            found.append(sa.and_(*criteria_of(**has, job=job)).is_not(sa.true()))
+    if before := query.moment("created_before"):
+        found.append(job.created_at < before)
+    if attempts := query.number("attempts", 0, _ATTEMPTS):
+        found.append(job.attempt >= attempts)
+    if took := query.duration("took"):
+        # Not a difference of the times, because it fails if one of them is infinite.
+        found.append(job.claimed_at <= sa.func.coalesce(job.finished_at, sa.func.now()) - took)
     return [*found, *context.mine()]
+
+
+def chips(query: Query) -> list[tuple[str, str, Query]]:
+    """The values of the filter but the status, each in words, with the query without it."""
+    return [
+        (
+            _WORDS.get(name, name.replace("_", " ")),
+            value,
+            query.but(before=(), due=(), **{name: [*values[:at], *values[at + 1 :]]}),
+        )
+        for name in FILTERS
+        if name != "status"
+        for values in [query.all(name)]
+        for at, value in enumerate(values)
+    ]
 
 
 def _status(text: str) -> Status:

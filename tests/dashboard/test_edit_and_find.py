@@ -226,7 +226,7 @@ def test_what_is_not_known_is_asked(engine: Engine, connection: Connection) -> N
 
 def found_by(viewer: Viewer, asked: str) -> list[str]:
     """The kinds and names that a search lists."""
-    listed = Seen(viewer.see("/find", q=asked).html.partition("<h2>")[0].partition('class="found"')[2]).text
+    listed = Seen(viewer.see("/find", q=asked).html.partition("exactly")[0].partition('class="found"')[2]).text
     return listed.replace(" its jobs", "").split()[1:]
 
 
@@ -301,3 +301,37 @@ def test_it_is_found_below_the_place_where_it_is_mounted(engine: Engine, connect
     app = Starlette(routes=[Mount("/ops", Viewer(engine).app)])
     answer = TestClient(app, follow_redirects=False).get("/ops/find", params={"q": id})
     assert answer.headers["location"] == f"/ops/jobs/{id}"
+
+
+def test_filters_narrow_by_time_attempts_and_what_is_not_wanted(engine: Engine, connection: Connection) -> None:
+    """Also what is changed; each value is a chip that is removed by its link. An infinite time hides nothing."""
+    error = {"type": "builtins.KeyError", "message": "x", "attempt": 1}
+    times = {"created_at": "2030-01-02T00:00Z", "claimed_at": "2030-01-02T03:00Z"}
+    ended = {**times, "finished_at": "2030-01-02T04:00Z"}
+    old = made(connection, "failed", task="old", queue="mail", attempt=3, errors=[error], **ended)
+    new = made(connection, "completed", task="new", attempt=1, finished_at="infinity", claimed_at="-infinity")
+    waits = made(connection, task="new", attempt=0)
+    viewer = Viewer(engine)
+    asked: dict[str, set[int]] = {
+        "not_task=new": {old}, "not_task=old&not_task=other": {new, waits}, "not_error=KeyError": {new, waits}, "not_queue=mail": {new, waits},
+        "attempts=2": {old}, "took=1h": {old, new}, "took=61m": {new}, "created_after=2030-01-02T00:00&created_before=2030-01-02T00:01": {old},
+        "created_before=2030-01-02": {new, waits}, "ended_before=2030-01-02T04:01": {old}, "ended_after=2030-01-02T04:01": {new},
+    }  # fmt: skip
+    ids = {
+        address: {
+            int(str(one["value"])) for one in viewer.see(f"/jobs?{address}").all("input", type="checkbox", name="id")
+        }
+        for address in asked
+    }
+    assert ids == asked
+    chips = [
+        one["href"]
+        for one in viewer.see("/jobs?status=failed&task=old&task=a&attempts=1").all("a", **{"class": "chip"})
+    ]
+    assert chips == [
+        f"/jobs?status=failed&{rest}" for rest in ("attempts=1&task=a", "attempts=1&task=old", "task=old&task=a")
+    ]
+    assert viewer.get("/jobs", attempts="x").status_code == viewer.get("/jobs", took="x").status_code == 400
+    viewer.do("delete", not_task="new")
+    connection.rollback()
+    assert set(connection.scalars(select(Job.id))) == {new, waits}

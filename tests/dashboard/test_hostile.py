@@ -88,7 +88,11 @@ def test_a_nul_is_refused(engine: Engine, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["task", "queue", "tag", "key", "error", "subject", "status", "args", "before", "newer_than", "did", "n"]
+    "name",
+    [
+        *("task", "queue", "tag", "key", "error", "subject", "status", "args", "before", "newer_than", "did", "n"),
+        *("worker", "not_task", "not_error", "attempts", "took", "created_after"),
+    ],
 )
 def test_what_an_address_says_is_text(engine: Engine, name: str) -> None:
     answer = Viewer(engine).get("/jobs", **{name: BAD, "next": BAD})

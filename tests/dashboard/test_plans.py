@@ -109,7 +109,8 @@ def test_a_page_reads_no_more_than_it_shows(large: Engine, name: str, monkeypatc
 
 QUERIES = (
     "", "queue=q1", "task=none", "tag=t", "key=k1", "error=x", 'args={"n":1}', "subject=Order", "subject=Order:7", "workflow=7", "id=7",
-    "newer_than=1h", "before=50000", "worker=w", *(f"status={status}" for status in Status), "status=failed&queue=q1", "status=failed&error=none",
+    "newer_than=1h", "before=50000", "worker=w", "not_task=a_task",
+    "status=failed&not_error=x&attempts=2", "took=1h", "created_after=2020-01-01&created_before=2020-01-02", "ended_after=2020-01-01", *(f"status={status}" for status in Status), "status=failed&queue=q1", "status=failed&error=none",
     "status=blocked&task=none", "status=failed&status=running", "status=queued&queue=q1", "status=queued&queue=q1&key=k1", "status=due&task=none",
 )  # fmt: skip
 

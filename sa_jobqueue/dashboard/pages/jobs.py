@@ -15,7 +15,7 @@ from ...rules.lifecycle import JobStatus
 from ...sql.chosen import error_type, reading_of
 from ...util.urls import mask_passwords
 from ..actions.jobs import JOB_ACTIONS
-from ..filters import FILTERS, chosen, due_page, has_archive, highest_id, is_by_due, reach, tabs
+from ..filters import FILTERS, chips, chosen, due_page, has_archive, highest_id, is_by_due, reach, tabs
 from ..request import Page, PageContext
 from .errors import group_sign
 from .job import why_each
@@ -40,6 +40,7 @@ def read_jobs(context: PageContext) -> dict[str, Any]:
             if context.access.may(action.needs) and not shown.isdisjoint(action.statuses)
         ],
         "filtered": any(query.one(name) for name in FILTERS),
+        "chips": chips(query),
         "has_archive": has_archive(context),
         "may_search_arguments": context.options.format_args is None or context.access.may("search_arguments"),
     }
