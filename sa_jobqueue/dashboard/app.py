@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Mapping
 from time import monotonic
 from typing import Any
@@ -25,7 +27,7 @@ from .actions.limits import LIMIT_ACTIONS, QUEUE_ACTIONS
 from .actions.schedules import SCHEDULE_ACTIONS, WORKER_ACTIONS
 from .actions.workflows import WORKFLOW_ACTIONS
 from .database import Anywhere, Database
-from .pages import PAGES
+from .pages import ANSWERS, PAGES, as_json, openapi
 from .pages.database import examined
 from .pages.errors import ERROR_ACTIONS
 from .query import Query, read_form
@@ -50,6 +52,9 @@ _TYPED = frozenset(
         "ended_after", "ended_before",
     )
 )  # fmt: skip
+#: An answer depends on these headers of the request.
+_VARY = {"vary": "Accept, HX-Request"}
+_WEIGHT = re.compile(r"[01](\.\d{0,3})?")
 #: The most characters of a name that is taken from an address.
 _NAME = 200
 
@@ -67,6 +72,7 @@ class Site:
         routes = [
             *(Route(page.path, self._shows(page), methods=["GET"], name=page.name) for page in PAGES),
             Route("/act/{action}", self._act, methods=["POST"]),
+            Route("/openapi.json", self._openapi, methods=["GET"]),
             Route("/status", self._status, methods=["GET"]),
             Mount("/static", _Static(packages=[("sa_jobqueue.dashboard", "static")]), name="static"),
             Route("/{rest:path}", self._missing, methods=["GET"]),
@@ -82,7 +88,9 @@ class Site:
                 if page is PAGES[0] and access.may("read"):
                     return _redirect(request, self._home(access))
                 return self._forbidden(request, access)
-            query = Query()
+            query, is_json = Query(), _asks_for_json(request)
+            if is_json and page.name not in ANSWERS:
+                return _json({"error": "This page has no JSON. /openapi.json names those that have."}, 406)
             try:
                 query = Query.parse(request.url.query)
                 values = await self._read(page, query, access, request.path_params)
@@ -94,6 +102,8 @@ class Site:
                 return _redirect(request, other.path, other.query)
             except Refusal as refusal:
                 return self._notice(request, access, page, query, refusal.status, refusal=refusal)
+            if is_json:
+                return _json(as_json(page, values, query, f"{request.scope.get('root_path', '')}{page.path}"))
             return self._html(
                 request, access, f"pages/{page.name}.html", 200, page=page, query=query, has_live_part=True, **values
             )
@@ -261,9 +271,17 @@ class Site:
             return self._forbidden(request, access)
         return self._notice(request, access, None, Query(), 404, missing="There is no such page.")
 
+    async def _openapi(self, request: Request) -> Response:
+        access = await access_of(self._who, request)
+        if not access.may("read"):
+            return self._forbidden(request, access)
+        return _json(openapi(self._options.title, request.scope.get("root_path", "")))
+
     def _forbidden(self, request: Request, access: Access, text: str = "You may not see this page.") -> Response:
         if self._who is None:
             text = "The dashboard is closed. Give it access=..., a function that returns the rights of a request."
+        if _asks_for_json(request):
+            return _json({"error": text}, 403)
         return self._html(request, access, "forbidden.html", 403, text=text)
 
     def _notice(
@@ -273,6 +291,10 @@ class Site:
         refusal: Refusal | None = values.get("refusal")
         if refusal is not None and refusal.what == "away" and (access.is_partial or access.queues is not None):
             values["refusal"] = Refusal("away")  # a tenant must not learn where the database is
+            refusal = values["refusal"]
+        if _asks_for_json(request):
+            text = str(bad or values.get("missing")) if refusal is None else f"{refusal.words} {refusal.detail}".strip()
+            return _json({"error": text}, 503 if status == 200 else status)
         mend = [] if bad is None else _fields_to_correct(bad, query)
         shown: dict[str, Any] = {"bad": None, "missing": None, "refusal": None, "mend": mend, **values}
         return self._html(request, access, "notice.html", status, page=page, query=query, has_live_part=True, **shown)
@@ -306,7 +328,7 @@ class Site:
             **values,
         }
         # The page's script accepts no answer without this header, because a login page may answer instead.
-        headers = {"sa-jobqueue-part": "yes"} if fragment else None
+        headers = {**_VARY, **({"sa-jobqueue-part": "yes"} if fragment else {})}
         return HTMLResponse(self._renderer.page(template, shown, root=root, fragment=fragment), status, headers)
 
 
@@ -315,7 +337,22 @@ def _sees_all(access: Access) -> bool:
 
 
 def _redirect(request: Request, path: str, query: Query | None = None) -> Response:
-    return RedirectResponse(f"{request.scope.get('root_path', '')}{path}{f'?{query}' if query else ''}", 303)
+    return RedirectResponse(f"{request.scope.get('root_path', '')}{path}{f'?{query}' if query else ''}", 303, _VARY)
+
+
+def _asks_for_json(request: Request) -> bool:
+    """Whether the request names application/json, and prefers no HTML to it."""
+    weights: dict[str, float] = {}
+    for one in request.headers.get("accept", "").lower().split(","):
+        kind, *parameters = (part.strip() for part in one.split(";"))
+        given = next((part[2:] for part in parameters if part.startswith("q=")), "1")
+        weights[kind] = float(given) if _WEIGHT.fullmatch(given) else 0.0
+    wanted = weights.get("application/json", 0.0)
+    return wanted > 0 and wanted >= weights.get("text/html", 0.0)
+
+
+def _json(value: dict[str, Any], status: int = 200) -> Response:
+    return Response(json.dumps(value), status, _VARY, "application/json")
 
 
 def _results(query: Query | None) -> list[str]:

@@ -162,6 +162,7 @@ def _group(context: PageContext) -> dict[str, Any]:
     return {
         "group": named(context.query),
         "row": None if row is None else _shown(row),
+        "rows": [] if row is None else [_shown(row)],
         "jobs": jobs,
         "newest": newest and newest.job.id,
         "failure": next(iter(errors_of(newest)[0]), None) if newest else None,
