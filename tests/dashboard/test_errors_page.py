@@ -7,12 +7,13 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, select, update
+from sqlalchemy import Connection, Engine, event, func, select, update
 
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.doctor import make_reading
-from sa_jobqueue.models import AuditEntry, Job
+from sa_jobqueue.models import AuditEntry, Job, WorkerRow
 from tests.support.browsing import Seen, Viewer
+from tests.support.busy_scene import make_worker
 from tests.support.factory import make_job, statuses
 from tests.support.plans import Plan
 
@@ -142,6 +143,34 @@ def test_the_page_of_a_failed_job_links_to_its_group(engine: Engine, connection:
     connection.execute(update(Job).values(status="completed"))
     connection.commit()
     assert "failed like this" not in viewer.see(f"/jobs/{some['down'][0]}").text
+
+
+def test_groups_that_began_after_the_last_deployment_are_new(
+    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is when the first live worker of the newest version started. Where jobs that failed since are not counted, none is called new."""
+    first = failed(connection, "old", "E", "m", finished_at=timedelta(hours=-9))
+    for task, hours in (("old", 1), ("new", 2), ("between", 4), ("before", 6)):
+        failed(connection, task, "E", "m", finished_at=timedelta(hours=-hours))
+    connection.commit()
+    viewer = Viewer(engine)
+    assert "It is not known which are new: no worker is there." in viewer.see("/errors", show="new").text
+    for version, began, unseen in (("2", 3, 1), ("2", 5, 1), ("1", 7, 1), ("2", 8, 99)):
+        id = make_worker(connection, version=version, unseen=unseen)
+        started = func.now() - timedelta(hours=began)
+        connection.execute(update(WorkerRow).where(WorkerRow.id == id).values(started_at=started))
+    connection.commit()
+    page = Viewer(engine).see("/errors")
+    assert re.findall(r"new E m (\w+)", page.text) == ["between", "new"]
+    page = Viewer(engine).see("/errors", show="new")
+    assert "Kinds of errors: 2." in page.text
+    assert "5h ago" in page.text
+    assert "old" not in re.findall(r"E m (\w+)", page.text)
+    monkeypatch.setattr("sa_jobqueue.dashboard.pages.errors.NEWEST_FAILED", 5)
+    assert "5h ago" in Viewer(engine).see("/errors", show="new").text
+    connection.execute(update(Job).where(Job.id == first).values(finished_at=func.now()))
+    connection.commit()
+    assert "more jobs failed since the last deployment" in Viewer(engine).see("/errors", show="new").text
 
 
 @pytest.mark.parametrize("action", ["retry_group", "delete_group"])

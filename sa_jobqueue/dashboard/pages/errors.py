@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,6 +19,7 @@ from ...sql.readings.depths import (
     MOST_GROUPS,
     NEWEST_FAILED,
     class_of,
+    deployed_at,
     extent_of_errors,
     group_errors,
     line_of,
@@ -42,14 +44,26 @@ def _where(context: PageContext) -> list[sa.ColumnElement[bool]]:
 
 
 def groups(
-    context: PageContext, *, newest: int = NEWEST_FAILED, most: int = MOST_GROUPS
-) -> tuple[Sequence[Any], int, int, int]:
-    """The `most` largest groups among the `newest` jobs, the number of all groups, the number of jobs, and their lowest id."""
-    where = _where(context)
-    statement = group_errors(*where, newest=newest, most=most, job=context.job)
-    rows: Sequence[Any] = context.connection.execute(statement).all()
-    extent: Any = context.connection.execute(extent_of_errors(*where, newest=newest, job=context.job)).one()
-    return rows, rows[0].groups if rows else 0, extent.jobs, extent.floor or 0
+    context: PageContext, *, newest: int = NEWEST_FAILED, most: int = MOST_GROUPS, after: datetime | None = None
+) -> Sequence[Any]:
+    """The `most` largest groups among the `newest` jobs; `after`: only those that began after this time."""
+    statement = group_errors(*_where(context), newest=newest, most=most, after=after, job=context.job)
+    return context.connection.execute(statement).all()
+
+
+def _extent(context: PageContext, newest: int = NEWEST_FAILED) -> Any:
+    """The number of jobs whose groups are shown, and their lowest id."""
+    return context.connection.execute(extent_of_errors(*_where(context), newest=newest, job=context.job)).one()
+
+
+def _deployed(context: PageContext, extent: Any) -> datetime | None:
+    """When the newest version of the workers was deployed. None: there is no worker, or jobs that failed since then are not counted."""
+    at: datetime | None = context.connection.scalar(deployed_at(job=context.job))
+    if at is None or extent.jobs < NEWEST_FAILED:
+        return at
+    job = context.job
+    is_old = sa.select(job.finished_at < sa.bindparam("deployed", at)).where(job.id == extent.floor)
+    return at if context.connection.scalar(is_old) else None
 
 
 def of_group(context: PageContext) -> list[sa.ColumnElement[bool]]:
@@ -87,7 +101,7 @@ def group_of(context: PageContext, id: int) -> dict[str, Any] | None:
     ).one_or_none()
     if found is None or found.group is None:
         return None
-    extent: Any = context.connection.execute(extent_of_errors(*_where(context), newest=_COUNTED, job=job)).one()
+    extent = _extent(context, _COUNTED)
     query = Query([(name, getattr(found, name)) for name in _NAMES])
     alike = of_group(replace(context, query=query.but(floor=extent.floor)))
     number = context.count(sa.select(ONE).select_from(job).where(*alike))
@@ -122,9 +136,19 @@ def read_errors(context: PageContext) -> dict[str, Any]:
     shown: dict[str, Any] = {"now": context.now(), "actions": actions, "most": NEWEST_FAILED, "group": None}
     if context.query.one("group"):
         return {**shown, **_group(context)}
-    rows, number, of_all, floor = groups(context)
-    found = [_shown(row) for row in rows]
-    return {**shown, "rows": found, "floor": floor, "number": number, "of_all": of_all}
+    extent = _extent(context)
+    deployed, show = _deployed(context, extent), context.query.one("show")
+    after = deployed if show == "new" else None
+    rows = groups(context, after=after) if show != "new" or deployed else []
+    return {
+        **shown,
+        "show": show,
+        "deployed": deployed,
+        "rows": [{**_shown(row), "is_new": deployed is not None and row.first > deployed} for row in rows],
+        "floor": extent.floor or 0,
+        "number": rows[0].groups if rows else 0,
+        "of_all": extent.jobs,
+    }
 
 
 def _shown(row: Any) -> dict[str, Any]:
@@ -152,8 +176,7 @@ def _points(hours: Sequence[int]) -> str:
 def _group(context: PageContext) -> dict[str, Any]:
     """A group: its numbers, its newest jobs, the error and the arguments of the newest job, and the state of the job that was retried."""
     if context.query.id("floor") is None:
-        extent: Any = context.connection.execute(extent_of_errors(*_where(context), job=context.job)).one()
-        context = replace(context, query=context.query.but(floor=extent.floor or 1))
+        context = replace(context, query=context.query.but(floor=_extent(context).floor or 1))
     job, tried = context.job, context.query.id("tried")
     row = context.connection.execute(group_errors(*of_group(context), job=job)).one_or_none()
     jobs = _jobs(context)

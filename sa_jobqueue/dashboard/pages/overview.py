@@ -33,7 +33,7 @@ def read_overview(context: PageContext) -> dict[str, Any]:
     queues = working.queues
     oldest = max((queue.oldest for queue in queues if queue.oldest is not None), default=None)
     stale = sum(worker.stale for worker in working.workers)
-    rows, *_ = groups(context, newest=_NEWEST, most=_ERRORS)
+    rows = groups(context, newest=_NEWEST, most=_ERRORS)
     return {
         "now": working.now,
         "window": window,

@@ -6,7 +6,7 @@ A count that may be large reads an index and stops at `CAP`, so each statement t
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -453,6 +453,14 @@ def list_workers(*, job: type[JobMixin] = Job) -> sa.Executable:
     ).order_by(worker.started_at, worker.id)
 
 
+def deployed_at(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
+    """When the first of the live workers of the newest version, which the worker has that started last, started; NULL without workers."""
+    worker = companions_of(job).worker
+    is_live = sa.func.extract("epoch", sa.func.now() - worker.seen_at) <= STALE
+    newest = sa.select(worker.version).where(is_live).order_by(worker.started_at.desc()).limit(ONE)
+    return sa.select(sa.func.min(worker.started_at)).where(is_live, worker.version == newest.scalar_subquery())
+
+
 def count_expired(*, job: type[JobMixin] = Job) -> sa.Executable:
     """The number of running jobs whose lease has expired: their worker died or is cut off."""
     return sa.select(sa.func.count()).where(is_held(table_of(job)), has_run_out(table_of(job)))
@@ -490,17 +498,22 @@ def sign_of(line: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
 
 
 def group_errors(
-    *where: sa.ColumnElement[bool], newest: int = NEWEST_FAILED, most: int = MOST_GROUPS, job: type[JobMixin] = Job
+    *where: sa.ColumnElement[bool],
+    newest: int = NEWEST_FAILED,
+    most: int = MOST_GROUPS,
+    after: datetime | None = None,
+    job: type[JobMixin] = Job,
 ) -> sa.Executable:
     """A row for each of the `most` largest groups of the `newest` failed jobs that meet the criteria.
 
     `task`, `error`, `line`; `group`, the line's short name; `jobs`, how many; `first` and `last`, when they ended; `hours`, how many
-    hours ago each of the last 24 hours did; and `groups`, how many groups there are of all.
+    hours ago each of the last 24 hours did; and `groups`, how many groups there are of all. `after`: only groups that began after this time.
     """
     failed = _newest(where, newest, job)
     ago = sa.func.floor(sa.func.extract("epoch", sa.func.now() - failed.c.finished_at) / 3_600)
     hours = sa.func.array_agg(sa.cast(ago, sa.Integer)).filter(ago.between(0, HOURS - 1))
     number = sa.func.count()
+    began = [] if after is None else [sa.func.min(failed.c.finished_at) > sa.bindparam("began_after", after)]
     return (
         sa.select(
             *columns_of(failed.c, "task error line"),
@@ -512,6 +525,7 @@ def group_errors(
             sa.func.count().over().label("groups"),
         )
         .group_by(failed.c.task, failed.c.error, failed.c.line)
+        .having(*began)
         .order_by(number.desc(), sa.func.max(failed.c.id).desc())
         .limit(most)
     )
