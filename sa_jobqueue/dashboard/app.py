@@ -29,7 +29,7 @@ from .actions.workflows import WORKFLOW_ACTIONS
 from .database import Anywhere, Database
 from .pages import ANSWERS, PAGES, as_json, openapi
 from .pages.database import examined
-from .pages.errors import ERROR_ACTIONS
+from .pages.errors import ERROR_ACTIONS, MARK_ACTIONS
 from .query import Query, read_form
 from .refusals import BadInput, Refusal
 from .render import Renderer, local_path
@@ -411,7 +411,7 @@ class _Static(StaticFiles):
 #: All actions, by name, in the order in which the audit lists them.
 ACTIONS: Mapping[str, PageAction] = {
     **JOB_ACTIONS, **SCHEDULE_ACTIONS, **WORKFLOW_ACTIONS, **QUEUE_ACTIONS, **LIMIT_ACTIONS, **WORKER_ACTIONS,
-    **CHANGE_ACTIONS, **ERROR_ACTIONS, UNDO.name: UNDO,
+    **CHANGE_ACTIONS, **ERROR_ACTIONS, **MARK_ACTIONS, UNDO.name: UNDO,
 }  # fmt: skip
 #: The values in an address that describe the results of the action that led to it.
 _OF_RESULTS = (

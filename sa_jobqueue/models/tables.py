@@ -117,6 +117,9 @@ class AuditEntry(Base):
     """What an operator did in one transaction."""
 
     __tablename__ = "audit"
+    __table_args__ = (
+        partial_index("audit_errors_idx", "id", where="action IN ('resolve_errors', 'mute_errors', 'show_errors')"),
+    )
 
     id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(), primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=sa.func.now())

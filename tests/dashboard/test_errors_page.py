@@ -173,6 +173,82 @@ def test_groups_that_began_after_the_last_deployment_are_new(
     assert "more jobs failed since the last deployment" in Viewer(engine).see("/errors", show="new").text
 
 
+def test_a_resolved_group_is_back_once_a_job_fails_like_it(engine: Engine, connection: Connection, some: Any) -> None:
+    """Marked as "again"; until then it is on the list of all groups, marked as "resolved", from where it can be brought back."""
+    viewer = Viewer(engine, Access.OPERATE.named("ada"))
+    page = viewer.see("/errors")
+    sent = next(one for one in fields(page, "resolve_errors") if one["task"] == "pay")
+    page = viewer.do("resolve_errors", **sent)
+    assert "Resolved, until a job fails like this again." in page.text
+    assert "Kinds of errors: 4. Resolved or muted, and not shown: 1." in page.text
+    assert not [one for one in page.links if "task=pay" in one]
+    shown = viewer.see("/errors", show="all")
+    assert "resolved Down no answer pay" in shown.text
+    assert "Marked by ada at" in shown.html
+    failed(connection, "pay", "smtp.Down", "no answer", finished_at=timedelta(0))
+    connection.commit()
+    assert "again Down no answer pay" in Viewer(engine).see("/errors").text
+    viewer.do("resolve_errors", **sent)
+    (sent,) = fields(Viewer(engine).see("/errors", show="all"), "show_errors")
+    assert "Down no answer pay" in viewer.do("show_errors", **sent).text
+    entries = connection.execute(select(AuditEntry.action, AuditEntry.who, AuditEntry.target["task"][0].astext)).all()
+    assert entries == [(f"{name}_errors", "ada", "pay") for name in ("resolve", "resolve", "show")]
+
+
+def test_a_muted_group_is_back_after_that_time(engine: Engine, connection: Connection, some: Any) -> None:
+    viewer = Viewer(engine)
+    (link,) = [one for one in viewer.see("/errors").links if "task=pay" in one]
+    (sent,) = fields(viewer.see(link), "mute_errors")
+    assert viewer.send("mute_errors", {**sent, "for": "9y"}).status_code == 400
+    assert re.search("muted in (1d|2.h)", viewer.do("mute_errors", **sent, **{"for": "1d"}).text)
+    failed(connection, "pay", "smtp.Down", "no answer")
+    connection.commit()
+    assert not [one for one in Viewer(engine).see("/errors").links if "task=pay" in one]
+    connection.execute(update(AuditEntry).values(at=func.now() - timedelta(days=1)))
+    connection.commit()
+    assert [one for one in Viewer(engine).see("/errors").links if "task=pay" in one]
+
+
+@pytest.mark.parametrize("rights", [{"queues": ["default"]}, {"where": Job.queue == "default"}])
+def test_who_sees_some_jobs_marks_no_group_and_has_none_hidden(
+    engine: Engine, connection: Connection, some: Any, rights: dict[str, Any]
+) -> None:
+    """A mark is about the jobs of all: it must neither be made by a viewer of some, nor hide that viewer's jobs."""
+    everyone = Viewer(engine)
+    sent = fields(everyone.see("/errors"), "resolve_errors")[0]
+    access = Access(can=Access.ADMIN.can, **rights)
+    viewer = Viewer(engine, access)
+    assert fields(viewer.see("/errors"), "resolve_errors") == []
+    for action in ("resolve_errors", "mute_errors", "show_errors"):
+        assert viewer.send(action, sent).status_code == 404
+    assert connection.execute(select(AuditEntry.id)).all() == []
+    everyone.do("resolve_errors", **sent)
+    assert "Kinds of errors: 4. 5 " in re.sub(
+        " Jobs Error and task.*? Do ", " ", Viewer(engine, access).see("/errors").text
+    )
+
+
+def test_marks_are_found_by_their_index(engine: Engine, connection: Connection) -> None:
+    """However long the audit is; and whatever their entries hold."""
+    connection.exec_driver_sql(
+        "INSERT INTO sa_jobqueue.audit (count, action, who, target) SELECT 1, 'retry', 'x', '{}' FROM generate_series(1, 5000)"
+    )
+    for target in ("[]", "7", '{"task": {"a": 1}, "group": ["x", "y"]}', "null"):
+        connection.exec_driver_sql(
+            f"INSERT INTO sa_jobqueue.audit (count, action, who, target) VALUES (1, 'mute_errors', '<img>', '{target}')"
+        )
+    failed(connection, "send", "E", "m")
+    connection.commit()
+    seen: list[tuple[str, Any]] = []
+    event.listen(
+        engine, "before_cursor_execute", lambda _, __, statement, values, *___: seen.append((statement, values))
+    )
+    assert "Kinds of errors: 1." in Viewer(engine).see("/errors").text
+    ((statement, values),) = [one for one in seen if "audit" in one[0]]
+    found = connection.exec_driver_sql(f"EXPLAIN (FORMAT JSON) {statement}", values).scalar_one()
+    assert Plan(found[0]["Plan"]).indexes == {"audit_errors_idx"}
+
+
 @pytest.mark.parametrize("action", ["retry_group", "delete_group"])
 @pytest.mark.parametrize("place", range(4))
 def test_a_button_reaches_what_its_line_has_counted(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,12 +27,13 @@ from ...sql.readings.depths import (
 )
 from ...statements import prune_jobs, retry_jobs
 from ...util.urls import mask_passwords
+from ..actions import Done, PageAction
 from ..actions.jobs import WAITS, action_on_jobs
 from ..filters import among_newest
 from ..query import Query
 from ..refusals import BadInput
 from ..render import errors_of, value_of
-from ..request import ONE, Page, PageContext
+from ..request import ONE, Missing, Page, PageContext
 
 #: The names of the values that identify a group in an address or a form.
 _NAMES = ("task", "error", "group")
@@ -108,6 +109,65 @@ def group_of(context: PageContext, id: int) -> dict[str, Any] | None:
     return {"query": query, "jobs": number, "of": extent.jobs if extent.jobs >= _COUNTED else None}
 
 
+# ---- Groups that are resolved or muted: an entry of the audit marks them.
+
+#: How long a group can be muted.
+MUTES = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
+#: The newest marks that are read.
+_MARKS = 5_000
+
+
+def _sees_all(context: PageContext) -> bool:
+    """Whether the viewer sees all jobs. Others neither make marks nor have groups hidden by them, because a mark is of the jobs of all."""
+    return context.queues is None and not context.access.is_partial
+
+
+def _mark(context: PageContext) -> Done:
+    if not _sees_all(context):
+        raise Missing("There is no group of errors that you may mark: you see only some of its jobs.")
+    of_group(context)
+    if (given := context.query.one("for")) and given not in MUTES:
+        raise BadInput("for", given, f"one of {', '.join(MUTES)}")
+    return Done(1)
+
+
+MARK_ACTIONS = {
+    action.name: action
+    for action in (
+        PageAction("resolve_errors", "Resolve", "Resolved, until a job fails like this again.", "retry", _mark, target=_NAMES),
+        PageAction("mute_errors", "Mute", "Muted for that time.", "retry", _mark, target=(*_NAMES, "for")),
+        PageAction("show_errors", "Show again", "It is on the list again.", "retry", _mark, target=_NAMES),
+    )
+}  # fmt: skip
+
+
+def _marks(context: PageContext) -> dict[tuple[str, ...], Any]:
+    """The last mark of each group, by its task, error and short name."""
+    if not _sees_all(context):
+        return {}
+    audit = context.tables.audit
+    named = [sa.func.coalesce(audit.target[(name, "0")].astext, "").label(name) for name in (*_NAMES, "for")]
+    # Literals, for which the planner takes the index of the marks.
+    actions = [sa.literal(name, literal_execute=True) for name in MARK_ACTIONS]
+    newest = sa.select(audit.action, audit.at, audit.who, *named).where(audit.action.in_(actions))
+    found: dict[tuple[str, ...], Any] = {}
+    for mark in context.connection.execute(newest.order_by(audit.id.desc()).limit(_MARKS)).mappings():
+        found.setdefault(tuple(mark[name] for name in _NAMES), mark)
+    return found
+
+
+def _marked(row: Any, marks: Mapping[tuple[str, ...], Any], now: datetime) -> dict[str, Any]:
+    """The state of a group: "resolved", "muted", "again" if a job failed like this since it was resolved, or none; and whether it is hidden."""
+    mark = marks.get((row.task, row.error, row.group))
+    state, until = "", None
+    if mark is not None and mark["action"] == "resolve_errors":
+        state = "again" if row.last > mark["at"] else "resolved"
+    elif mark is not None and mark["action"] == "mute_errors":
+        until = mark["at"] + MUTES.get(mark["for"], timedelta(0))
+        state = "muted" if now < until else ""
+    return {"mark": state, "until": until, "marked": mark, "is_hidden": state in ("resolved", "muted")}
+
+
 #: By name.
 ERROR_ACTIONS = {
     action.name: action
@@ -133,18 +193,30 @@ _COLUMNS = ("task", "group", "jobs", "first", "last", "error")
 def read_errors(context: PageContext) -> dict[str, Any]:
     """The groups; or a given group."""
     actions = [name for name, action in ERROR_ACTIONS.items() if context.access.may(action.needs)]
-    shown: dict[str, Any] = {"now": context.now(), "actions": actions, "most": NEWEST_FAILED, "group": None}
+    shown: dict[str, Any] = {
+        "now": context.now(),
+        "actions": actions,
+        "most": NEWEST_FAILED,
+        "group": None,
+        "mutes": list(MUTES),
+    }
+    shown["may_mark"] = context.access.may("retry") and _sees_all(context)
     if context.query.one("group"):
-        return {**shown, **_group(context)}
-    extent = _extent(context)
+        return {**shown, **_group(context, shown["now"])}
+    extent, marks = _extent(context), _marks(context)
     deployed, show = _deployed(context, extent), context.query.one("show")
     after = deployed if show == "new" else None
-    rows = groups(context, after=after) if show != "new" or deployed else []
+    # As many more as marks may hide.
+    rows = groups(context, most=MOST_GROUPS + len(marks), after=after) if show != "new" or deployed else []
+    found = [{**_shown(row), **_marked(row, marks, shown["now"])} for row in rows]
+    kept = [row for row in found if show == "all" or not row["is_hidden"]]
     return {
         **shown,
+        "left_out": sum(row["is_hidden"] for row in found),
+        "more": len(kept) > MOST_GROUPS or (bool(rows) and rows[0].groups > len(rows)),
         "show": show,
         "deployed": deployed,
-        "rows": [{**_shown(row), "is_new": deployed is not None and row.first > deployed} for row in rows],
+        "rows": [{**row, "is_new": deployed is not None and row["first"] > deployed} for row in kept[:MOST_GROUPS]],
         "floor": extent.floor or 0,
         "number": rows[0].groups if rows else 0,
         "of_all": extent.jobs,
@@ -173,19 +245,20 @@ def _points(hours: Sequence[int]) -> str:
     )
 
 
-def _group(context: PageContext) -> dict[str, Any]:
+def _group(context: PageContext, now: datetime) -> dict[str, Any]:
     """A group: its numbers, its newest jobs, the error and the arguments of the newest job, and the state of the job that was retried."""
     if context.query.id("floor") is None:
         context = replace(context, query=context.query.but(floor=_extent(context).floor or 1))
     job, tried = context.job, context.query.id("tried")
     row = context.connection.execute(group_errors(*of_group(context), job=job)).one_or_none()
+    found = None if row is None else {**_shown(row), **_marked(row, _marks(context), now)}
     jobs = _jobs(context)
     newest = read_job(context.connection, jobs[0]["id"], where=of_group(context), job=job) if jobs else None
     state = sa.select(job.id, reading_of(job).label("reading")).where(job.id == tried, *context.mine())
     return {
         "group": named(context.query),
-        "row": None if row is None else _shown(row),
-        "rows": [] if row is None else [_shown(row)],
+        "row": found,
+        "rows": [found] if found else [],
         "jobs": jobs,
         "newest": newest and newest.job.id,
         "failure": next(iter(errors_of(newest)[0]), None) if newest else None,
