@@ -70,18 +70,19 @@ def test_jobs_that_failed_alike_are_one_line(engine: Engine, some: Any) -> None:
 
 
 def test_numbers_ids_and_quoted_text_tell_no_groups_apart(engine: Engine, connection: Connection) -> None:
-    """The line has a sign in their place, and the group's button reaches all its jobs."""
+    """The line has a sign in their place, and the group's button reaches all its jobs. A line that is a quoted name is as it is."""
     for varying in (
         "Order 12 of 'Ada Byron'",
         'Order 7f1c-9 of "Bob"',
         "Order 550e8400-e29b-41d4-a716-446655440000 of 'x'",
     ):
         failed(connection, "send", "E", f"{varying} can't be sent at 10.0.0.7:25")
-    failed(connection, "send", "E", "Order of Ada can't be sent")
+    for line in ("Order of Ada can't be sent", "'to'", "'copy'"):
+        failed(connection, "send", "E", line)
     connection.commit()
     viewer = Viewer(engine)
     page = viewer.see("/errors")
-    assert "Kinds of errors: 2." in page.text
+    assert "Kinds of errors: 4." in page.text
     assert "3 E Order … of … can't be sent at … send" in page.text
     viewer.do("retry_group", **fields(page, "retry_group")[0])
     assert list(statuses(connection).values()).count("queued") == 3

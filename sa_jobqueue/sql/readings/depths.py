@@ -476,14 +476,21 @@ MOST_GROUPS = 50
 HOURS = 24
 #: Characters of the first line of a message that count.
 _LINE = 200
-#: Quoted text, and words or numbers with a digit, such as ids, times and addresses.
-_VARYING: sa.ColumnElement[str] = sa.literal_column(r"""'(?<!\w)(?:''[^'']*''|"[^"]*")|[\w-]*\d(?:[\w-]|[.,:]\d)*'""")
+#: Words and numbers with a digit, such as ids, times and addresses.
+_IDS = r"[\w-]*\d(?:[\w-]|[.,:]\d)*"
+#: Also quoted text.
+_VARYING = rf"""(?<!\w)(?:''[^'']*''|"[^"]*")|{_IDS}"""
 
 
 def line_of(last: Any) -> sa.ColumnElement[str]:
     """The first line of the message of an error, with "…" for each text that varies between jobs that fail alike."""
     first = sa.func.split_part(sa.func.coalesce(last["message"].astext, ""), sa.literal_column("E'\\n'"), 1)
-    return sa.func.regexp_replace(sa.func.left(first, _LINE), _VARYING, "…", "g", type_=sa.Text())
+    line = sa.func.left(first, _LINE)
+    shape, of_name = (
+        sa.func.regexp_replace(line, sa.literal_column(f"'{pattern}'"), "…", "g") for pattern in (_VARYING, _IDS)
+    )
+    # The message of a KeyError is a quoted name.
+    return sa.func.coalesce(sa.func.nullif(shape, "…"), of_name, type_=sa.Text())
 
 
 def class_of(last: Any) -> sa.ColumnElement[str]:
