@@ -118,11 +118,12 @@ _MARKS = 5_000
 
 
 def _sees_all(context: PageContext) -> bool:
-    """Whether the viewer sees all jobs. Others neither make marks nor have groups hidden by them, because a mark is of the jobs of all."""
+    """Whether the viewer sees all jobs. Others neither make marks nor have groups hidden by them, because a mark concerns all jobs."""
     return context.queues is None and not context.access.is_partial
 
 
 def _mark(context: PageContext) -> Done:
+    """Check the form; the entry of the audit is the mark. Raises Missing for a viewer of some jobs, and BadInput."""
     if not _sees_all(context):
         raise Missing("There is no group of errors that you may mark: you see only some of its jobs.")
     of_group(context)
