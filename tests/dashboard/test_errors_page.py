@@ -221,7 +221,7 @@ def test_who_sees_some_jobs_marks_no_group_and_has_none_hidden(
     viewer = Viewer(engine, access)
     assert fields(viewer.see("/errors"), "resolve_errors") == []
     for action in ("resolve_errors", "mute_errors", "show_errors"):
-        assert viewer.send(action, sent).status_code == 404
+        assert viewer.send(action, {**sent, "for": "1d"}).status_code == 404
     assert connection.execute(select(AuditEntry.id)).all() == []
     everyone.do("resolve_errors", **sent)
     assert "Kinds of errors: 4. 5 " in re.sub(

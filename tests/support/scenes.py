@@ -11,7 +11,9 @@ import re
 import uuid
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any
+from urllib.parse import urlencode
 
 from sqlalchemy import Connection, func, insert, select, text, update
 from sqlalchemy.orm import Session
@@ -25,6 +27,13 @@ from tests.support.factory import make_job
 from tests.support.limits import key, limit, rate
 
 __all__ = ["Scene", "addresses", "fill", "fill_workflow"]
+
+#: A group of errors, which is resolved.
+GROUP = {
+    "task": "shop.close_month",
+    "error": "shop.ledger.Unbalanced",
+    "group": sha256("by … EUR".encode()).hexdigest()[:16],
+}
 
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
@@ -71,6 +80,7 @@ def addresses(scene: Scene) -> dict[str, str]:
         "a preview": f"/schedules/{scene.schedule}/backfill?from=2025-11-03&to=2025-12-20",
         "a large workflow": f"/workflows/{scene.large_workflow}",
         "all of a workflow": f"/workflows/{scene.workflow}?unfold=yes",
+        "a group of errors": f"/errors?{urlencode(GROUP)}",
         "nothing": "/nowhere",
         "what cannot be read": "/jobs?before=x",
     }
@@ -380,6 +390,7 @@ def _audit(connection: Connection) -> None:
         ("grace@example.com", "pause_schedule", {"id": ["3"], "name": ["month's end"]}, 1),
         ("ada@example.com", "cancel", {"id": [str(number) for number in range(1, 30)]}, 29),
         ("someone at 10.0.0.7", "backfill", {"id": ["1"], "name": ["daily report"], "from": ["2026-11-01T00:00"]}, 18),
+        ("grace@example.com", "resolve_errors", {name: [value] for name, value in GROUP.items()}, 1),
     ]
     for number, (who, action, target, count) in enumerate(entries):
         values = {"who": who, "action": action, "target": target, "count": count}

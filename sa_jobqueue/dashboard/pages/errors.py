@@ -127,16 +127,20 @@ def _mark(context: PageContext) -> Done:
     if not _sees_all(context):
         raise Missing("There is no group of errors that you may mark: you see only some of its jobs.")
     of_group(context)
-    if (given := context.query.one("for")) and given not in MUTES:
-        raise BadInput("for", given, f"one of {', '.join(MUTES)}")
     return Done(1)
+
+
+def _mute(context: PageContext) -> Done:
+    if (given := context.query.one("for")) not in MUTES:
+        raise BadInput("for", given, f"one of {', '.join(MUTES)}")
+    return _mark(context)
 
 
 MARK_ACTIONS = {
     action.name: action
     for action in (
         PageAction("resolve_errors", "Resolve", "Resolved, until a job fails like this again.", "retry", _mark, target=_NAMES),
-        PageAction("mute_errors", "Mute", "Muted for that time.", "retry", _mark, target=(*_NAMES, "for")),
+        PageAction("mute_errors", "Mute", "Muted for that time.", "retry", _mute, target=(*_NAMES, "for")),
         PageAction("show_errors", "Show again", "It is on the list again.", "retry", _mark, target=_NAMES),
     )
 }  # fmt: skip
