@@ -71,7 +71,7 @@ ANSWERS: Mapping[str, Answer] = {
     }, "", ("logs",)),
     "errors": Answer(_typed(
         string="task error message=line group", integer="jobs", date_time="first last",
-    ), "rows", ("task", "error", "group", "floor")),
+    ), "rows", ("task", "error", "group", "floor", "show")),
     "tasks": Answer(_typed(
         string="name",
         integer="completed=figures.counts.completed failed=figures.counts.failed cancelled=figures.counts.cancelled retried=figures.counts.retried",
