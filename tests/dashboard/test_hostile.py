@@ -75,7 +75,8 @@ def test_times_that_no_clock_shows_hide_nothing(engine: Engine, time: str) -> No
     with engine.begin() as connection:
         names = ("created_at", "run_at", "claimed_at", "finished_at", "purge_at", "expires_at")
         id = make_job(connection, "failed", **dict.fromkeys(names, time))
-    viewer, paths = Viewer(engine), ("/jobs", "/errors", f"/jobs/{id}", f"/jobs/{id}/edit")
+        make_job(connection, "completed", task="a_task", **dict.fromkeys(names, time))
+    viewer, paths = Viewer(engine), ("/jobs", "/errors", f"/jobs/{id}", f"/jobs/{id}/edit", "/tasks/a_task")
     assert [path for path in paths if "a_task" not in viewer.see(path).text] == []
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from ...health.one_job import clamped
 from ...health.read import ENDS, QUANTILES, Figures
 from ...health.work import LATELY, read_working
 from ...models import status_literal
@@ -113,9 +114,10 @@ def _slowest(context: PageContext) -> Sequence[sa.RowMapping]:
     """The jobs that ran longest, among the newest completed jobs of the filter."""
     job = context.job
     _, within = reach(context, highest_id(context) + 1)
-    took = sa.func.extract("epoch", job.finished_at - job.claimed_at).label("took")
+    ended = clamped(job.finished_at)
+    took = sa.func.extract("epoch", ended - clamped(job.claimed_at)).label("took")
     some = (
-        sa.select(job.id, job.task, job.finished_at, took)
+        sa.select(job.id, job.task, ended.label("finished_at"), took)
         .where(*chosen(context), *within, job.status == status_literal(JobStatus.COMPLETED))
         .order_by(job.id.desc())
         .limit(_AMONG)
