@@ -14,7 +14,7 @@ from ..models import ArchivedJob, Job
 from ..rules.failures import error_text
 from ..rules.words import age
 from ..sql.chosen import Jobs, error_type, reading_of
-from ..sql.readings.depths import MOST_GROUPS, NEWEST_FAILED, extent_of_errors, group_errors
+from ..sql.readings.depths import MOST_GROUPS, NEWEST_FAILED, error_marks, extent_of_errors, group_errors, mark_state
 from ..util.log import one_line
 from ..util.urls import mask_passwords, masked
 from .config import Config, Json
@@ -147,6 +147,7 @@ _ERROR_COLUMNS = (
     Column("task", wide=True, least=12, shortened=last_part),
     Column("first"),
     Column("last"),
+    Column("mark", optional=True),
     Column("error", wide=True, least=20),
 )
 
@@ -163,7 +164,7 @@ def errors(
     """Group failed jobs by task, error class and first line of the message, largest groups first.
 
     It reads the newest 10,000 failed jobs that meet the filters, as the dashboard does. Numbers, ids and quoted text do not tell
-    groups apart.
+    groups apart. The mark of a group is what operators made of it in the dashboard: resolved, muted, or failed again since.
 
     sa-jobqueue errors --finished-since 2h
     sa-jobqueue retry --task shop.send_receipt --error ConnectTimeout --finished-since 2h --spread 10m
@@ -174,13 +175,21 @@ def errors(
         now: Any = connection.scalar(sa.select(sa.func.now()))
         rows: Any = connection.execute(group_errors(*where, most=limit)).all()
         failed = connection.execute(extent_of_errors(*where)).one().jobs
+        newest = connection.execute(error_marks()).mappings().all()
+    marks = {(mark["task"], mark["error"], mark["group"]): mark for mark in reversed(newest)}
+    states = [mark_state(marks.get((row.task, row.error, row.group)), row.last, now)[0] for row in rows]
     if json:
         names = ("task", "error", "line", "jobs", "first", "last")
-        print_json([{**{name: getattr(row, name) for name in names}, "line": mask_passwords(row.line)} for row in rows])
+        print_json(
+            [
+                {**{name: getattr(row, name) for name in names}, "line": mask_passwords(row.line), "mark": state}
+                for row, state in zip(rows, states, strict=True)
+            ]
+        )
     elif rows:
         lines = [
-            (row.jobs, row.task, f"{since(row.first, now)} ago", f"{since(row.last, now)} ago", _error_in_brief(row.error, row.line))
-            for row in rows
+            (row.jobs, row.task, f"{since(row.first, now)} ago", f"{since(row.last, now)} ago", state, _error_in_brief(row.error, row.line))
+            for row, state in zip(rows, states, strict=True)
         ]  # fmt: skip
         print_table(_ERROR_COLUMNS, lines)
     else:

@@ -23,7 +23,8 @@ from sa_jobqueue.cli import output as printing
 from sa_jobqueue.cli.filters import Filters
 from sa_jobqueue.models import LogPart, Progress, Schedule, WorkerRow
 from sa_jobqueue.rules import words
-from sa_jobqueue.statements import pause, set_limit
+from sa_jobqueue.sql.readings.depths import group_errors
+from sa_jobqueue.statements import pause, record_action, set_limit
 from sa_jobqueue.tasks.registry import TaskName
 from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.commands import CLI, environment, in_terminal
@@ -153,6 +154,14 @@ def test_errors_groups_what_failed_alike(engine: Engine, url: str) -> None:
     ]  # fmt: skip
     assert [one["jobs"] for one in as_json("errors", "--queue", "mail", url=url)] == [1]
     assert "Gone: no such order" in output("errors", url=url)
+    with engine.begin() as connection:
+        target = {
+            "task": ["shop.send"],
+            "error": ["shop.Gone"],
+            "group": [connection.execute(group_errors()).all()[0].group],
+        }
+        connection.execute(record_action("resolve_errors", who="ada", target=target, count=1))
+    assert [one["mark"] for one in as_json("errors", url=url)] == ["resolved", ""]
     assert notes(invoke("errors", "--limit", "1", url=url)).endswith("1 of 2 groups; --limit N shows more\n")
     assert notes(invoke("errors", "--task", "nothing", url=url)).endswith("no such failed jobs\n")
 

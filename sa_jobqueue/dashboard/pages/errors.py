@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,12 +17,15 @@ from ...sql.chosen import reading_of
 from ...sql.readings.depths import (
     HOURS,
     MOST_GROUPS,
+    MUTES,
     NEWEST_FAILED,
     class_of,
     deployed_at,
+    error_marks,
     extent_of_errors,
     group_errors,
     line_of,
+    mark_state,
     sign_of,
 )
 from ...statements import prune_jobs, retry_jobs
@@ -111,11 +114,6 @@ def group_of(context: PageContext, id: int) -> dict[str, Any] | None:
 
 # ---- Groups that are resolved or muted: an entry of the audit marks them.
 
-#: How long a group can be muted.
-MUTES = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
-#: The newest marks that are read.
-_MARKS = 5_000
-
 
 def _sees_all(context: PageContext) -> bool:
     """Whether the viewer sees all jobs. Others neither make marks nor have groups hidden by them, because a mark concerns all jobs."""
@@ -150,26 +148,14 @@ def _marks(context: PageContext) -> dict[tuple[str, ...], Any]:
     """The last mark of each group, by its task, error and short name."""
     if not _sees_all(context):
         return {}
-    audit = context.tables.audit
-    named = [sa.func.coalesce(audit.target[(name, "0")].astext, "").label(name) for name in (*_NAMES, "for")]
-    # Literals, for which the planner takes the index of the marks.
-    actions = [sa.literal(name, literal_execute=True) for name in MARK_ACTIONS]
-    newest = sa.select(audit.action, audit.at, audit.who, *named).where(audit.action.in_(actions))
-    found: dict[tuple[str, ...], Any] = {}
-    for mark in context.connection.execute(newest.order_by(audit.id.desc()).limit(_MARKS)).mappings():
-        found.setdefault(tuple(mark[name] for name in _NAMES), mark)
-    return found
+    newest = context.connection.execute(error_marks(job=context.job)).mappings().all()
+    return {tuple(mark[name] for name in _NAMES): mark for mark in reversed(newest)}
 
 
 def _marked(row: Any, marks: Mapping[tuple[str, ...], Any], now: datetime) -> dict[str, Any]:
-    """The state of a group: "resolved", "muted", "again" if a job failed like this since it was resolved, or none; and whether it is hidden."""
+    """The mark of a group, its state, and whether it is hidden."""
     mark = marks.get((row.task, row.error, row.group))
-    state, until = "", None
-    if mark is not None and mark["action"] == "resolve_errors":
-        state = "again" if row.last > mark["at"] else "resolved"
-    elif mark is not None and mark["action"] == "mute_errors":
-        until = mark["at"] + MUTES.get(mark["for"], timedelta(0))
-        state = "muted" if now < until else ""
+    state, until = mark_state(mark, row.last, now)
     return {"mark": state, "until": until, "marked": mark, "is_hidden": state in ("resolved", "muted")}
 
 

@@ -546,6 +546,35 @@ def extent_of_errors(
     return sa.select(sa.func.count().label("jobs"), sa.func.min(ids.c.id).label("floor")).select_from(ids)
 
 
+#: The actions that mark a group of errors; an entry of the audit is the mark.
+_MARKS = ("resolve_errors", "mute_errors", "show_errors")
+#: How long a group can be muted.
+MUTES = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
+
+
+def error_marks(*, most: int = 5_000, job: type[JobMixin] = Job) -> sa.Select[Any]:
+    """The newest marks of groups of errors, the last first: `action`, `at`, `who`; the `task`, `error` and `group`; and `for`, a name of MUTES."""
+    audit = companions_of(job).audit
+    values = (
+        sa.func.coalesce(audit.target[(name, "0")].astext, "").label(name) for name in ("task", "error", "group", "for")
+    )
+    # Literals, for which the planner takes the index of the marks.
+    is_mark = audit.action.in_([sa.literal(name, literal_execute=True) for name in _MARKS])
+    return sa.select(audit.action, audit.at, audit.who, *values).where(is_mark).order_by(audit.id.desc()).limit(most)
+
+
+def mark_state(mark: Any, last: datetime, now: datetime) -> tuple[str, datetime | None]:
+    """The state of a group whose last job failed at `last`, by its last mark: "resolved"; "again", if a job failed like this since it was
+    resolved; "muted", with the end; or none, as without a mark.
+    """
+    if mark is None or mark["action"] == "show_errors":
+        return "", None
+    if mark["action"] == "resolve_errors":
+        return "again" if last > mark["at"] else "resolved", None
+    until = mark["at"] + MUTES.get(mark["for"], timedelta(0))
+    return ("muted", until) if now < until else ("", None)
+
+
 def _failed(job: type[JobMixin]) -> sa.ColumnElement[bool]:
     return job.status == status_literal(JobStatus.FAILED)
 
