@@ -332,7 +332,10 @@ def test_workers_that_have_not_left_and_are_not_seen_are_a_notice(database_url: 
         connection.execute("UPDATE sa_jobqueue.worker SET seen_at = now() - interval '5 min'")
     finding = look(database_url)["workers"]
     assert finding.level == "notice"
-    assert "no worker is alive; not seen for a minute, though they have not left: web-1:7" in finding.detail
+    assert (
+        "no worker is alive; not seen for a minute, or with an expired lease, and have not left: web-1:7"
+        in finding.detail
+    )
 
 
 def test_workers_of_several_releases_are_a_notice(database_url: str) -> None:

@@ -126,7 +126,7 @@ def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
         places = listed([f"{escaped(worker.host)}:{worker.pid}" for worker in stale], 3)
         yield (
             "notice",
-            f"not seen for a minute, though they have not left: {places}",
+            f"not seen for a minute, or with an expired lease, and have not left: {places}",
             "their jobs are rescued; if they were not killed, see their logs and their connection to the database",
         )
     versions = Counter(worker.version for worker in examination.live_workers)
