@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.peers.environments import requirements
+from tests.benchmarks.peers.environments import requirements, too_old
 from tests.benchmarks.peers.page import BEGIN, END, losses, section, write
 from tests.benchmarks.peers.results import Row, figures, to_json
 from tests.support.commands import ROOT
@@ -91,9 +91,18 @@ def test_a_result_survives_json() -> None:
     assert Row(**asdict(one)) == one
 
 
-@pytest.mark.parametrize("runner", ["on_pgqueuer", "on_procrastinate", "on_chancy", "on_celery", "on_dramatiq"])
+@pytest.mark.parametrize(
+    "runner",
+    ["on_pgqueuer", "on_procrastinate", "on_chancy", "on_celery", "on_dramatiq", "on_dbos", "on_awa", "on_oban"],
+)
 def test_a_runner_says_what_it_needs(runner: str) -> None:
     """In the inline metadata of its first lines; no release is pinned, the newest is meant."""
     wanted = requirements(runner)
     assert any(requirement.startswith(runner.removeprefix("on_")) for requirement in wanted)
     assert not any(sign in requirement for requirement in wanted for sign in "=<>~")
+
+
+@pytest.mark.parametrize(("python", "wanted"), [("3.11.7", ">=3.12"), ("3.12.0", ""), ("3.15.0b1", "")])
+def test_a_runner_that_needs_a_newer_python_says_which(python: str, wanted: str) -> None:
+    """By the `requires-python` of its inline metadata; a runner without that line runs on every Python."""
+    assert (too_old("on_oban", python), too_old("on_awa", python)) == (wanted, "")

@@ -24,7 +24,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.peers.environments import RUNNERS, interpreter
+from tests.benchmarks.peers.environments import RUNNERS, interpreter, too_old
 from tests.benchmarks.peers.page import write
 from tests.benchmarks.peers.race import Contestant, Runner, Stuck, drain
 from tests.benchmarks.peers.results import Row, figures, to_json
@@ -78,9 +78,14 @@ def tables(rows: list[Row]) -> tuple[Table, Table]:
 def run(given: argparse.Namespace, console: Console) -> dict[str, object]:
     """Install, race, print; return the results as JSON has them."""
     with ExitStack() as stack:
+        names = given.peers or NAMES
+        for name in names:
+            if wanted := too_old(name):
+                console.print(f"{name} left out: it needs Python {wanted}")
         runners = [
             Runner.described(name, interpreter(name, given.environments, install=not given.as_installed))
-            for name in given.peers or NAMES
+            for name in names
+            if not too_old(name)
         ]
         postgres = Postgres.at(given.database_url)
         stack.callback(postgres.drop)
