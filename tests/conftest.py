@@ -102,15 +102,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """A failure with a lone surrogate in its text cannot be sent to the controller, and would end the whole run."""
+    """A text with a lone surrogate, of a failure or captured, cannot be sent to the controller, and would end the whole run."""
     report: pytest.TestReport = yield  # type: ignore[assignment]
     if report.failed:
         text = f"{report.longrepr}"
         if not text.isascii() and text.encode(errors="backslashreplace") != text.encode(errors="surrogatepass"):
             report.longrepr = text.encode(errors="backslashreplace").decode()
-        report.sections = [
-            (name, content.encode(errors="backslashreplace").decode()) for name, content in report.sections
-        ]
+    report.sections = [(name, content.encode(errors="backslashreplace").decode()) for name, content in report.sections]
     return report  # type: ignore[return-value]
 
 
