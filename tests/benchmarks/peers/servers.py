@@ -86,12 +86,11 @@ class Postgres:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(self.name)))
 
     def _url(self, name: str | None) -> str:
-        url = database_url(self.server)
-        return (
-            make_url(url)
-            .set(drivername="postgresql", **({"database": name} if name else {}))
-            .render_as_string(hide_password=False)
-        )
+        url = make_url(database_url(self.server)).set(drivername="postgresql", **({"database": name} if name else {}))
+        if not url.host and url.port is not None:  # asyncpg takes a port without a host for a name
+            address = url.render_as_string(hide_password=False).replace(f"@:{url.port}/", "@/", 1)
+            return f"{address}&port={url.port}"
+        return url.render_as_string(hide_password=False)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from common import SERVER, Peer, Way, mark
 PARTITIONS = 4
 WORKERS = 256
 #: Its driver wants a host before the path of a Unix socket, which then wins.
-URL = SERVER.replace("@:", "@localhost:", 1)
+URL = SERVER.replace("@/", "@localhost/", 1)
 
 PEER = Peer(
     name="Awa",
