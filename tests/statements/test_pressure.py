@@ -52,7 +52,8 @@ def test_an_idle_database_is_under_no_pressure(database_url: str, engine: Engine
     """The session that reads counts nowhere; of standbys nothing is known where there is none."""
     pressure = read(engine)
 
-    assert (pressure.snapshot_seconds, pressure.snapshot_xids) == (0.0, 0)
+    assert pressure.snapshot_seconds < 5  # another connection may be beginning
+    assert pressure.snapshot_xids == 0
     assert (pressure.lock_waits, pressure.active, pressure.hidden) == (0, 0, 0)
     assert (pressure.replication_seconds, pressure.replication_bytes) == (None, None)
 
