@@ -24,8 +24,10 @@ NEVER = RetryPolicy(no_retry=(BaseException,))
 
 
 def sleeping(engine: Engine) -> bool:
+    """Whether a session of this database sleeps: other tests have databases of their own on the server."""
+    asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND datname = current_database()"
     with engine.connect() as connection:
-        return bool(connection.scalar(text("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'")))
+        return bool(connection.scalar(text(asleep)))
 
 
 class Lost:
