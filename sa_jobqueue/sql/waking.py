@@ -79,7 +79,7 @@ class Surveyed(NamedTuple):
     due_in: Mapping[str, float]
     """By queue, the seconds until its first job is due: 0 or less if it is due. A queue without a job is not in it."""
     work: Collection[str]
-    """Names of `work_for_chores`, of which there may be something to do."""
+    """The names in `work_for_chores` of the chores that may have work."""
 
 
 def work_for_chores(job: type[JobMixin]) -> Mapping[str, sa.ColumnElement[bool]]:

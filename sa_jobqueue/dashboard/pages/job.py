@@ -92,7 +92,7 @@ def _errors_note(seen: JobSeen, older: int) -> str:
 def why_each(context: PageContext, ids: Sequence[int]) -> dict[int, str]:
     """The deciding reason of each of these jobs. Nothing if the row of any of them cannot be read."""
     found = _readable(context, lambda: explain_each(context.connection, ids, context.job)) or []
-    firsts = [(one, one.reasons[0]) for one in found]
+    firsts = [(job, job.reasons[0]) for job in found]
     seen = set(context.seen([other for _, reason in firsts for other in reason.job_ids or ()]))
     return {one.job_id: mask_passwords(_visible(context, reason, seen).said(one.distant)) for one, reason in firsts}
 
