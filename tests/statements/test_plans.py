@@ -321,7 +321,8 @@ def test_a_survey_reads_a_row_for_each_priority(statements: Statements) -> None:
     of_chores = ("job_limit_idx", "job_purge_idx", "workflow_deadline_idx", *(f"{table}_pkey" for table in tables))
     assert_by(plan, "job_claim_idx", *of_chores, *KEYS)
     assert max(node["Actual Rows"] for node in plan.on("job")) <= 1, plan
-    assert plan.blocks <= 100 + 3 * 10 * 4, plan
+    # What other tests changed and rolled back is still in the index.
+    assert plan.blocks <= 100 + 3 * 10 * 10, plan
 
 
 def test_pruning_reads_what_it_deletes(statements: Statements) -> None:
