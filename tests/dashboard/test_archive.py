@@ -152,7 +152,7 @@ def test_the_way_to_the_archive_is_shown_where_there_is_one(engine: Engine) -> N
         there = make_job(connection)
     page = Viewer(engine).see("/jobs", queue="mail")
     assert not [one for one in page.links if one.startswith("/archived")]
-    assert "None." in Viewer(engine).see("/archived").text
+    assert "No archived jobs." in Viewer(engine).see("/archived").text
     id = archived_job(engine, queue="mail")
     fresh = create_engine(engine.url)
     viewer = Viewer(fresh)
