@@ -8,7 +8,7 @@ of a task at one depth.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -61,8 +61,12 @@ class Picture:
     """Boxes that are not drawn."""
 
 
-def folded(nodes: Sequence[Any], *, most: int = MOST_BOXES, unfold: bool = False) -> Picture:
-    """The picture of these members, rows of `workflow_graph`. `unfold`: a box for each member, if there are at most `most`."""
+def folded(
+    nodes: Sequence[Any], *, most: int = MOST_BOXES, unfold: bool = False, opened: Collection[int] = ()
+) -> Picture:
+    """The picture of these members, rows of `workflow_graph`. `unfold`: a box for each member, if there are at most `most`; `opened`: the
+    ids of boxes in place of which each member has a box, if all boxes are at most `most` then.
+    """
     graph = _Graph(nodes)
     if unfold and len(nodes) <= most:
         return graph.picture(lambda one: one, most)
@@ -71,8 +75,19 @@ def folded(nodes: Sequence[Any], *, most: int = MOST_BOXES, unfold: bool = False
     for key in keys:
         made = key()
         if len({made(one) for one in graph.tasks}) <= most:
-            return graph.picture(made, most)
-    return graph.picture(graph.by_depth(), most)
+            return graph.picture(graph.opened(made, opened, most), most)
+    return graph.picture(graph.opened(graph.by_depth(), opened, most), most)
+
+
+def behind(nodes: Sequence[Any], id: int) -> Counter[str]:
+    """The numbers by status of the members that wait for this member, and for these members, and so on."""
+    graph, found = _Graph(nodes), {id}
+    order = [id]
+    for one in order:
+        new = {child for child, _ in graph.children[one]} - found
+        found |= new
+        order += new
+    return Counter(node.status for node in nodes if node.id in found and node.id != id)
 
 
 class _Graph:
@@ -96,6 +111,15 @@ class _Graph:
         }
         numbers = Counter(kinds.values())
         return lambda one: kinds[one] if numbers[kinds[one]] >= _ALIKE else one
+
+    def opened(self, key: Key, ids: Collection[int], most: int) -> Key:
+        """The key, except that each member of the boxes with these ids has a box of its own."""
+        open_keys = {key(one) for one in ids if one in self.tasks}
+
+        def opened(one: int) -> Hashable:
+            return ("opened", one) if key(one) in open_keys else key(one)
+
+        return opened if len({opened(one) for one in self.tasks}) <= most else key
 
     def above(self) -> Key:
         """Members with similar paths to them."""

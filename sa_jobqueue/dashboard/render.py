@@ -17,7 +17,7 @@ from ..health.one_job import JobSeen
 from ..rules.failures import moment_said
 from ..rules.words import age, duration, estimated, size
 from ..sql.readings.depths import capped
-from ..util.log import get_logger
+from ..util.log import get_logger, one_line
 from ..util.urls import mask_passwords, masked
 from ..version import __version__
 from .query import Query
@@ -174,6 +174,17 @@ def value_of(part: Part, seen: JobSeen, format_args: FormatArgs | None) -> Value
     if len(said) > _MOST:
         return Value(said[:_MOST], f"The first {_MOST:,} of {len(said):,} characters.")
     return Value(said, is_whole=said == before)
+
+
+def short_args(id: int, task: str, args: Any, format_args: FormatArgs | None) -> dict[str, str]:
+    """The arguments of a job by name as short texts, as `format_args` returns them. If that fails, there are none."""
+    try:
+        shown = masked(args if format_args is None else format_args(task, "args", args))
+    except Exception as error:  # of the application's function, or of what it returned
+        logger.warning("format_args failed for the args of job %s: %s", id, type(error).__name__)
+        return {}
+    pairs = shown.items() if isinstance(shown, dict) else ()
+    return {one_line(name): one_line(value if isinstance(value, str) else _compact(value)) for name, value in pairs}
 
 
 def too_large(seen: JobSeen, part: str) -> str:

@@ -7,6 +7,7 @@ memory as text. What cannot be read is left out, with its size, and the rest is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import SimpleNamespace
@@ -22,6 +23,9 @@ from ..sql.chosen import Jobs, reading_of
 #: Bytes, as they are stored, of arguments, a result or errors up to which they are read; and of the same as text.
 SHOWN = 100_000
 _TEXT = 400_000
+#: Bytes of arguments up to which they are shown next to the name of a job.
+_SHORT = 1_000
+_ZERO: sa.ColumnElement[int] = sa.literal_column("0", sa.Integer)
 
 _PLAIN = (
     "id", "status", "task", "queue", "priority", "attempt", "max_attempts", "rescues", "claims", "worker", "schedule_id", "ticks",
@@ -103,25 +107,39 @@ def _long_values(
         for name in names
     )
     # A fence, so that each is made into text once.
-    made = sa.select(*short).where(*which).offset(sa.literal_column("0", sa.Integer)).subquery("made").c
+    made = sa.select(*short).where(*which).offset(_ZERO).subquery("made").c
+    statement = sa.select(*(sa.case((sa.func.octet_length(one) <= _TEXT, one)) for one in made))
+    row = next(iter(_rows_if_readable(connection, statement)), ())
+    return {name: value for name, text in zip(names, row, strict=False) for value in _loaded(text)}
+
+
+def read_short_args(connection: sa.Connection, ids: Sequence[int], *, job: Jobs = Job) -> dict[int, Any]:
+    """The arguments of these jobs by id, without those that are longer than 1,000 bytes or cannot be read."""
+    columns = job.__table__.c
+    short = sa.case((sa.func.pg_column_size(columns.args) <= _SHORT, sa.cast(columns.args, sa.Text))).label("args")
+    which = columns.id == sa.func.any(sa.literal(list(ids), sa.ARRAY(sa.BigInteger)))
+    made = sa.select(columns.id, short).where(which).offset(_ZERO).subquery("made").c
+    statement = sa.select(made.id, made.args).where(sa.func.octet_length(made.args) <= _SHORT)
+    return {job_id: value for job_id, text in _rows_if_readable(connection, statement) for value in _loaded(text)}
+
+
+def _rows_if_readable(connection: sa.Connection, statement: sa.Executable) -> Sequence[Any]:
+    """The rows of a statement; none if a value does not fit into memory as text, or takes too long to make."""
     point = connection.begin_nested()
     try:
-        row = connection.execute(
-            sa.select(*(sa.case((sa.func.octet_length(one) <= _TEXT, one)) for one in made))
-        ).one_or_none()
+        found = connection.execute(statement).all()
     except DBAPIError as error:
-        # As text it does not fit into memory, or takes too long to make.
         state = str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or "")
         if error.connection_invalidated or not state or state.startswith(_GONE):
             raise
         point.rollback()
-        return {}
+        return ()
     point.commit()
-    found: dict[str, Any] = {}
-    for name, text in zip(names, row or (), strict=False):
-        if text is not None:
-            try:
-                found[name] = load_any(text)
-            except (ValueError, RecursionError):
-                continue
     return found
+
+
+def _loaded(text: str | None) -> list[Any]:
+    """The value of this JSON; nothing if it is missing or cannot be read."""
+    with suppress(ValueError, RecursionError):
+        return [] if text is None else [load_any(text)]
+    return []

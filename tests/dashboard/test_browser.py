@@ -367,7 +367,7 @@ def test_a_server_that_is_gone_is_said_and_a_login_in_its_place_is_gone_to(brows
 
 
 def test_the_graph_of_a_workflow_is_drawn(tab: Tab) -> None:
-    """A box for each part, edges that begin and end at boxes, and what is too wide is made to fit."""
+    """A box for each part, edges from the right of a box to the left of another, and what is too wide is made to fit."""
     tab.go(f"/workflows/{tab.site.scene.workflow}?unfold=yes")
     graph = tab.page.locator(".graph svg")
     assert graph.locator("a.box").count() == 15
@@ -388,16 +388,12 @@ def test_the_graph_of_a_workflow_is_drawn(tab: Tab) -> None:
     assert re.search(r"/jobs/\d+$", tab.page.url)
 
 
-#: Ends of edges that are more than two units away from the border of each box.
+#: Edges that do not begin in the middle of a box's right side, or end in the middle of a left side, with the distances.
 _EDGES_OFF_THE_BOXES = """(() => {
   const boxes = [...document.querySelectorAll('.graph a.box')].map(one => [...one.querySelectorAll('rect')].at(-1).getBBox());
-  const off = ({x, y}) => Math.min(...boxes.map(box => {
-    const dx = Math.max(box.x - x, 0, x - box.x - box.width), dy = Math.max(box.y - y, 0, y - box.y - box.height);
-    const inside = Math.min(x - box.x, box.x + box.width - x, y - box.y, box.y + box.height - y);
-    return dx || dy ? Math.hypot(dx, dy) : inside;
-  }));
-  return [...document.querySelectorAll('.graph path.edge')].flatMap(path =>
-    [off(path.getPointAtLength(0)), off(path.getPointAtLength(path.getTotalLength()))]).filter(one => one > 2);
+  const off = ({x, y}, side) => Math.min(...boxes.map(box => Math.hypot(x - box.x - side * box.width, y - box.y - box.height / 2)));
+  return [...document.querySelectorAll('.graph path.edge')].map(path =>
+    [off(path.getPointAtLength(0), 1), off(path.getPointAtLength(path.getTotalLength()), 0)]).filter(both => Math.max(...both) > 2);
 })()"""
 _OVERLAPPING_BOXES = """(() => {
   const boxes = [...document.querySelectorAll('.graph a.box')].map(one => [...one.querySelectorAll('rect')].at(-1).getBBox());

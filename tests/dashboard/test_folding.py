@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sa_jobqueue.dashboard.folding import Picture, folded
+from sa_jobqueue.dashboard.folding import Picture, behind, folded
 from sa_jobqueue.rules.lifecycle import JobStatus
 
 BEGIN = datetime(2026, 11, 26, tzinfo=UTC)
@@ -54,6 +54,22 @@ def test_many_siblings_alike_are_one_box() -> None:
     picture = folded(fan(40))
     assert said(picture) == [("index_page", 40), ("list", 1), ("publish", 1)]
     assert sorted((one, other) for one, other, _ in picture.edges) == [(1, 2), (2, 99_999)]
+
+
+def test_a_box_opens_into_its_members_where_they_are_not_too_many() -> None:
+    nodes = [*fan(40), Node(100_000, "other", [1]), *[Node(200_000 + i, "mail", [99_999]) for i in range(9)]]
+    opened = folded(nodes, opened=[2])
+    assert said(opened) == [*[("index_page", 1)] * 40, ("list", 1), ("mail", 9), ("other", 1), ("publish", 1)]
+    assert said(folded(nodes, opened=[2], most=40)) == said(folded(nodes, most=40))
+
+
+def test_the_members_behind_a_member_are_counted_once() -> None:
+    nodes = [
+        Node(1, "a", status="failed"), Node(2, "b", [1], "blocked"), Node(3, "c", [1], "cancelled"), Node(4, "d", [2, 3], "blocked"),
+        Node(5, "e"),
+    ]  # fmt: skip
+    assert behind(nodes, 1) == {"blocked": 2, "cancelled": 1}
+    assert behind(nodes, 5) == {}
 
 
 def test_each_can_be_seen_where_they_are_not_too_many() -> None:

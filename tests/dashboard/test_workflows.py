@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, func, select, text, update
+from sqlalchemy.orm import Session
 
+from sa_jobqueue import TaskName, Workflow
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.models import AuditEntry, Job, WorkflowRow
 from tests.support.browsing import Seen, Viewer
@@ -132,8 +135,9 @@ def test_a_workflow_is_shown_as_a_graph_a_chart_of_times_and_a_table(engine: Eng
     assert [f"/jobs/{id}" for id in (a, b, c, d) if f"/jobs/{id}" not in page.links] == []
     assert f"settled: {c}" in page.text
     assert "On failure on_failure" in page.text
-    lines = [found for found in page.all("tr") if str(found.get("id")).startswith("line-")]
-    assert len(lines) == 4
+    rows = [found for found in page.all("tr") if str(found.get("id")).startswith("node-")]
+    assert len(rows) == 4
+    assert len(page.all("rect", **{"class": "waits"})) == 4
 
 
 def test_a_large_fan_out_is_one_box(engine: Engine, connection: Connection) -> None:
@@ -158,16 +162,61 @@ def test_siblings_can_be_seen_one_by_one(engine: Engine, connection: Connection)
     assert sorted(number for _, number, _ in shape_of(page)[0].values()) == [1, 9]
     (link,) = [one for one in page.links if "unfold=yes" in one]
     assert len(shape_of(Viewer(engine).see(link))[0]) == 10
+    (box,) = [box for box in graph_of(page)["boxes"] if box["opens"]]
+    assert len(shape_of(Viewer(engine).see(f"/workflows/{flow.id}", open=box["id"]))[0]) == 10
 
 
-def test_the_first_failure_is_said_and_boxes_of_one_task_are_told_apart(engine: Engine, connection: Connection) -> None:
-    """Why a workflow failed is at the top, and leads to the job. Boxes that read alike have the job's id."""
-    flow = flow_of(connection, "a", "b", "c: b", name="apart")
-    flow.fail("b")
+def test_the_head_names_the_first_failure_and_the_jobs_that_come_after_it(
+    engine: Engine, connection: Connection
+) -> None:
+    """With its error, and links to it and to all failed jobs. Boxes that read alike have the job's id."""
+    flow = flow_of(connection, "a", "b", "c: b", "d: ~c", "e: d", "f", name="apart")
+    flow.fail("b", "f")
+    flow.settle()
     connection.commit()
     page = Viewer(engine).see(f"/workflows/{flow.id}", unfold="yes")
-    assert f"First failed job: {flow.job('b')} " in page.text
-    assert shape_of(page)[0][str(flow.job("b"))][2] == f"failed · {flow.job('b')}"
+    b = flow.job("b")
+    assert f"First failed job: {b} a_task : Discard: on purpose" in page.text
+    assert "Jobs that come after it: 1 cancelled, 1 queued, 1 blocked." in page.text
+    assert f"/jobs?workflow={flow.id}&status=failed" in page.links
+    assert shape_of(page)[0][str(b)][2] == f"failed · {b}"
+
+
+def test_boxes_and_rows_of_a_task_have_the_arguments_that_tell_them_apart(
+    engine: Engine, connection: Connection
+) -> None:
+    """On one line and cut, whatever they contain; as `format_args` returns them; arguments that cannot be read are left out."""
+    hostile = "<img src=x onerror=alert(1)>\x1b[2J\n" + 300 * "y" + "z"
+    flow = Workflow("apart")
+    for page, shop in ((1, "EU"), (hostile, "EU"), (3 * [700 * "long"], "EU")):
+        flow.add(TaskName("shop.fetch"), page=page, shop=shop)
+    flow.add(TaskName("shop.merge"), into="report")
+    session = Session(connection)
+    session.add(flow)
+    session.flush()
+    path = f"/workflows/{flow.id}"
+    huge = "jsonb_build_object('page', repeat('1', 90000)::numeric, 'shop', 'EU')"
+    connection.execute(
+        text(f"INSERT INTO sa_jobqueue.job (task, args, workflow_id) SELECT 'shop.fetch', {huge}, {path[11:]}")
+    )
+    connection.commit()
+    page = Viewer(engine).see(path)
+    first, second, third, fourth, fifth = (box["said"] for box in graph_of(page)["boxes"])
+    assert (first, fourth) == ("queued · page=1", "queued · into=report")
+    assert second == f"queued · page=<img src=…{14 * 'y'}z"
+    assert re.fullmatch(r"queued · \d+", third)
+    assert re.fullmatch(r"queued · \d+", fifth)
+    assert "shop.fetch page=1" in page.text
+    assert "<img" not in page.html
+    assert "\x1b" not in page.html
+
+    def mask(task: str, part: str, value: Any) -> Any:
+        return dict.fromkeys(value, "***")
+
+    masked = Viewer(engine, format_args=mask).see(path)
+    assert [box["said"] for box in graph_of(masked)["boxes"]][3] == "queued · into=***"
+    assert "page=" not in masked.text
+    assert "report" not in masked.html
 
 
 @pytest.mark.parametrize("path", ["/workflows/7", "/workflows/x", "/workflows/0"])
@@ -184,6 +233,7 @@ def test_a_workflow_is_cancelled_after_a_question(engine: Engine, connection: Co
     flow.complete("a")
     connection.commit()
     viewer = Viewer(engine, Access.ADMIN.named("ada"))
+    assert "/act/cancel_workflow" in viewer.see("/workflows").html
     question = viewer.send("cancel_workflow", {"id": flow.id})
     assert "Jobs that have not ended: 2." in Seen(question.text).text
     assert flow.statuses()["b"] == "queued"
@@ -291,6 +341,7 @@ def test_only_who_may_see_all_jobs_of_a_workflow_may_change_it(
     page = viewer.see("/workflows")
     assert "of others" not in page.text
     assert "mixed" in page.text
+    assert "/act/" not in page.html
     assert "1 cancelled" in page.text
     assert page.all("span", **{"class": "count"}) == []  # they are numbers of all tenants
     assert viewer.get(f"/workflows/{others.id}").status_code == 404

@@ -59,6 +59,8 @@ def read_workflows(context: PageContext) -> dict[str, Any]:
         "filtered": bool(name or state),
         "partly": is_partly,
         "newest": NEWEST,
+        # Others may own jobs of a workflow that a viewer of some jobs sees: its page says whether the viewer may change it.
+        "may_cancel": context.access.may("cancel_workflow") and not context.mine(),
     }
 
 
