@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Job, JobContext, JobStatus, Registry, enqueue, task
+from sa_jobqueue import Job, JobContext, JobStatus, Registry, WorkerSettings, enqueue, task
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.sql.waking import work_for_chores
 from sa_jobqueue.statements import retry_jobs
@@ -328,3 +330,40 @@ async def test_maintenance_is_spared_only_while_there_is_nothing_to_do(
         assert [name for name, chore in spared.items() if chore.quiet_until == 0] == found
     step.close()
     step._services.maintenance._connection.close()  # type: ignore[union-attr]
+
+
+@pytest.mark.nightly
+def test_jobs_of_an_idle_worker_start_within_five_seconds_although_nothing_tells_it_and_its_connections_are_ended(
+    engine: Engine, url: str, registry: Registry
+) -> None:
+    """With default settings: jobs for now and for later, half of them written past the trigger, while backends are ended at random."""
+    chance, begun, waits, defaults = random.Random(43), dict[int, float](), list[float](), WorkerSettings()
+
+    @task(registry=registry, name="timed")
+    def timed(ctx: JobContext) -> None:
+        begun.setdefault(ctx.job_id, time.time())
+
+    def end_backends() -> None:
+        of_worker = "datname = current_database() AND application_name LIKE 'sa-jobqueue worker%'"
+        with engine.begin() as connection:
+            found = connection.scalars(text(f"SELECT pid FROM pg_stat_activity WHERE {of_worker}")).all()
+            for pid in chance.sample(found, chance.randint(0, len(found))):
+                connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
+
+    with working(url, registry, lease=defaults.lease, poll=defaults.poll) as worker:
+        made = services_of(worker).claimer._surveys
+        for told in [True, False, False] * 4:
+            wait_until(lambda: made._wait >= made._every and made._at > made._done_at, 90)
+            end_backends()
+            due = time.time() + (delay := chance.choice([0.0, chance.uniform(0, 3)]))
+            with Session(engine) as session:
+                if not told:
+                    session.execute(text("SET LOCAL session_replication_role = 'replica'"))
+                session.add(job := enqueue(timed.options(delay=delay)))
+                session.commit()
+                number = job.id
+            if told:
+                end_backends()
+            wait_until(lambda number=number: number in begun, 90)
+            waits.append(begun[number] - due)
+    assert max(waits) <= 5 + 2, sorted(waits)  # two seconds to connect again
