@@ -225,7 +225,7 @@ def test_who_sees_some_jobs_marks_no_group_and_has_none_hidden(
     assert connection.execute(select(AuditEntry.id)).all() == []
     everyone.do("resolve_errors", **sent)
     assert "Kinds of errors: 4. 5 " in re.sub(
-        " Jobs Error and task.*? Do ", " ", Viewer(engine, access).see("/errors").text
+        " Jobs Error and task.*? Actions ", " ", Viewer(engine, access).see("/errors").text
     )
 
 
