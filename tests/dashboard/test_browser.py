@@ -517,6 +517,89 @@ def test_what_a_row_says_is_not_run(browser: Any, site: Site, names: Sequence[st
             assert tab.page.locator("img").count() == 0
 
 
+# ---- what someone on call does, with the clicks that it takes
+
+
+class Clicks:
+    """Counts what a viewer clicks, and fields that are filled in and sent. A page that opens says nothing on the console."""
+
+    def __init__(self, tab: Tab) -> None:
+        self.page, self.number = tab.page, 0
+        tab.go("/")
+
+    def __call__(self, selector: str, value: str | None = None) -> None:
+        self.number += 1
+        if value is None:
+            self.page.click(selector)
+        else:
+            self.page.fill(selector, value)
+            self.page.press(selector, "Enter")
+        self.page.wait_for_load_state("networkidle")
+
+
+def test_why_a_job_failed_is_seen_in_one_click_and_all_like_it_are_retried_in_three(browser: Any, site: Site) -> None:
+    """From the overview: its id, the button next to its error, and the answer to the question."""
+    with Tab(browser, site) as tab:
+        click = Clicks(tab)
+        click(".find input", str(site.scene.job))
+        assert "ConnectionRefusedError" in tab.page.text_content("#job-why")
+        click("#job-errors button:text('Retry all')")
+        click("button:text('Yes, retry all')")
+        assert re.search(r"Retried \d+ jobs?\.", tab.page.text_content(".said"))
+        assert click.number == 3
+        assert tab.said == []
+    with site.engine.connect() as connection:
+        assert connection.scalar(select(Job.status).where(Job.id == site.scene.job)) == "queued"
+
+
+@pytest.mark.nightly
+def test_a_workflow_is_cancelled_in_three_clicks(browser: Any, site: Site) -> None:
+    with Tab(browser, site) as tab:
+        click = Clicks(tab)
+        click("header nav a:text('Workflows')")
+        click(f"#workflow-{site.scene.workflow} button:text('Cancel')")
+        click("button:text('Yes')")
+        assert "Cancelled 1 workflow: " in tab.page.text_content(".said")
+        assert click.number == 3
+
+
+@pytest.mark.nightly
+def test_a_job_is_found_read_and_retried_by_keyboard_alone(browser: Any, site: Site) -> None:
+    """Ctrl-K leads to the field, Enter to the job, and Tab to its button."""
+    with Tab(browser, site) as tab:
+        tab.go("/")
+        keys = tab.page.keyboard
+        keys.press("Control+k")
+        keys.type(str(site.scene.job))
+        keys.press("Enter")
+        tab.page.wait_for_url(f"**/jobs/{site.scene.job}")
+        tab.page.wait_for_load_state("networkidle")
+        for _ in range(40):
+            keys.press("Tab")
+            if tab.page.evaluate("document.activeElement.textContent.trim()") == "Retry":
+                break
+        keys.press("Enter")
+        tab.page.wait_for_selector(".said")
+        assert "Retried 1 job." in tab.page.text_content(".said")
+        assert tab.said == []
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_without_javascript_shows_what_it_has(browser: Any, shown: Site, name: str) -> None:
+    """Each chart has its table, each graph the table of jobs; and nothing waits for a script to be shown."""
+    with Tab(browser, shown, java_script_enabled=False) as tab:
+        tab.go(addresses(shown.scene)[name])
+        page = tab.page
+        assert (
+            page.locator("[data-chart]").count()
+            == page.locator("[data-chart] ~ details table, [data-chart] ~ details .none").count()
+        )
+        assert page.locator("[data-graph]").count() == page.locator("table.nodes").count()
+        content = "#live table, #live form, #live .none, #live .notice, #live .tiles, #live .found, main form, #live p"
+        assert page.locator(content).first.is_visible()
+
+
 # ---- every action
 
 

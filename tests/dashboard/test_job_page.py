@@ -328,7 +328,7 @@ def test_the_buttons_are_those_that_can_be_pressed(
         connection.rollback()
         again = made(connection, status, **columns)
         page = viewer.do(action, id=again, next=f"/jobs/{again}" if action != "delete" else "/jobs")
-        assert page.all("p", **{"class": "said"})
+        assert page.all("div", **{"class": "said"})
         assert "Nothing was changed" not in page.text
 
 
