@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 from urllib.parse import quote
@@ -59,13 +60,22 @@ _WEIGHT = re.compile(r"[01](\.\d{0,3})?")
 _NAME = 200
 
 
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The values of a page, and its live part as HTML, which viewers with equal requests and rights share."""
+
+    values: dict[str, Any]
+    parts: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    """By the address at which the dashboard is mounted, and the path."""
+
+
 class Site:
     """Pages and actions over one database."""
 
     def __init__(self, database: Database, who: Who | None, options: Options) -> None:
         self._database, self._who, self._options = database, who, options
         self._renderer = Renderer(options.title)
-        self._shared: Shared[dict[str, Any]] = Shared()
+        self._shared: Shared[_Answer] = Shared()
 
     def application(self) -> Starlette:
         """The routes. The first page is at the root."""
@@ -83,7 +93,8 @@ class Site:
 
     def _shows(self, page: Page) -> Any:
         async def show(request: Request) -> Response:
-            access = await access_of(self._who, request)
+            # Without the name, because viewers with equal rights share what is read and rendered.
+            access = (await access_of(self._who, request)).named("")
             if not self._may_see(page, access):
                 if page is PAGES[0] and access.may("read"):
                     return _redirect(request, self._home(access))
@@ -93,7 +104,7 @@ class Site:
                 return _json({"error": "This page has no JSON. /openapi.json names those that have."}, 406)
             try:
                 query = Query.parse(request.url.query)
-                values = await self._read(page, query, access, request.path_params)
+                answer = await self._read(page, query, access, request.path_params)
             except BadInput as error:
                 return self._notice(request, access, page, query, 400, bad=error)
             except Missing as error:
@@ -103,19 +114,28 @@ class Site:
             except Refusal as refusal:
                 return self._notice(request, access, page, query, refusal.status, refusal=refusal)
             if is_json:
-                return _json(as_json(page, values, query, f"{request.scope.get('root_path', '')}{page.path}"))
+                return _json(as_json(page, answer.values, query, f"{request.scope.get('root_path', '')}{page.path}"))
             return self._html(
-                request, access, f"pages/{page.name}.html", 200, page=page, query=query, has_live_part=True, **values
+                request,
+                access,
+                f"pages/{page.name}.html",
+                200,
+                page=page,
+                query=query,
+                parts=answer.parts,
+                **answer.values,
             )
 
         return show
 
-    async def _read(self, page: Page, query: Query, access: Access, path: Mapping[str, Any]) -> dict[str, Any]:
+    async def _read(self, page: Page, query: Query, access: Access, path: Mapping[str, Any]) -> _Answer:
         """Read the page's values, once for all viewers with equal requests and rights within a second."""
 
-        async def read() -> dict[str, Any]:
-            return await self._database.read(
-                lambda connection: page.read(PageContext(connection, query, access, self._options, dict(path)))
+        async def read() -> _Answer:
+            return _Answer(
+                await self._database.read(
+                    lambda connection: page.read(PageContext(connection, query, access, self._options, dict(path)))
+                )
             )
 
         if access.where is not None:
@@ -138,13 +158,13 @@ class Site:
         if not access.may("read") or not _sees_all(access):
             return self._forbidden(request, access)
 
-        def read(connection: Any) -> dict[str, Any]:
+        def read(connection: Any) -> _Answer:
             doctor = examined(PageContext(connection, Query(), access, self._options))
             problems = sum(finding.level == "problem" for finding in doctor.findings)
-            return {"problems": problems, "behind": connection.scalar(_BEHIND)}
+            return _Answer({"problems": problems, "behind": connection.scalar(_BEHIND)})
 
         try:
-            return JSONResponse(await self._shared.get("status", lambda: self._database.read(read)))
+            return JSONResponse((await self._shared.get("status", lambda: self._database.read(read))).values)
         except Refusal as refusal:
             return JSONResponse({"problems": None, "behind": None}, refusal.status)
 
@@ -297,16 +317,20 @@ class Site:
             return _json({"error": text}, 503 if status == 200 else status)
         mend = [] if bad is None else _fields_to_correct(bad, query)
         shown: dict[str, Any] = {"bad": None, "missing": None, "refusal": None, "mend": mend, **values}
-        return self._html(request, access, "notice.html", status, page=page, query=query, has_live_part=True, **shown)
+        return self._html(request, access, "notice.html", status, page=page, query=query, parts={}, **shown)
 
     def _html(
         self, request: Request, access: Access, template: str, status: int, *, page: Page | None = None, query: Query | None = None,
-        has_live_part: bool = False, **values: Any,
+        parts: dict[tuple[str, str], str] | None = None, **values: Any,
     ) -> Response:  # fmt: skip
-        """Render a template. `has_live_part`: if the page's script asks for that part, return that alone."""
-        fragment = has_live_part and request.headers.get("hx-request") == "true"
+        """Render a template. `parts`: if the page's script asks for the live part, return that alone, from these if it is there."""
+        fragment = parts is not None and request.headers.get("hx-request") == "true"
+        # The page's script accepts no answer without this header, because a login page may answer instead.
+        headers = {**_VARY, **({"sa-jobqueue-part": "yes"} if fragment else {})}
         root = request.scope.get("root_path", "")
         path = request.scope["path"].removeprefix(root)  # request.url ends at a "?" in a name
+        if parts and fragment and (root, path) in parts:
+            return HTMLResponse(parts[root, path], status, headers)
         plain = (Query() if query is None else query).but(**dict.fromkeys(_OF_RESULTS, ()))
         # Links from other sites must not claim results.
         is_own_link = request.headers.get("sec-fetch-site", "same-origin") == "same-origin"
@@ -327,9 +351,10 @@ class Site:
             "undo": _undo(query, access) if results else None,
             **values,
         }
-        # The page's script accepts no answer without this header, because a login page may answer instead.
-        headers = {**_VARY, **({"sa-jobqueue-part": "yes"} if fragment else {})}
-        return HTMLResponse(self._renderer.page(template, shown, root=root, fragment=fragment), status, headers)
+        html = self._renderer.page(template, shown, root=root, fragment=fragment)
+        if parts is not None and fragment:
+            parts[root, path] = html
+        return HTMLResponse(html, status, headers)
 
 
 def _sees_all(access: Access) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from concurrent.futures import ThreadPoolExecutor
-from time import monotonic
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from starlette.testclient import TestClient
 from sa_jobqueue.dashboard import Access, dashboard
 from sa_jobqueue.dashboard.app import ACTIONS
 from sa_jobqueue.dashboard.pages import PAGES
+from sa_jobqueue.dashboard.render import Renderer
 from sa_jobqueue.dashboard.security import CSP
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.models import AuditEntry, Job
@@ -335,34 +335,66 @@ def test_a_look_changes_nothing(engine: Engine) -> None:
     assert seen == ["on", "2s"]
 
 
-def test_many_viewers_cost_one_look(engine: Engine) -> None:
-    """Those who ask for the same while one reads, or within a second."""
-    looks: list[str] = []
+def test_many_viewers_cost_one_reading_and_one_rendering(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Viewers with equal rights, who ask for the live part of a page within a second, or while it is read."""
+    readings, renderings = list[str](), list[str]()
 
     def note(_: object, __: object, statement: str, *___: object) -> None:
         if "READ ONLY" in statement:
-            looks.append(statement)
+            readings.append(statement)
 
+    def render(self: Renderer, name: str, *values: Any, **options: Any) -> str:
+        renderings.append(name)
+        return rendered(self, name, *values, **options)
+
+    rendered = Renderer.page
+    monkeypatch.setattr(Renderer, "page", render)
+    monkeypatch.setattr("sa_jobqueue.dashboard.shared.monotonic", lambda: 0.0)
     event.listen(engine, "before_cursor_execute", note)
     viewer = Viewer(engine)
-    began = monotonic()
-    with viewer.client as client, ThreadPoolExecutor(16) as threads:
-        answers = list(threads.map(lambda _: client.get("/jobs").status_code, range(50)))
-    assert set(answers) == {200}
-    assert len(looks) <= 2 + (monotonic() - began)
+    with viewer.client, ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda _: viewer.get("/jobs", fragment=True), range(50)))
+    assert {(answer.status_code, answer.text, answer.headers["sa-jobqueue-part"]) for answer in answers} == {
+        (200, answers[0].text, "yes")
+    }
+    assert (len(readings), renderings) == (1, ["pages/jobs.html"])
 
 
-def test_what_one_viewer_may_see_is_not_shown_to_another(engine: Engine, connection: Connection) -> None:
-    """Within the second for which an answer is kept."""
+def test_what_one_viewer_may_see_is_not_shown_to_another(
+    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the second for which an answer is kept: not as a page, and not as its live part, of which viewers share the HTML."""
     make_job(connection, queue="secret")
     connection.commit()
+    monkeypatch.setattr("sa_jobqueue.dashboard.shared.monotonic", lambda: 0.0)
     viewer = Viewer(engine)
     with viewer.client:
-        assert "secret" in viewer.see("/jobs").text
-        viewer.access = Access(can=["read"], queues=["mail"])
-        assert "secret" not in viewer.see("/jobs").text
-        viewer.access = Access(can=["read"], where=Job.queue == "mail")
-        assert "secret" not in viewer.see("/jobs").text
+        for fragment in (False, True):
+            viewer.access = Access.ADMIN.named("ada@example.com")
+            text = viewer.get("/jobs", fragment=fragment).text
+            assert "secret" in text
+            assert "/act/delete" in text
+            assert "ada@example.com" not in text
+            viewer.access = Access.READ
+            text = viewer.get("/jobs", fragment=fragment).text
+            assert "secret" in text
+            assert "/act/" not in text
+            viewer.access = Access(can=["read"], queues=["mail"])
+            assert "secret" not in viewer.get("/jobs", fragment=fragment).text
+            viewer.access = Access(can=["read"], where=Job.queue == "mail")
+            assert "secret" not in viewer.get("/jobs", fragment=fragment).text
+
+
+def test_a_shared_live_part_has_the_addresses_of_its_own_mount(engine: Engine, connection: Connection) -> None:
+    """An application may mount the dashboard twice."""
+    make_job(connection)
+    connection.commit()
+    app = Viewer(engine).app
+    with TestClient(Starlette(routes=[Mount("/a", app), Mount("/b", app)])) as client:
+        for place, other in (("/a/", "/b/"), ("/b/", "/a/")):
+            text = client.get(f"{place}jobs", headers={"hx-request": "true"}).text
+            assert f'"{place}jobs/' in text
+            assert f'"{other}' not in text
 
 
 def test_an_async_engine_serves_as_well(engine: Engine, connection: Connection, database_url: str) -> None:
