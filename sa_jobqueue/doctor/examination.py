@@ -21,6 +21,7 @@ from .finding import Thresholds
 #: A name that needs no quotes in SQL.
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*", re.ASCII)
 _BY_TASK: tuple[By, ...] = ("task",)
+_COUNTED = ("completed", "failed", "lost", "runs")
 
 
 class Examination(Readings):
@@ -98,9 +99,9 @@ class Examination(Readings):
         return settings
 
     def stats(self, since: timedelta) -> Sequence[Any]:
-        """The numbers of ended jobs of each task since then."""
+        """The completed, failed and lost jobs of each task since then, and how long they ran."""
         if since not in self._stats:
-            summed = sum_stats(since=since, by=_BY_TASK, stat=self.store.tables.stat)
+            summed = sum_stats(since=since, by=_BY_TASK, values=_COUNTED, stat=self.store.tables.stat)
             self._stats[since] = self.connection.execute(summed).all()
         return self._stats[since]
 

@@ -126,8 +126,8 @@ class Figures:
             seconds,
             sum(row.run_seconds for row in rows),
             sum(row.wait_seconds for row in rows),
-            [sum(row.runs[number] for row in rows) for number in range(BUCKETS)],
-            [sum(row.waits[number] for row in rows) for number in range(BUCKETS)],
+            _summed([row.runs for row in rows]),
+            _summed([row.waits for row in rows]),
         )
 
     @property
@@ -147,6 +147,10 @@ class Figures:
     def wait(self, name: str) -> float | None:
         """Seconds that jobs had been due when their handlers were called, likewise."""
         return _of(self.waits, self.wait_seconds, name)
+
+
+def _summed(counts: Sequence[Sequence[int]]) -> list[int]:
+    return list(map(sum, zip(*counts, strict=True))) or [0] * BUCKETS
 
 
 def named(figures: Sequence[Figures]) -> list[str]:

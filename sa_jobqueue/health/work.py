@@ -10,10 +10,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from ..models import status_literal
 from ..rules.lifecycle import JobStatus
 from ..sql.limits import use as limit_use
 from ..sql.limits.use import limits_said
-from ..sql.readings.depths import STALE, count_by_queue, queue_depths, running_jobs
+from ..sql.parts import ONE, count_of
+from ..sql.readings.depths import CAP, STALE, count_by_queue, queue_depths, running_jobs
 from ..sql.readings.stats import sum_stats
 from ..sql.store import Store, default_store
 from ..sql.workers import EVERY_QUEUE, serves
@@ -97,7 +99,6 @@ def read_working(
     summed = sum_stats(since=LATELY, by=("queue", "task"), queues=sorted(only or ()), stat=store.tables.stat)
     sums = _mine(connection.execute(summed).all(), only)
     held = _mine(connection.execute(running_jobs(job=store.job)).all(), only)
-    failed = _mine(connection.execute(count_by_queue(JobStatus.FAILED, job=store.job)).all(), only)
     workers = _workers(connection, held, store, only)
     seconds = (now - since).total_seconds()
     return Working(
@@ -107,8 +108,17 @@ def read_working(
         workers,
         Figures.of(sums, seconds),
         sum(row.running for row in held),
-        sum(row.number for row in failed),
+        _failed(connection, store, only),
     )
+
+
+def _failed(connection: sa.Connection, store: Store, only: Collection[str] | None) -> int:
+    """The number of failed jobs up to `CAP`. Of all queues it is read from the index alone."""
+    if only is None:
+        failed = sa.select(ONE).where(store.job.status == status_literal(JobStatus.FAILED)).limit(CAP)
+        return int(connection.scalar(sa.select(count_of(failed))) or 0)
+    rows = connection.execute(count_by_queue(JobStatus.FAILED, job=store.job)).all()
+    return sum(row.number for row in _mine(rows, only))
 
 
 def read_workers(

@@ -112,7 +112,8 @@ def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[JobMixin] =
         .lateral("page")
     )
     keyless = sa.select(ONE).select_from(slot.join(page, sa.true())).limit(most).correlate(asked)
-    ready = _in_turn(sa.select(ONE).where(is_ready(table), of_queue), columns).limit(most).correlate(asked)
+    # Not in turn: an index-only scan has no priorities, only the expression by which they are ordered.
+    ready = sa.select(ONE).where(is_ready(table), of_queue).limit(most).correlate(asked)
     later = sa.select(ONE).where(is_later(table), of_queue, columns.run_at <= sa.func.now()).order_by(columns.run_at)
     number = count_of(keyless) + count_of(ready) + count_of(later.limit(most).correlate(asked))
     return sa.select(asked.c.name, sa.func.least(number, most).label("due"))

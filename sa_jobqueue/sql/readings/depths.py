@@ -26,7 +26,7 @@ CAP = 10_001
 _QUEUES = 10_000
 #: More queues than there can be.
 _ALL = 2**31 - 1
-#: Keys and priorities of a queue whose first job is read, where more are ready than are counted.
+#: Keys and priorities whose first job is read in the queues of which more are ready than are counted.
 _TURNS = 1_000
 
 #: A time before which no job is due, for PostgreSQL has no difference to -infinity before version 17.
@@ -105,7 +105,9 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] =
     ready = _ready(job, names, limit)
     coming = sa.select(columns.run_at).where(is_later(table), of_queue, columns.run_at <= sa.func.now())
     later = _summary(coming.order_by(columns.run_at).limit(limit).correlate(names), "later")
-    turn = first_of_turns(job, ready, columns.run_at, min(cap, _TURNS), ready.c.due >= limit)
+    turns = first_of_turns(job, ready, columns.run_at, min(cap, _TURNS), ready.c.due >= limit)
+    # The turns are read breadth first, so that each queue has its share of them.
+    turn = sa.select(turns).limit(sa.bindparam("turns", min(cap, _TURNS), sa.Integer)).subquery("some_turns")
     first_turn = sa.select(turn.c.queue, _first(turn.c.run_at).label("oldest")).group_by(turn.c.queue).subquery("turns")
 
     number = keyless.c.due + ready.c.due + later.c.due

@@ -26,11 +26,6 @@ SELECT asked.name,
             AND sa_jobqueue.job.status = 'queued'
             AND sa_jobqueue.job.run_at <= greatest(sa_jobqueue.job.created_at, sa_jobqueue.job.ready_at)
             AND sa_jobqueue.job.queue = asked.name
-            ORDER BY sa_jobqueue.job.queue,
-                sa_jobqueue.job.concurrency_key,
-                -sa_jobqueue.job.priority,
-                sa_jobqueue.job.run_at,
-                sa_jobqueue.job.id
             LIMIT %(cap)s::INTEGER
         ) AS anon_2
     ) + (

@@ -206,9 +206,17 @@ JOIN LATERAL (
 ) AS later ON true
 JOIN ready ON ready.queue = names.queue
 LEFT OUTER JOIN (
-    SELECT turn.queue AS queue,
-        min(least(greatest(turn.run_at, timestamptz '0002-01-01 00:00:00+00'), now())) AS oldest
-    FROM turn
-    GROUP BY turn.queue
+    SELECT some_turns.queue AS queue,
+        min(least(greatest(some_turns.run_at, timestamptz '0002-01-01 00:00:00+00'), now())) AS oldest
+    FROM (
+        SELECT turn.queue AS queue,
+            turn.key AS key,
+            turn.turn AS turn,
+            turn.run_at AS run_at,
+            turn.number AS number
+        FROM turn
+        LIMIT %(turns)s::INTEGER
+    ) AS some_turns
+    GROUP BY some_turns.queue
 ) AS turns ON turns.queue = names.queue
 ORDER BY names.queue
