@@ -412,6 +412,17 @@ def test_a_fan_out_is_folded_into_one_box(tab: Tab) -> None:
     assert "task=shop.index_page" in tab.page.url
 
 
+def test_a_box_of_similar_jobs_opens_by_a_click(tab: Tab) -> None:
+    tab.go(f"/workflows/{tab.site.scene.workflow}")
+    assert tab.page.locator("a.box").count() == 7
+    tab.page.locator("a.box", has_text="× 9").click()
+    tab.page.wait_for_function("document.querySelectorAll('a.box').length === 15")
+    assert tab.page.locator("a.box", has_text="page=2").locator(".said").text_content() == "failed · page=2"
+    tab.page.click("text=Group similar jobs")
+    tab.page.wait_for_function("document.querySelectorAll('a.box').length === 7")
+    assert tab.said == []
+
+
 # ---- actions, with JavaScript and without
 
 
