@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -12,6 +13,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Mount, Route
@@ -34,7 +36,7 @@ from .pages.errors import ERROR_ACTIONS, MARK_ACTIONS
 from .query import Query, read_form
 from .refusals import BadInput, Refusal
 from .render import Renderer, local_path
-from .request import Elsewhere, FormatArgs, LinkSubject, Missing, Options, Page, PageContext
+from .request import Elsewhere, FormatArgs, Later, LinkSubject, Missing, Options, Page, PageContext
 from .security import CSP, Guard
 from .shared import Shared
 
@@ -65,6 +67,7 @@ class _Answer:
     """The values of a page, and its live part as HTML, which viewers with equal requests and rights share."""
 
     values: dict[str, Any]
+    later: list[Later] = field(default_factory=list[Later])
     parts: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     """By the address at which the dashboard is mounted, and the path."""
 
@@ -114,29 +117,31 @@ class Site:
             except Refusal as refusal:
                 return self._notice(request, access, page, query, refusal.status, refusal=refusal)
             if is_json:
-                return _json(as_json(page, answer.values, query, f"{request.scope.get('root_path', '')}{page.path}"))
-            return self._html(
-                request,
-                access,
-                f"pages/{page.name}.html",
-                200,
-                page=page,
-                query=query,
-                parts=answer.parts,
-                **answer.values,
-            )
+                shown = _json(as_json(page, answer.values, query, f"{request.scope.get('root_path', '')}{page.path}"))
+            else:
+                template, parts = f"pages/{page.name}.html", answer.parts
+                shown = self._html(request, access, template, 200, page=page, query=query, parts=parts, **answer.values)
+            if answer.later:
+                shown.background = BackgroundTask(self._read_later, answer.later)
+            return shown
 
         return show
+
+    async def _read_later(self, later: list[Later]) -> None:
+        """Read what a page took from older answers, once its viewer has the page. The next page has it, or tries again."""
+        with suppress(Refusal):
+            while later:
+                await self._database.read(later.pop())
 
     async def _read(self, page: Page, query: Query, access: Access, path: Mapping[str, Any]) -> _Answer:
         """Read the page's values, once for all viewers with equal requests and rights within a second."""
 
         async def read() -> _Answer:
-            return _Answer(
-                await self._database.read(
-                    lambda connection: page.read(PageContext(connection, query, access, self._options, dict(path)))
-                )
-            )
+            def do(connection: sa.Connection) -> _Answer:
+                context = PageContext(connection, query, access, self._options, dict(path))
+                return _Answer(page.read(context), context.later)
+
+            return await self._database.read(do)
 
         if access.where is not None:
             return await read()
@@ -159,7 +164,7 @@ class Site:
             return self._forbidden(request, access)
 
         def read(connection: Any) -> _Answer:
-            doctor = examined(PageContext(connection, Query(), access, self._options))
+            doctor = examined(PageContext(connection, Query(), access, self._options), stale=False)
             problems = sum(finding.level == "problem" for finding in doctor.findings)
             return _Answer({"problems": problems, "behind": connection.scalar(_BEHIND)})
 

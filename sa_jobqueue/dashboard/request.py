@@ -18,6 +18,8 @@ Part: TypeAlias = Literal["args", "meta", "result"]
 FormatArgs: TypeAlias = Callable[[str, Part, Any], Any]
 #: Takes the row that a job is about; returns the address of its page in the application, or None.
 LinkSubject: TypeAlias = Callable[[Subject], str | None]
+#: Reads something with a connection of its own.
+Later: TypeAlias = Callable[[sa.Connection], object]
 ONE: sa.ColumnElement[int] = sa.literal_column("1")
 
 
@@ -41,6 +43,8 @@ class PageContext:
     options: Options
     path: Mapping[str, str] = field(default_factory=dict[str, str])
     """The parameters in the path, by name."""
+    later: list[Later] = field(default_factory=list[Later])
+    """What is read once the viewer has the page, for the next page."""
 
     @property
     def job(self) -> type[JobMixin]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
+
+from .request import PageContext
 
 T = TypeVar("T")
 #: The most answers that are kept.
@@ -60,6 +62,8 @@ def _is_well(future: asyncio.Future[T]) -> bool:
 
 #: The most answers that are kept of an engine.
 _MOST_KEPT = 200
+#: How many times as old as it is kept an answer may be that a page shows while it is read again.
+_STALE = 10
 
 
 @dataclass(slots=True)
@@ -83,13 +87,19 @@ class Kept(Generic[T]):
         self._places: WeakKeyDictionary[Any, dict[Hashable, _Place[T]]] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
+    def get_stale(self, context: PageContext, key: Hashable, read: Callable[[PageContext], T]) -> T:
+        """The answer, even if it is up to `_STALE` times as old as answers are kept: the page reads it again once its viewer has the page."""
+        place = self._place(context.connection, key)
+        if place.answer and place.until <= monotonic() < place.until + (_STALE - 1) * self._seconds:
+            context.later.append(
+                lambda connection: self.get(connection, key, lambda: read(replace(context, connection=connection)))
+            )
+            return place.answer[0]
+        return self.get(context.connection, key, lambda: read(context))
+
     def get(self, connection: sa.Connection, key: Hashable, read: Callable[[], T]) -> T:
         """The answer for the engine of this connection and this key."""
-        with self._lock:
-            places = self._places.setdefault(connection.engine, {})
-            if len(places) >= _MOST_KEPT and key not in places:
-                places.clear()
-            place = places.setdefault(key, _Place())
+        place = self._place(connection, key)
         if place.answer and monotonic() < place.until:
             return place.answer[0]
         if not place.lock.acquire(blocking=False):
@@ -100,3 +110,10 @@ class Kept(Generic[T]):
             return place.answer[0]
         finally:
             place.lock.release()
+
+    def _place(self, connection: sa.Connection, key: Hashable) -> _Place[T]:
+        with self._lock:
+            places = self._places.setdefault(connection.engine, {})
+            if len(places) >= _MOST_KEPT and key not in places:
+                places.clear()
+            return places.setdefault(key, _Place())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -12,8 +12,11 @@ from sqlalchemy import Engine, event
 
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.dashboard.activity import bars, points
+from sa_jobqueue.dashboard.pages import database as doctoring
+from sa_jobqueue.dashboard.pages.database import Examined
+from sa_jobqueue.dashboard.request import PageContext
 from sa_jobqueue.dashboard.shared import Kept
-from sa_jobqueue.doctor import CHECKS
+from sa_jobqueue.doctor import CHECKS, Finding
 from sa_jobqueue.models import Job
 from sa_jobqueue.rules.tally import BUCKETS
 from tests.support.browsing import Seen, Viewer
@@ -265,6 +268,25 @@ def test_an_answer_that_failed_is_not_kept(engine: Engine) -> None:
         assert kept.get(connection, "key", lambda: 1) == 1
         assert kept.get(connection, "key", lambda: 2) == 1
         assert [kept.get(connection, number, lambda number=number: number) for number in range(500)] == list(range(500))  # type: ignore[misc]
+
+
+def test_nobody_waits_for_the_doctor_again(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Findings of the last ten minutes are shown, and examined again once the viewer has the page. The status is examined at once."""
+    numbers, now = count(1), [0.0]
+
+    def examine(context: PageContext) -> Examined:
+        return Examined(context.now(), [Finding("doctor", "problem", f"examination {next(numbers)}", "")])
+
+    monkeypatch.setattr(doctoring, "_examine", examine)
+    monkeypatch.setattr("sa_jobqueue.dashboard.shared.monotonic", lambda: now[0])
+    viewer = Viewer(engine)
+    for seconds, number in ((0, 1), (61, 1), (63, 2), (700, 3)):
+        now[0] = seconds
+        assert f"examination {number} " in viewer.see("/").text
+    now[0] = 800
+    viewer.get("/status")
+    assert "examination 4 " in viewer.see("/").text
+    assert next(numbers) == 5
 
 
 def test_each_check_of_the_server_is_one_of_the_doctors() -> None:

@@ -84,9 +84,14 @@ class Examined(NamedTuple):
 _kept: Kept[Examined] = Kept(60.0)
 
 
-def examined(context: PageContext) -> Examined:
-    """The doctor's findings; only those about the server for a viewer who may see only some queues."""
-    found = _kept.get(context.connection, context.job, lambda: _examine(context))
+def examined(context: PageContext, *, stale: bool = True) -> Examined:
+    """The doctor's findings; only those about the server for a viewer who may see only some queues. `stale`: they may be ten minutes old, and
+    are read again once the viewer has the page.
+    """
+    if stale:
+        found = _kept.get_stale(context, context.job, _examine)
+    else:
+        found = _kept.get(context.connection, context.job, lambda: _examine(context))
     if context.queues is None:
         return found
     return Examined(found.at, [finding for finding in found.findings if finding.name in _OF_SERVER])
