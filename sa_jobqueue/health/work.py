@@ -147,7 +147,8 @@ def _queues(
     said_of = connection.execute(limits_said(job=store.job))
     limits = {row.name: row for row in said_of if row.owner == "queue"}
     paused = {name for name, row in limits.items() if row.paused is not None}
-    deep = {row.queue: row for row in connection.execute(queue_depths(queues=QUEUES, job=store.job))}
+    depths = connection.execute(queue_depths(queues=QUEUES, only=only, job=store.job))
+    deep = {row.queue: row for row in depths if row.queued}
     running: dict[str, int] = defaultdict(int)
     for row in held:
         running[row.queue] += row.running

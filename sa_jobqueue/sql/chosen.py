@@ -41,7 +41,7 @@ def queued_in_order(
     """
     table = table_of(job)
     columns = table.c
-    names = queue_names(job, _QUEUES) if queues is None else _given(queues)
+    names = queue_names(job, _QUEUES, queues)
     slot = rows("slot", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
     turn = first_of_turns(job, names, columns.id, _TURNS) if not keys else _turns_of(names, keys)
     place = columns.run_at, columns.id
@@ -84,11 +84,6 @@ def queued_in_order(
         .select_from(cut.outerjoin(wanted, sa.true()))
         .order_by(wanted.c.run_at, wanted.c.id)
     )
-
-
-def _given(queues: Collection[str]) -> sa.CTE:
-    of = rows("given", queue=array("queue_names", list(queues), sa.Text()))
-    return sa.select(of.c.queue).cte("names")
 
 
 def _turns_of(names: sa.CTE, keys: Collection[str]) -> sa.CTE:

@@ -75,9 +75,11 @@ def since_first_job(*, job: type[JobMixin] = Job) -> sa.Executable:
     return sa.select(sa.type_coerce(sa.func.extract("epoch", sa.func.now() - sa.func.least(oldest, counted)), sa.Float))
 
 
-def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] = Job) -> sa.Executable:
+def queue_depths(
+    *, cap: int = CAP, queues: int = _QUEUES, only: Collection[str] | None = None, job: type[JobMixin] = Job
+) -> sa.Executable:
     """A row per queue that has queued jobs, by name: `queued` and `due`, each counted up to `cap`, and `oldest_due_age`, the
-    seconds since which the first due job waits; NULL if none is due. `queues`: rows at most.
+    seconds since which the first due job waits; NULL if none is due. `queues`: rows at most. `only`: a row for each of these queues.
 
     The names are found by one probe of each index of queued jobs, and each (queue, priority) is read from the front. Jobs with a
     concurrency key are ordered by key first: where `cap` of them are ready, the age is that of the oldest among these, and among the
@@ -86,7 +88,7 @@ def queue_depths(*, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] =
     table = table_of(job)
     columns = table.c
     limit = sa.bindparam("cap", cap, sa.Integer)
-    names = queue_names(job, queues)
+    names = queue_names(job, queues, only)
     of_queue = columns.queue == names.c.queue
     slot = rows("slot", priority=array("priorities", PRIORITIES, sa.SmallInteger()))
     due = (
@@ -197,8 +199,11 @@ def due_queues(*, job: type[JobMixin] = Job) -> sa.Executable:
     return sa.select(names.c.queue).where(names.c.queue.is_not(None), any_due.is_not(None))
 
 
-def queue_names(job: type[JobMixin], most: int) -> sa.CTE:
-    """The names of the queues with queued jobs, followed by NULL. Each name costs a probe of each index of queued jobs."""
+def queue_names(job: type[JobMixin], most: int, only: Collection[str] | None = None) -> sa.CTE:
+    """The names of the queues with queued jobs, followed by NULL; or `only` these. Each name costs a probe of each index of queued jobs."""
+    if only is not None:
+        of = rows("given", queue=array("queue_names", list(only), sa.Text()))
+        return sa.select(of.c.queue).cte("names")
     table = table_of(job)
     columns = table.c
 
