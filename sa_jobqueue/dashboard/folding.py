@@ -69,12 +69,12 @@ def folded(
     """
     graph = _Graph(nodes)
     if unfold and len(nodes) <= most:
-        return graph.picture(lambda one: one, most)
+        return graph.picture(lambda member: member, most)
     # In a small graph, members are still distinguished by their parents and children.
     keys = [graph.siblings] if len(nodes) <= most else [graph.both_ways, graph.above]
     for key in keys:
         made = key()
-        if len({made(one) for one in graph.tasks}) <= most:
+        if len({made(member) for member in graph.tasks}) <= most:
             return graph.picture(graph.opened(made, opened, most), most)
     return graph.picture(graph.opened(graph.by_depth(), opened, most), most)
 
@@ -83,8 +83,8 @@ def behind(nodes: Sequence[Any], id: int) -> Counter[str]:
     """The numbers by status of the members that wait for this member, and for these members, and so on."""
     graph, found = _Graph(nodes), {id}
     order = [id]
-    for one in order:
-        new = {child for child, _ in graph.children[one]} - found
+    for member in order:
+        new = {child for child, _ in graph.children[member]} - found
         found |= new
         order += new
     return Counter(node.status for node in nodes if node.id in found and node.id != id)
@@ -100,30 +100,31 @@ class _Graph:
         self.children: defaultdict[int, list[tuple[int, str]]] = defaultdict(list)
         for node in nodes:
             before = zip(node.parents or (), node.policies or (), strict=True)
-            self.parents[node.id] = [one for one in before if one[0] in self.tasks]
+            self.parents[node.id] = [link for link in before if link[0] in self.tasks]
             for parent, policy in self.parents[node.id]:
                 self.children[parent].append((node.id, policy))
 
     def siblings(self) -> Key:
         """Members that wait for the same jobs, and for which the same jobs wait; if they are many."""
         kinds = {
-            one: (task, tuple(self.parents[one]), tuple(sorted(self.children[one]))) for one, task in self.tasks.items()
+            member: (task, tuple(self.parents[member]), tuple(sorted(self.children[member])))
+            for member, task in self.tasks.items()
         }
         numbers = Counter(kinds.values())
-        return lambda one: kinds[one] if numbers[kinds[one]] >= _ALIKE else one
+        return lambda member: kinds[member] if numbers[kinds[member]] >= _ALIKE else member
 
     def opened(self, key: Key, ids: Collection[int], most: int) -> Key:
         """The key, except that each member of the boxes with these ids has a box of its own."""
-        open_keys = {key(one) for one in ids if one in self.tasks}
+        open_keys = {key(member) for member in ids if member in self.tasks}
 
-        def opened(one: int) -> Hashable:
-            return ("opened", one) if key(one) in open_keys else key(one)
+        def opened(member: int) -> Hashable:
+            return ("opened", member) if key(member) in open_keys else key(member)
 
-        return opened if len({opened(one) for one in self.tasks}) <= most else key
+        return opened if len({opened(member) for member in self.tasks}) <= most else key
 
     def above(self) -> Key:
         """Members with similar paths to them."""
-        return self._alike(self._in_order(), self.parents, lambda one: self.tasks[one])
+        return self._alike(self._in_order(), self.parents, lambda member: self.tasks[member])
 
     def both_ways(self) -> Key:
         """Members with similar paths to and from them."""
@@ -132,9 +133,9 @@ class _Graph:
     def by_depth(self) -> Key:
         """Members of a task at the same depth."""
         depths: dict[int, int] = {}
-        for one in self._in_order():
-            depths[one] = 1 + max((depths[parent] for parent, _ in self.parents[one]), default=0)
-        return lambda one: (self.tasks[one], depths[one])
+        for member in self._in_order():
+            depths[member] = 1 + max((depths[parent] for parent, _ in self.parents[member]), default=0)
+        return lambda member: (self.tasks[member], depths[member])
 
     def picture(self, key: Key, most: int) -> Picture:
         """A box for each key, for the first `most` keys."""
@@ -155,9 +156,9 @@ class _Graph:
         drawn = list(boxes.values())[:most]
         there = {box.id for box in drawn}
         edges: dict[tuple[int, int], str] = {}
-        for one, parents in self.parents.items():
+        for member, parents in self.parents.items():
             for parent, policy in parents:
-                edge = home[parent], home[one]
+                edge = home[parent], home[member]
                 if edge[0] in there and edge[1] in there:
                     edges[edge] = policy
         return Picture(drawn, [(*edge, policy) for edge, policy in edges.items()], len(boxes) - len(drawn))
@@ -168,22 +169,22 @@ class _Graph:
         """Number the kinds: two members are of the same kind if `first` and the kinds of their neighbours are equal."""
         numbers: dict[Hashable, int] = {}
         kinds: dict[int, int] = {}
-        for one in order:
-            kind = first(one), frozenset((kinds[other], policy) for other, policy in neighbours[one])
-            kinds[one] = numbers.setdefault(kind, len(numbers))
+        for member in order:
+            kind = first(member), frozenset((kinds[other], policy) for other, policy in neighbours[member])
+            kinds[member] = numbers.setdefault(kind, len(numbers))
         return kinds.__getitem__
 
     def _in_order(self) -> list[int]:
         """All members after their parents, even if a member was added before its parent."""
-        left = {one: len(parents) for one, parents in self.parents.items()}
-        order = [one for one, number in left.items() if not number]
-        for one in order:
-            for child, _ in self.children[one]:
+        left = {member: len(parents) for member, parents in self.parents.items()}
+        order = [member for member, number in left.items() if not number]
+        for member in order:
+            for child, _ in self.children[member]:
                 left[child] -= 1
                 if not left[child]:
                     order.append(child)
         return order
 
 
-def _least(one: datetime | None, other: datetime | None) -> datetime | None:
-    return other if one is None else one if other is None else min(one, other)
+def _least(first: datetime | None, other: datetime | None) -> datetime | None:
+    return other if first is None else first if other is None else min(first, other)

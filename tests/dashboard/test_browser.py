@@ -220,13 +220,20 @@ def axe_finds_nothing(tab: Tab) -> None:
 @pytest.mark.parametrize("width", [390, 2_560])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_of_another_width(browser: Any, shown: Site, name: str, width: int) -> None:
-    """Loaded with that width."""
+    """Loaded with that width. On a telephone the menu is scrolled to the page, and a filter does not push the content off the screen."""
     with Tab(browser, shown, width=width, color_scheme="light") as tab:
         tab.go(addresses(shown.scene)[name])
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
+        assert tab.page.evaluate(_MENU_AND_CONTENT) == [[], True]
         axe_finds_nothing(tab)
 
 
+#: Links of the menu to this page that are outside the screen, and whether the content begins on its upper half.
+_MENU_AND_CONTENT = """(() => {
+  const off = one => { const { left, right } = one.getBoundingClientRect(); return left < 0 || right > innerWidth; };
+  return [[...document.querySelectorAll('header nav [aria-current]')].filter(off).map(one => one.textContent),
+          (document.querySelector('.edit, #live')?.getBoundingClientRect().top ?? 0) < innerHeight / 2];
+})()"""
 _CONTROLS = "[...document.querySelectorAll('a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex=\"0\"]')]"
 _COUNT_CONTROLS = f"{_CONTROLS}.filter(one => one.checkVisibility() && !one.disabled).length"
 _FOCUSED = f"""(() => {{

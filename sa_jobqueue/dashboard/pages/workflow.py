@@ -51,9 +51,9 @@ def read_workflow(context: PageContext) -> dict[str, Any]:
     changes = may_change(context, row.id)
     ended = [node.id for node in shown if node.status in BROKEN]
     stuck = lacks_parent(context, ended) if changes else {}
-    failed = _first_failed(context, row.id) if counts["failed"] else None
+    failed = _first_failed(context, row.id) if counts["failed"] else ()
     alone = [box for box in boxes if box.number == 1]
-    words = _words(context, {one.id: one.task for one in (*alone, *shown, *(failed or ()))})
+    words = _words(context, {job.id: job.task for job in (*alone, *shown, *failed)})
     is_folded, of_its_task = len(alone) < len(boxes), Counter(box.task for box in boxes)
     return {
         "now": row.now,
@@ -100,19 +100,19 @@ def _first_failed(context: PageContext, id: int) -> Sequence[Any]:
 def _words(context: PageContext, tasks: Mapping[int, str]) -> dict[int, str]:
     """The arguments that tell each of these jobs, whose tasks are given, apart from the others of its task; of a job without others, all."""
     found = read_short_args(context.connection, list(tasks), job=context.job)
-    args = {one: short_args(one, tasks[one], value, context.options.format_args) for one, value in found.items()}
+    args = {job: short_args(job, tasks[job], value, context.options.format_args) for job, value in found.items()}
     values: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     numbers = Counter(tasks.values())
-    for one, of_job in args.items():
+    for job, of_job in args.items():
         for name, value in of_job.items():
-            values[tasks[one], name].add(value)
+            values[tasks[job], name].add(value)
 
     def tells(task: str, name: str) -> bool:
         return numbers[task] == 1 or len(values[task, name]) > 1
 
     return {
-        one: ", ".join(f"{name}={value}" for name, value in of_job.items() if tells(tasks[one], name))
-        for one, of_job in args.items()
+        job: ", ".join(f"{name}={value}" for name, value in of_job.items() if tells(tasks[job], name))
+        for job, of_job in args.items()
     }
 
 
