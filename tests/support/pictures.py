@@ -53,7 +53,7 @@ PICTURES: Sequence[Picture] = (
     Picture("overview", "/", ".cards:has([data-chart])"),
     Picture("jobs", "/jobs?queue=mail", "tbody tr:nth-child(11)", below=0),
     Picture("job", "/jobs/{job}", ".attempt", below=10),
-    Picture("workflow", "/workflows/{workflow}", ".scroll:has(.gantt), .gantt", "dark"),
+    Picture("workflow", "/workflows/{workflow}", ".nodes tbody tr:nth-child(12)", "dark", below=0),
     Picture("limits", "/limits", "#owners-title + * table"),
 )
 
