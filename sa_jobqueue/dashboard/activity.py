@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
-import sqlalchemy as sa
-
+from ..health.backlog import LEAVES, Depth, Flow
 from ..health.read import ENDS, Figures, named
 from ..rules.lifecycle import COUNTED
 from ..rules.tally import BOUNDS, BUCKETS, RANGES
-from ..sql.readings.stats import By
+from ..sql.readings.backlog import backlog_in_steps
+from ..sql.readings.stats import HOURS_KEPT, MINUTES_KEPT, By
 from ..statements import sum_stats
 from .refusals import BadInput
 from .request import PageContext
 from .shared import Kept
 
+#: The queue or task whose jobs alone count; None: all count.
+Of: TypeAlias = tuple[By, str] | None
+#: A label, a colour, and a value for each step.
+_Line: TypeAlias = tuple[str, str, list[Any]]
 #: The colour of each outcome.
 _COLOURS = MappingProxyType(
     {
@@ -27,6 +32,8 @@ _COLOURS = MappingProxyType(
         "rescued": "--accent", "lost": "--wait",
     }
 )  # fmt: skip
+#: The colours of the largest queues or tasks in a chart, and of all others.
+_OF_GROUPS, _OF_OTHERS = ("--busy", "--warn", "--stop", "--good", "--accent"), "--wait"
 #: Workers write their counts every 10 s, so that the current step lacks some seconds, and a step that has just begun is not meaningful.
 _LATE, _LEAST = 5.0, 30.0
 #: The values of each step in charts.
@@ -34,58 +41,136 @@ _OF_STEP = (*COUNTED, "waits")
 
 
 @dataclass(frozen=True, slots=True)
-class _Sums:
-    """The time of the reading, the sums, and the ended jobs of each queue or task in each step."""
-
-    now: datetime
-    sums: Sequence[Any]
-    ended: Sequence[Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Window:
-    """The length of a window and of its steps, and the time for which an answer is kept: long windows change little."""
+    """The last `back`, or `back` before `until`, in steps. `kept`: answers, which change little in long windows."""
 
+    name: str
+    """The name in an address; "" for a time that the viewer has chosen."""
     back: timedelta
     step: timedelta
-    kept: Kept[_Sums]
+    kept: Kept[Activity]
+    until: datetime | None = None
 
 
 #: By the name that an address has.
 WINDOWS: Mapping[str, Window] = MappingProxyType(
     {
-        "5m": Window(timedelta(minutes=5), timedelta(minutes=1), Kept(1.0)),
-        "1h": Window(timedelta(hours=1), timedelta(minutes=1), Kept(2.0)),
-        "24h": Window(timedelta(hours=24), timedelta(minutes=15), Kept(15.0)),
-        "7d": Window(timedelta(days=7), timedelta(hours=2), Kept(60.0)),
+        "5m": Window("5m", timedelta(minutes=5), timedelta(minutes=1), Kept(1.0)),
+        "1h": Window("1h", timedelta(hours=1), timedelta(minutes=1), Kept(2.0)),
+        "24h": Window("24h", timedelta(hours=24), timedelta(minutes=15), Kept(15.0)),
+        "7d": Window("7d", timedelta(days=7), timedelta(hours=2), Kept(60.0)),
     }
 )
 _DEFAULT = "1h"
+#: The step of a time that a viewer has chosen, by its greatest length; of a time that is no longer kept by the minute; and answers.
+_STEPS = {
+    timedelta(hours=2): timedelta(minutes=1), timedelta(hours=36): timedelta(minutes=15), timedelta(days=14): timedelta(hours=2),
+    timedelta(days=91): timedelta(days=1),
+}  # fmt: skip
+_OLD, _SHORTEST = timedelta(hours=2), timedelta(minutes=5)
+_CHOSEN: Kept[Activity] = Kept(15.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Activity:
-    """Figures of each step, and of all of them together."""
+    """What arrived within a window, waited and left, step by step."""
 
-    at: Sequence[datetime]
+    starts: Sequence[datetime]
     """When each step began."""
-    all: Figures
-    steps: Sequence[Figures]
-    by_queue: Mapping[str, Sequence[float]]
-    """Jobs that ended, per minute, in each step."""
+    seconds: Sequence[float]
+    """The seconds of each step that are counted."""
+    by: By | None
+    """What the charts tell apart; None: outcomes."""
+    sums: Sequence[Any] = ()
+    """Rows of `sum_stats`: how jobs ended."""
+    ends: Sequence[Any] = ()
+    """Rows of `sum_stats`: jobs that ended, by queue or task."""
+    depths: Sequence[Mapping[str, Depth] | None] = ()
+    """Of each queue, before the first step and at the end of each; None: not counted."""
 
-    @property
-    def outcomes(self) -> list[str]:
-        """The outcomes to show."""
-        return named([self.all])
+    @cached_property
+    def _rows(self) -> Sequence[Sequence[Any]]:
+        rows: dict[datetime, list[Any]] = {start: [] for start in self.starts}
+        for row in self.sums:
+            rows.get(row.at, []).append(row)
+        return list(rows.values())
+
+    @cached_property
+    def all(self) -> Figures:
+        """The figures of all steps together."""
+        return _figures([row for rows in self._rows for row in rows], sum(self.seconds))
+
+    @cached_property
+    def steps(self) -> Sequence[Figures]:
+        """The figures of each step."""
+        return [_figures(rows, seconds) for rows, seconds in zip(self._rows, self.seconds, strict=True)]
+
+    def flow(self, *, without: Collection[str] = ()) -> Flow:
+        """What arrived in the queues, waited there and left; `without` the backlog of these queues."""
+        depths = [
+            None if queues is None else Depth.of(queues[name] for name in queues if name not in without)
+            for queues in self.depths
+        ]
+        return Flow(self.seconds, depths, [sum(step.counts[name] for name in LEAVES) for step in self.steps])
+
+    def ended(self, by: By) -> Mapping[str, list[Any]]:
+        """Jobs that ended, per minute, in each step, by queue or task."""
+        places = {start: place for place, start in enumerate(self.starts)}
+        found: dict[str, list[int]] = defaultdict(lambda: [0] * len(places))
+        for row in self.ends:
+            if row.at in places:
+                found[getattr(row, by)][places[row.at]] += row.completed + row.failed + row.cancelled
+        return {name: self._rates(numbers) for name, numbers in found.items()}
+
+    def _rates(self, numbers: Sequence[float | None]) -> list[Any]:
+        """Numbers of each step, per minute."""
+        counted = zip(numbers, self.seconds, strict=True)
+        return [number and round(number * 60 / seconds, 2) for number, seconds in counted]
 
     def throughput(self) -> dict[str, Any]:
-        """The stacked chart of outcomes per minute."""
-        series = [
-            {"label": name, "colour": _COLOURS[name], "values": [round(one.per_minute(name), 2) for one in self.steps]}
-            for name in self.outcomes
+        """The stacked chart of outcomes per minute, or of jobs that ended, with a line of arrivals."""
+        lines = [
+            (end, _COLOURS[end], self._rates([step.counts[end] for step in self.steps])) for end in named([self.all])
         ]
-        return {"at": self._seconds(), "series": series, "stacked": True, "unit": "/min"}
+        if self.by is not None:
+            lines = self._largest(self.ended(self.by))
+        arrived = self._rates(self.flow().arrived)
+        is_known = any(number is not None for number in arrived)
+        lines += [("in", "--ink", arrived)] * is_known
+        return self._chart(lines, stacked=len(lines) - is_known, unit="/min")
+
+    def backlog(self) -> dict[str, Any]:
+        """The stacked chart of due and running jobs at the end of each step, or by queue. `least`: whether there were more."""
+        depths = self.flow().depths[1:]
+        colours = {"running": "--busy", "due": "--warn"}
+        lines = [
+            (name, colour, [depth and getattr(depth, name) for depth in depths]) for name, colour in colours.items()
+        ]
+        if self.by == "queue":
+            lines = self._largest(self._held)
+        least = [depth is not None and depth.more for depth in depths]
+        return self._chart(lines, stacked=len(lines), unit="", least=least)
+
+    @cached_property
+    def _held(self) -> Mapping[str, list[Any]]:
+        """Due and running jobs of each queue at the end of each step."""
+        counted = self.depths[1:]
+        names = {name for queues in counted if queues for name in queues if name}
+        return {name: [queues and queues.get(name, Depth()).held for queues in counted] for name in names}
+
+    def _largest(self, groups: Mapping[str, list[Any]]) -> list[_Line]:
+        """The largest queues or tasks of both charts, in each with the same colour, and all others together."""
+        sums: Counter[str] = Counter()
+        for values in (self.ended(self.by or "queue"), self._held if self.by == "queue" else {}):
+            sums.update({name: sum(number or 0 for number in values[name]) for name in values})
+        names = [name for name, _ in sums.most_common()]
+        found = [
+            (name, colour, groups[name]) for name, colour in zip(names, _OF_GROUPS, strict=False) if name in groups
+        ]
+        if others := [groups[name] for name in names[len(_OF_GROUPS) :] if name in groups]:
+            totals = [None if None in values else sum(values) for values in zip(*others, strict=True)]
+            found.append((f"others: {len(others)}", _OF_OTHERS, totals))
+        return found
 
     def waits(self) -> dict[str, Any]:
         """The chart of the time that jobs had been due."""
@@ -96,94 +181,98 @@ class Activity:
         return self._quantiles(Figures.run)
 
     def _quantiles(self, value: Callable[[Figures, str], float | None]) -> dict[str, Any]:
+        colours = {"p50": "--good", "p95": "--busy", "p99": "--warn"}
+        lines = [(name, colour, [value(step, name) for step in self.steps]) for name, colour in colours.items()]
         # Dashes, so that lines on top of each other stay visible.
-        lines = {"p50": ("--good", ()), "p95": ("--busy", (10, 5)), "p99": ("--warn", (3, 5))}
-        series = [
-            {"label": name, "colour": colour, "dash": dash, "values": [value(step, name) for step in self.steps]}
-            for name, (colour, dash) in lines.items()
-        ]
-        return {"at": self._seconds(), "series": series, "unit": " s", "open": BOUNDS[-1]}
+        return self._chart(lines, unit=" s", open=BOUNDS[-1], dashes=[(), (10, 5), (3, 5)])
 
-    def ended(self, queue: str) -> Sequence[float]:
-        """Jobs of a queue that ended, per minute, in each step."""
-        return self.by_queue.get(queue) or [0.0] * len(self.at)
+    def _chart(self, lines: Sequence[_Line], **values: Any) -> dict[str, Any]:
+        series = [{"label": label, "colour": colour, "values": numbers} for label, colour, numbers in lines]
+        return {"at": [int(start.timestamp()) for start in self.starts], "series": series, **values}
 
-    def _seconds(self) -> list[int]:
-        return [int(one.timestamp()) for one in self.at]
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The numbers of each step, for programs."""
+        shown = zip(self.starts, self.flow().arrived, self.steps, self.flow().depths[1:], strict=True)
+        return [{"at": at, "in": arrived, "figures": step, "depth": depth} for at, arrived, step, depth in shown]
 
 
-def window_of(context: PageContext, default: str = _DEFAULT) -> str:
+def window_of(context: PageContext, default: str = _DEFAULT) -> Window:
     """The requested window. Raises BadInput."""
+    if context.query.one("from") or context.query.one("to"):
+        return _chosen(context)
     name = context.query.one("window", default)
     if name not in WINDOWS:
         raise BadInput("window", name, f"one of {', '.join(WINDOWS)}")
-    return name
+    return WINDOWS[name]
 
 
-def read_activity(context: PageContext, name: str, *, of: tuple[By, str] | None = None) -> Activity:
-    """How the jobs of the viewer's queues ended within this window. `of`: only those of a queue or a task."""
-    window = WINDOWS[name]
+def _chosen(context: PageContext) -> Window:
+    """The whole steps of a time that a viewer has chosen. Raises BadInput."""
+    now, begin, until = context.now(), context.query.moment("from"), context.query.moment("to")
+    end = min(until or now, now)
+    if begin is None or begin < now - HOURS_KEPT or end - begin < _SHORTEST:
+        expected = "a time for which there are statistics, at least 5 minutes before the end"
+        raise BadInput("from", context.query.one("from"), expected)
+    step = next(step for most, step in _STEPS.items() if end - begin <= most)
+    length = (max(step, _OLD) if begin < now - MINUTES_KEPT else step).total_seconds()
+    first, last = begin.timestamp() // length, -(-end.timestamp() // length)
+    back, step = timedelta(seconds=(last - first) * length), timedelta(seconds=length)
+    return Window("", back, step, _CHOSEN, datetime.fromtimestamp(last * length, UTC))
+
+
+def grouping_of(context: PageContext, *names: By) -> By | None:
+    """What the charts tell apart, one of `names`; None: outcomes. Raises BadInput."""
+    asked: Any = context.query.one("by")
+    if asked not in ("", *names):
+        raise BadInput("by", asked, f"one of {', '.join(names)}")
+    return asked or None
+
+
+def read_activity(context: PageContext, window: Window, *, of: Of = None, by: By | None = None) -> Activity:
+    """What arrived in the viewer's queues and how their jobs ended within this window. `of`: only those of a queue or a task. `by`: what the
+    charts tell apart.
+    """
     values = _OF_STEP if of is None else (*_OF_STEP, "runs")
-    key = (context.job, context.queues, "queue", of)
-    found = window.kept.get(
-        context.connection, key, lambda: _read(context, window, "queue", of, step=window.step, values=values)
-    )
-    length = window.step.total_seconds()
-    starts, ended = _ended(found, window, "queue")
-    places = {start: place for place, start in enumerate(starts)}
-    rows: list[list[Any]] = [[] for _ in starts]
-    for row in found.sums:
-        if row.at in places:
-            rows[places[row.at]].append(row)
-    return Activity(
-        starts,
-        _figures([row for some in rows for row in some], sum(_seconds(found, starts, window))),
-        [_figures(some, length) for some in rows],
-        ended,
-    )
+    keys: tuple[By, ...] = ("queue", "task") if by == "task" else ("queue",)
+    return _kept(context, window, keys, of, by, step=window.step, values=values)
 
 
-def read_tasks(context: PageContext, name: str) -> list[tuple[str, Figures, Sequence[float]]]:
+def read_tasks(context: PageContext, window: Window) -> list[tuple[str, Figures, Sequence[float]]]:
     """The tasks of the viewer's queues with jobs that ended within this window: name, figures, and jobs that ended per minute in each step."""
-    window = WINDOWS[name]
-    key = (context.job, context.queues, "task", None)
-    found = window.kept.get(context.connection, key, lambda: _read(context, window, "task", by=("task",)))
-    _, ended = _ended(found, window, "task")
-    seconds = window.back.total_seconds()
-    return [(row.task, Figures.of([row], seconds), ended[row.task]) for row in found.sums]
+    found = _kept(context, window, ("task",), None, "task", by=("task",))
+    ended, seconds = found.ended("task"), window.back.total_seconds()
+    return [(row.task, Figures.of([row], seconds), ended.get(row.task, ())) for row in found.sums]
 
 
-def _read(context: PageContext, window: Window, ended_by: By, of: tuple[By, str] | None = None, **sums: Any) -> _Sums:
-    """Read the sums, and the jobs that ended, by queue or task."""
-    now: Any = context.connection.scalar(sa.select(sa.func.now()))
-    if context.queues is not None and not context.queues:
-        return _Sums(now, (), ())
-    asked: dict[str, Any] = {"since": window.back, "queues": sorted(context.queues or ()), "stat": context.tables.stat}
-    if of is not None:
-        asked[f"{of[0]}s"] = [of[1]]
-    ended = sum_stats(**asked, step=window.step, by=(ended_by,), values=ENDS)
-    return _Sums(
-        now, context.connection.execute(sum_stats(**asked, **sums)).all(), context.connection.execute(ended).all()
-    )
+def _kept(
+    context: PageContext, window: Window, keys: tuple[By, ...], of: Of, shown_by: By | None, **sums: Any
+) -> Activity:
+    def read() -> Activity:
+        now, tables = context.now(), context.tables
+        end = window.until or now
+        begin, end = end - window.back, min(end, now)
+        starts, length = _starts(begin, end, window), window.step.total_seconds()
+        late = _LATE if end == now else 0.0
+        seconds = [min(length, (end - start).total_seconds() - late) for start in starts]
+        counted = [starts[0] - window.step, *starts]
+        if context.queues is not None and not context.queues:
+            return Activity(starts, seconds, shown_by, depths=[None for _ in counted])
+        asked: dict[str, Any] = {"since": now - begin, "queues": sorted(context.queues or ()), "stat": tables.stat}
+        if of is not None:
+            asked[f"{of[0]}s"] = [of[1]]
+        both: Any = sum_stats(**asked, **sums), sum_stats(**asked, step=window.step, by=keys, values=ENDS)
+        ended, ends = [context.connection.execute(each.where(tables.stat.at < end)).all() for each in both]
+        depths: dict[datetime, dict[str, Depth]] = defaultdict(dict)
+        if "queue" in keys and (of is None or of[0] == "queue"):  # a task has none
+            times: Any = {"begin": counted[0], "until": counted[-1], "step": window.step}
+            statement = backlog_in_steps(**times, queues=asked["queues"], backlog=tables.backlog)
+            for row in context.connection.execute(statement):
+                depths[row.step][row.queue] = Depth(row.due, row.running, row.oldest, row.more)
+        return Activity(starts, seconds, shown_by, ended, ends, [depths.get(start) for start in counted])
 
-
-def _ended(found: _Sums, window: Window, by: By) -> tuple[list[datetime], Mapping[str, Sequence[float]]]:
-    """The starts of the steps; and of each queue or task the jobs that ended per minute in each step."""
-    starts = _starts(found.now, window)
-    places = {start: place for place, start in enumerate(starts)}
-    seconds = _seconds(found, starts, window)
-    ended: dict[str, list[float]] = defaultdict(lambda: [0.0] * len(starts))
-    for row in found.ended:
-        if row.at in places:
-            place = places[row.at]
-            ended[getattr(row, by)][place] = (row.completed + row.failed + row.cancelled) * 60 / seconds[place]
-    return starts, ended
-
-
-def _seconds(found: _Sums, starts: Sequence[datetime], window: Window) -> list[float]:
-    """The seconds of each step that are counted already."""
-    length = window.step.total_seconds()
-    return [min(length, (found.now - start).total_seconds() - _LATE) for start in starts]
+    key = (window.back, window.until, context.job, context.queues, keys, of, shown_by)
+    return window.kept.get(context.connection, key, read)
 
 
 def _figures(rows: Sequence[Any], seconds: float) -> Figures:
@@ -195,13 +284,12 @@ def _figures(rows: Sequence[Any], seconds: float) -> Figures:
     return Figures(counts, seconds, 0.0, 0.0, runs, waits)
 
 
-def _starts(now: datetime, window: Window) -> list[datetime]:
+def _starts(begin: datetime, end: datetime, window: Window) -> list[datetime]:
     """The start times of a window's steps: all complete steps, and the last step once it is meaningful."""
     length = window.step.total_seconds()
-    last = now.timestamp() // length * length
-    begin = (now - window.back).timestamp() // 60 * 60  # what is read begins with a whole minute
-    first = -(-begin // length) * length
-    if now.timestamp() - last < _LEAST:
+    last = end.timestamp() // length * length
+    first = -(-(begin.timestamp() // 60 * 60) // length) * length  # what is read begins with a whole minute
+    if end.timestamp() - last < _LEAST:
         last -= length
     return [datetime.fromtimestamp(first + number * length, UTC) for number in range(int((last - first) // length) + 1)]
 

@@ -32,7 +32,7 @@ from .job_readings import JobReadings
 from .limits import TASK_GROUP, KeyRow, LimitRow, LimitState
 from .own_table import is_own, job_schemas, schema_of
 from .schedule import Overlap, Schedule
-from .tables import AuditEntry, Awaited, LogPart, Progress, SchemaVersion, Stat, UniqueKey, Uptime, WorkerRow
+from .tables import AuditEntry, Awaited, Backlog, LogPart, Progress, SchemaVersion, Stat, UniqueKey, Uptime, WorkerRow
 from .unique import insert_in_order, listen_to_sessions, put_in_order
 from .workflow import GATE, WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
 
@@ -46,6 +46,7 @@ __all__ = [
     "ArchivedTask",
     "AuditEntry",
     "Awaited",
+    "Backlog",
     "Base",
     "Companions",
     "Job",

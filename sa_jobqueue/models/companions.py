@@ -17,7 +17,7 @@ from .archive import ArchivedJob, ArchivedTask
 from .base import DueTime
 from .limits import KeyRow, LimitRow, LimitState
 from .schedule import Schedule
-from .tables import AuditEntry, Awaited, LogPart, Progress, Stat, UniqueKey, Uptime, WorkerRow
+from .tables import AuditEntry, Awaited, Backlog, LogPart, Progress, Stat, UniqueKey, Uptime, WorkerRow
 from .workflow import WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
 
 
@@ -33,6 +33,7 @@ class Companions:
     schedule: type[Schedule] = Schedule
     awaited: type[Awaited] = Awaited
     stat: type[Stat] = Stat
+    backlog: type[Backlog] = Backlog
     limit: type[LimitRow] = LimitRow
     key: type[KeyRow] = KeyRow
     limit_state: type[LimitState] = LimitState

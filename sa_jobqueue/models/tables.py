@@ -209,3 +209,21 @@ class Stat(Base):
 
 
 vacuum_by_traffic(Stat, also="fillfactor = 50, ")
+
+
+class Backlog(Base):
+    """How many jobs of a queue were due and ran at the end of a minute. A queue without queued and running jobs has no row."""
+
+    __tablename__ = "backlog"
+
+    at: Mapped[datetime] = mapped_column(primary_key=True)
+    """When that minute began."""
+    due: Mapped[int] = mapped_column(sa.Integer)
+    """Queued jobs whose time had come."""
+    running: Mapped[int] = mapped_column(sa.Integer)
+    oldest: Mapped[float | None] = mapped_column(sa.REAL)
+    """Seconds for which the first due job had waited; NULL if none was due."""
+    more: Mapped[bool]
+    """Whether counting stopped, so that more jobs were due than `due`."""
+    queue: Mapped[str] = mapped_column(sa.Text, primary_key=True)
+    """The name of the queue; "" in a row of each minute that was counted, whatever was queued."""

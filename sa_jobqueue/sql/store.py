@@ -11,6 +11,7 @@ from .limits.claims import LimitedClaims
 from .limits.declared import DeclaredLimits
 from .notes import JobNotes
 from .prune import Pruning
+from .readings.backlog import Backlogs
 from .readings.stats import Stats
 from .schedules.declared import DeclaredSchedules
 from .schedules.due import Schedules
@@ -33,6 +34,7 @@ class Store(
     DeclaredSchedules,
     DeclaredLimits,
     Stats,
+    Backlogs,
     EndWaits,
     Waking,
     Workers,

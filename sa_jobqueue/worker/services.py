@@ -32,7 +32,7 @@ from .connections.service import Connector
 from .maintenance.chore import Chore, Governor
 from .maintenance.limits import DeclareLimits, ForgetStates
 from .maintenance.loop import Maintenance
-from .maintenance.notes import DropStrayNotes, KeepStats, WriteNotes, WriteStats
+from .maintenance.notes import CountBacklog, DropStrayNotes, KeepStats, WriteNotes, WriteStats
 from .maintenance.presence import Presence, Vitals
 from .maintenance.pressure import WatchPressure
 from .maintenance.prune import KeepArchive, Prune
@@ -197,6 +197,7 @@ class Services:
                 archive,
                 *self._spared.values(),
                 KeepStats(connector),
+                CountBacklog(connector, tally),
                 *([pressure] if settings.thresholds else []),
             ],
         )

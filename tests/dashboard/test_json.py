@@ -19,6 +19,9 @@ from tests.support.factory import make_job, make_jobs
 FIELDS = {
     "/jobs": "id attempt max_attempts state task queue subject error created_at run_at claimed_at finished_at",
     "/errors": "task error message group jobs first last",
+    "/": (activity := "state verdict in out steps"),
+    "/queues/{name}": activity,
+    "/tasks/{name}": activity,
     "/tasks": "name completed failed cancelled retried in_per_minute run_p50 run_p95 wait_p50 wait_p95",
     "/queues": "name due queued running limit workers oldest paused in_per_minute out_per_minute wait_p50 wait_p95",
     "/workers": "id name version pressure queues running slots memory stale up unseen draining loop_lag",
@@ -79,7 +82,7 @@ def test_each_page_has_the_fields_of_its_documentation(engine: Engine, scene: Sc
     found, unchecked = {}, []
     for path, operation in document["paths"].items():
         schema = operation["get"]["responses"]["200"]["content"]["application/json"]["schema"]
-        answer = asked(viewer, path.replace("{id}", str(scene.failed[0])))
+        answer = asked(viewer, path.replace("{id}", str(scene.failed[0])).replace("{name}", "mail"))
         assert answer.status_code == 200, answer.text
         check(answer.json(), schema)
         rows = schema["properties"].get(path[1:])
@@ -104,7 +107,7 @@ def test_json_is_for_those_who_name_it(engine: Engine, accept: str, is_json: boo
 
 def test_an_error_is_json_with_its_status(engine: Engine) -> None:
     viewer, closed = Viewer(engine), Viewer(engine, Access.NONE)
-    cases = {"/jobs?id=x": 400, "/jobs/4711": 404, "/nothing": 404, "/audit": 406, "/": 406}
+    cases = {"/jobs?id=x": 400, "/jobs/4711": 404, "/nothing": 404, "/audit": 406, "/database": 406}
     answers = {path: asked(viewer, path) for path in cases}
     assert {path: answer.status_code for path, answer in answers.items()} == cases
     assert all(set(answer.json()) == {"error"} for answer in answers.values())

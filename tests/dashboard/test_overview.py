@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
+from datetime import UTC
 from itertools import count, pairwise
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.dashboard.activity import bars, points
@@ -20,8 +22,9 @@ from sa_jobqueue.doctor import CHECKS, Finding
 from sa_jobqueue.models import Job
 from sa_jobqueue.rules.tally import BUCKETS
 from tests.support.browsing import Seen, Viewer
-from tests.support.busy_scene import Scene, add_stats, fill, make_worker
+from tests.support.busy_scene import Scene, add_backlog, add_stats, fill, make_worker
 from tests.support.factory import make_job
+from tests.support.limits import limit
 from tests.support.waiting import wait_until
 
 
@@ -50,7 +53,7 @@ def test_the_numbers_of_all_queues_are_added_up(engine: Engine, scene: Scene) ->
 def test_outcomes_are_a_stacked_chart_and_a_table(engine: Engine, scene: Scene) -> None:
     """By minute; each outcome that there was, as it is counted."""
     page = Viewer(engine).see("/", window="1h")
-    throughput, waits = charts(page)
+    throughput, _, waits = charts(page)
     assert throughput["stacked"]
     assert [one["label"] for one in throughput["series"]] == ["completed", "retried", "failed", "cancelled"]
     at = throughput["at"]
@@ -61,7 +64,7 @@ def test_outcomes_are_a_stacked_chart_and_a_table(engine: Engine, scene: Scene) 
     assert [one["label"] for one in waits["series"]] == ["p50", "p95", "p99"]
     p50, p95 = waits["series"][0]["values"][5], waits["series"][1]["values"][5]
     assert 0.05 <= p50 <= 0.1 < p95 <= 1.0
-    assert page.text.count("From (UTC)") == 1
+    assert page.text.count("From (UTC)") == 2 + 1
     assert "up to 50 ms" in page.text
 
 
@@ -99,7 +102,63 @@ def test_a_wait_beyond_the_last_bound_is_said_to_be_longer(engine: Engine) -> No
         connection.exec_driver_sql(f"UPDATE sa_jobqueue.stat SET waits = ARRAY[{bounds}, {rest}]")
     page = Viewer(engine).see("/")
     assert "Wait, p95 > 1h p50 > 1h · p99 > 1h" in page.text
-    assert charts(page)[1]["open"] == 3_600
+    assert charts(page)[2]["open"] == 3_600
+
+
+def test_what_arrived_is_a_line_over_the_outcomes_with_the_backlog_below(engine: Engine) -> None:
+    """And a sentence says whether the workers keep up; paused queues are left out of it."""
+    with engine.begin() as connection:
+        add_stats(connection, "mail", "send", failed=0)
+        connection.exec_driver_sql("UPDATE sa_jobqueue.stat SET completed = 10, retried = 5, cancelled = 0")
+        add_backlog(connection, "mail", "200 - 2 * n")
+        add_backlog(connection, "reports", "900 - 9 * n")
+    page = Viewer(engine).see("/", window="1h")
+    throughput, backlog, _ = charts(page)
+    assert (throughput["stacked"], throughput["series"][-1]["label"]) == (3, "in")
+    assert set(throughput["series"][-1]["values"][3:-3]) == {26.0}
+    running, due = backlog["series"]
+    assert set(running["values"][:-2]) == {2}
+    assert {after - before for before, after in pairwise(due["values"][:-2])} == {11}
+    assert re.search(r"Falls behind: 1,\d{3} in, [89]\d\d out in 1h; grows by 6\d\d an hour\.", page.text)
+    with engine.begin() as connection:
+        limit(connection, "reports", paused_at=text("now()"))
+    page = Viewer(engine).see("/", window="1h", n=1)
+    assert " an hour. The paused queues are left out: reports." in page.text
+
+
+def test_charts_tell_queues_and_tasks_apart(engine: Engine, scene: Scene) -> None:
+    """The largest ones each; of the backlog a task is not known."""
+    with engine.begin() as connection:
+        add_backlog(connection, "mail", "5")
+        add_backlog(connection, "sync", "7")
+    throughput, backlog, _ = charts(Viewer(engine).see("/", by="queue"))
+    assert [line["label"] for line in throughput["series"]] == ["mail", "sync", "index", "in"]
+    assert [line["label"] for line in backlog["series"]] == ["mail", "sync"]
+    assert [line["colour"] for line in backlog["series"]] == [line["colour"] for line in throughput["series"][:2]]
+    page = Viewer(engine).see("/", by="task")
+    assert charts(page)[0]["series"][0]["label"] == "shop.send_receipt"
+    assert "by queue and not by task" in page.text
+    assert "expected one of queue, task" in Viewer(engine).see("/", expected=400, by="worker").text
+
+
+def test_a_time_of_the_viewers_is_shown_and_is_in_the_address(engine: Engine, scene: Scene) -> None:
+    """In whole steps; with links to the time before and after it."""
+    page = Viewer(engine).see("/", **{"from": "2026-01-01T10:03", "to": "2026-01-01T11:00"}, expected=400)
+    assert "expected a time for which there are statistics" in page.text
+    with engine.connect() as connection:
+        begin, end = connection.execute(
+            text("SELECT date_trunc('hour', now()) - interval '4 h', date_trunc('hour', now()) - interval '1 h'")
+        ).one()
+    page = Viewer(engine).see("/", **{"from": begin.isoformat(), "to": end.isoformat()})
+    at = charts(page)[0]["at"]
+    assert (at[0], at[-1], {after - before for before, after in pairwise(at)}) == (
+        begin.timestamp(),
+        end.timestamp() - 900,
+        {900},
+    )
+    assert f"{begin.astimezone(UTC):%Y-%m-%d %H:%M} to " in page.text
+    (later,) = [found["href"] for found in page.all("a", rel="next")]
+    assert charts(Viewer(engine).see(later or ""))[0]["at"][0] == end.timestamp()
 
 
 def test_queues_are_shown_with_a_line_of_what_ended(engine: Engine, scene: Scene) -> None:

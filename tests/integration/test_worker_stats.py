@@ -260,6 +260,29 @@ def test_a_row_that_is_locked_for_a_moment_is_not_worth_a_line(
         wait_until(lambda: stat(engine)["quick"].completed == 2)
 
 
+def test_a_worker_counts_the_backlog_at_the_end_of_a_minute(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And comes again at the end of the next."""
+    monkeypatch.setattr(stats, "_COUNT_AT", 0.0)
+
+    @task(registry=registry, name="waits")
+    def waits() -> None: ...
+
+    add(engine, enqueue(waits.options(queue="nobody's")))
+
+    def found() -> Any:
+        with engine.connect() as connection:
+            return connection.execute(text("SELECT queue, due FROM sa_jobqueue.backlog ORDER BY 1")).all()
+
+    with working(engine, registry) as worker:
+        (chore,) = [chore for chore in services_of(worker).maintenance.chores if isinstance(chore, stats.CountBacklog)]
+        chore.at = 0.0
+        services_of(worker).maintenance.wake()
+        wait_until(lambda: found() == [("", 0), ("nobody's", 1)])
+        assert 0 < chore.at <= monotonic() + 60 + stats._COUNT_SPREAD
+
+
 def test_a_worker_says_how_it_is_in_its_row(engine: Engine, registry: Registry) -> None:
     """Its lease, the tasks it knows with their timeouts, its memory, the lag of its loop, and its version of the schema."""
 

@@ -58,6 +58,7 @@ from sa_jobqueue.sql.limits.use import (
 from sa_jobqueue.sql.notes import drop_old_logs, drop_stray_logs, drop_stray_progress, write_logs, write_progress
 from sa_jobqueue.sql.parts import complete_arguments
 from sa_jobqueue.sql.prune import first_over, make_months_of_page, move_page, move_this, postpone_purge, prune_page
+from sa_jobqueue.sql.readings.backlog import backlog_in_steps, begin_count, count_backlog, drop_old_backlog
 from sa_jobqueue.sql.readings.depths import (
     arrivals,
     count_by_queue,
@@ -367,6 +368,12 @@ SINGLE: dict[str, Callable[[], object]] = {
     "written_stats": lambda: written_stats(_WORKER),
     "roll_up_stats": lambda: roll_up_stats(keep=timedelta(days=7), limit=100),
     "drop_old_stats": lambda: drop_old_stats(keep=timedelta(days=90), limit=100),
+    "begin_count": begin_count,
+    "count_backlog": lambda: count_backlog(cap=1_000),
+    "drop_old_backlog": lambda: drop_old_backlog(keep=timedelta(days=7)),
+    "backlog_in_steps": lambda: backlog_in_steps(
+        begin=_DAY, until=_DAY + timedelta(hours=1), step=timedelta(minutes=1), queues=["q"]
+    ),
     "sum_stats": lambda: sum_stats(since=timedelta(hours=1), by=("queue", "task")),
     "sum_stats_in_steps": lambda: sum_stats(since=timedelta(hours=1), queues=["q"], step=timedelta(minutes=5)),
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),

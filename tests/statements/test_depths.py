@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, Executable, create_engine
 
+from sa_jobqueue.sql.readings.backlog import count_backlog
 from sa_jobqueue.sql.readings.depths import CAP, capped, purge_overdue, queue_depths, queued_tasks
 from sa_jobqueue.sql.unique import find_stray_keys
 from tests.statements.test_plans import FILL, FILL_KEYED, vacuum
@@ -175,11 +176,12 @@ def full(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Conne
     ("statement", "blocks", "more"),
     [
         (queue_depths(), 1_500, 15_000),
+        (count_backlog(cap=CAP), 1_500, 15_000),
         (purge_overdue(), 200, 0),
         (queued_tasks(sample=20), 3_000, 2_000),
         (find_stray_keys(limit=3, sample=500), 4_500, 0),
     ],
-    ids=["queue_depths", "purge_overdue", "queued_tasks", "find_stray_keys"],
+    ids=["queue_depths", "count_backlog", "purge_overdue", "queued_tasks", "find_stray_keys"],
 )
 def test_no_statement_of_the_doctor_walks_over_the_table(
     full: Connection, statement: Executable, blocks: int, more: int, request: pytest.FixtureRequest

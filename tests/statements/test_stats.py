@@ -10,8 +10,11 @@ import pytest
 from sqlalchemy import Connection, text
 
 from sa_jobqueue.rules.tally import BUCKETS, TaskTally
+from sa_jobqueue.sql.readings import backlog
+from sa_jobqueue.sql.readings.backlog import backlog_in_steps
 from sa_jobqueue.sql.readings.stats import sum_stats
 from sa_jobqueue.sql.store import default_store as store
+from tests.support.factory import make_job, make_jobs
 
 WORKER = uuid.UUID(int=1)
 
@@ -152,3 +155,53 @@ def test_sums_can_be_narrowed_and_spread_over_time(connection: Connection) -> No
     steps = connection.execute(sum_stats(since=timedelta(days=2), step=timedelta(minutes=15))).all()
     assert [row.completed for row in steps] == [45] * 4
     assert [row.at.minute for row in steps] == [0, 15, 30, 45]
+
+
+# ---- The backlog, counted once a minute.
+
+
+def counts(connection: Connection, **options: Any) -> list[tuple[Any, ...]]:
+    """The last count: queue, due and running jobs, and whether there were more."""
+    now = connection.scalar(text("SELECT date_trunc('hour', now())"))
+    hour = timedelta(hours=1)
+    rows = connection.execute(backlog_in_steps(begin=now - hour, until=now, step=hour, **options)).all()
+    return sorted((row.queue, row.due, row.running, row.more) for row in rows)
+
+
+def test_the_backlog_is_the_due_and_running_jobs_of_each_queue(connection: Connection) -> None:
+    """Jobs for later and blocked jobs are none of it, a retry whose time has come is; and one worker counts for all."""
+    make_jobs(connection, 3, queue="mail")
+    make_job(connection, queue="mail", attempt=1, run_at=timedelta(seconds=-5))
+    make_job(connection, queue="mail", attempt=1, run_at=timedelta(hours=1))
+    make_job(connection, queue="keys", concurrency_key="acme")
+    make_job(connection, "running", queue="keys")
+    make_job(connection, "running", queue="long")
+    make_job(connection, queue="later", run_at=timedelta(hours=1))
+    make_job(connection, "completed", queue="done")
+    assert store.count_backlog(connection)
+    assert not store.count_backlog(connection)
+    expected = [("keys", 1, 1, False), ("later", 0, 0, False), ("long", 0, 1, False), ("mail", 4, 0, False)]
+    assert counts(connection) == [("", 0, 0, False), *expected]
+    assert counts(connection, queues=["mail"]) == [("", 0, 0, False), expected[-1]]
+
+
+def test_a_deep_queue_is_counted_to_a_bound_and_says_so(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backlog, "_COUNTED", 2)
+    monkeypatch.setattr(backlog, "_LEAST", 2)
+    make_jobs(connection, 3, queue="mail")
+    make_job(connection, queue="sync")
+    assert store.count_backlog(connection)
+    assert counts(connection) == [("", 0, 0, False), ("mail", 2, 0, True), ("sync", 1, 0, False)]
+
+
+def test_old_counts_are_deleted(connection: Connection) -> None:
+    """By the hour, until none is left that is too old."""
+    connection.execute(
+        text(
+            "INSERT INTO sa_jobqueue.backlog SELECT now() - hours * interval '1 hour', 1, 0, 1, false, 'mail' FROM generate_series(1, 4) AS hours"
+        )
+    )
+    deleted = [store.drop_old_backlog(connection, keep=timedelta(minutes=90)) for _ in range(4)]
+    assert (sum(deleted), deleted[-1]) == (3, 0)

@@ -76,6 +76,7 @@ def all_rows(connection: Connection, store: Store) -> list[Any]:
             tables.progress,
             tables.log,
             tables.stat,
+            tables.backlog,
             tables.limit,
             tables.archived_job,
             tables.archived_task,
@@ -100,6 +101,8 @@ def live(connection: Connection, store: Store) -> None:
     assert store.add_stats(connection, [TaskTally("default", "send", completed=1)], worker=worker, number=1)
     assert store.roll_up_stats(connection, keep=timedelta(days=-1), limit=10) == 1
     assert store.drop_old_stats(connection, keep=timedelta(days=7), limit=10) == 0
+    assert store.count_backlog(connection)
+    assert store.drop_old_backlog(connection, keep=timedelta(days=7)) == 0
     connection.execute(table.update().values(worker=str(worker)))
     assert {one.place for one in store.expired(connection)} == {"web-1:47"}
     store.attest(connection, lease=60, outage=30)

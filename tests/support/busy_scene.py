@@ -60,6 +60,19 @@ def add_stats(
     )
 
 
+def add_backlog(connection: Connection, queue: str, due: str, *, minutes: int = 90) -> None:
+    """What was counted at the end of each of the last minutes, the last but one included; `due`: SQL about `n`, how long ago that was."""
+    connection.execute(
+        text(f"""
+        INSERT INTO sa_jobqueue.backlog (at, due, running, oldest, more, queue)
+        SELECT date_trunc('minute', now()) - n * interval '1 min', due, CAST(queue <> '' AS integer), CASE WHEN due > 0 THEN due * 60 END, false, queue
+        FROM generate_series(1, :minutes) AS n, LATERAL (VALUES (:queue, {due}), ('', 0)) AS counted (queue, due)
+        ON CONFLICT DO NOTHING
+        """),
+        {"queue": queue, "minutes": minutes},
+    )
+
+
 def fill(connection: Connection) -> Scene:
     """All of it, in the caller's transaction."""
     live = make_worker(connection)

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Schedule, TaskName, Workflow, every
 from sa_jobqueue.dashboard.pages import PAGES
-from sa_jobqueue.models import AuditEntry, Job, LogPart, Progress, Stat, WorkerRow, WorkflowRow
+from sa_jobqueue.models import AuditEntry, Backlog, Job, LogPart, Progress, Stat, WorkerRow, WorkflowRow
 from sa_jobqueue.rules.schedules import rule_of
 from sa_jobqueue.rules.tally import BUCKETS, bucket_of
 from tests.support.factory import make_job
@@ -382,6 +382,16 @@ def _stats(connection: Connection, chance: random.Random) -> None:
                 }
             )  # fmt: skip
     connection.execute(insert(Stat), rows)
+    depths = [
+        {"at": at - minute * MINUTE, "queue": queue, "due": due, "running": 4 if queue else 0, "oldest": due * 0.5 or None, "more": False}
+        for minute in range(1, 25 * 60)
+        for queue, due in (
+            ("", 0),
+            ("mail", chance.randint(0, 6) + (40 * (12 - minute % 90) if minute % 90 < 12 else 0)),
+            ("payments", chance.randint(0, 3)),
+        )
+    ]  # fmt: skip
+    connection.execute(insert(Backlog), depths)
 
 
 def _audit(connection: Connection) -> None:

@@ -50,8 +50,19 @@ def _typed(**names: str) -> dict[str, tuple[str, str | Fields]]:
     return {name: (path or name, kind) for (name, _, path), kind in of_each}
 
 
+#: What the pages with charts have in common.
+_ACTIVITY = Answer({
+    **_typed(string="state=verdict.state verdict=verdict.words", integer="in=verdict.arrived out=verdict.left"),
+    "steps": ("activity.rows", _typed(
+        date_time="at", boolean="more=depth.more",
+        integer="due=depth.due running=depth.running completed=figures.counts.completed failed=figures.counts.failed "
+        "cancelled=figures.counts.cancelled retried=figures.counts.retried snoozed=figures.counts.snoozed",
+        number="in oldest=depth.oldest wait_p50=figures.wait.p50 wait_p95=figures.wait.p95 wait_p99=figures.wait.p99",
+    )),
+}, "", ("window", "from", "to"))  # fmt: skip
 #: By the name of the page.
 ANSWERS: Mapping[str, Answer] = {
+    "overview": _ACTIVITY, "queue": _ACTIVITY, "task": _ACTIVITY,
     "jobs": Answer(_typed(
         integer="id attempt max_attempts", string="state=reading task queue subject error",
         date_time="created_at run_at claimed_at finished_at",
@@ -76,7 +87,7 @@ ANSWERS: Mapping[str, Answer] = {
         string="name",
         integer="completed=figures.counts.completed failed=figures.counts.failed cancelled=figures.counts.cancelled retried=figures.counts.retried",
         number="in_per_minute=in run_p50=figures.run.p50 run_p95=figures.run.p95 wait_p50=figures.wait.p50 wait_p95=figures.wait.p95",
-    ), "tasks", ("window",)),
+    ), "tasks", ("window", "from", "to")),
     "queues": Answer(_typed(
         string="name=seen.name", integer="due=seen.due queued=seen.queued running=seen.running limit=seen.limit workers=seen.served",
         number="oldest=seen.oldest paused=seen.paused in_per_minute=in out_per_minute=out wait_p50=p50 wait_p95=p95",
@@ -159,10 +170,13 @@ def openapi(title: str, root: str) -> dict[str, Any]:
             properties = {page.name: {"type": "array", "items": schema}, "next": following, "is_cut": cut}
             schema = {"type": "object", "required": list(properties), "properties": properties}
         parameters: list[Any] = [{"name": name, "in": "query", "schema": text} for name in answer.parameters]
-        if "{id}" in page.path:
-            parameters.append({"name": "id", "in": "path", "required": True, "schema": {"type": "integer"}})
+        path = page.path.replace(":path", "")
+        for name in ("id", "name"):
+            if f"{{{name}}}" in path:
+                kind = {"type": "integer"} if name == "id" else text
+                parameters.append({"name": name, "in": "path", "required": True, "schema": kind})
         responses = {"200": {"description": page.title, "content": _content(schema)}, "default": error}
-        paths[page.path] = {"get": {"operationId": page.name, "parameters": parameters, "responses": responses}}
+        paths[path] = {"get": {"operationId": page.name, "parameters": parameters, "responses": responses}}
     info = {"title": title, "version": __version__}
     return {"openapi": "3.1.0", "info": info, "servers": [{"url": root or "/"}], "paths": paths}
 

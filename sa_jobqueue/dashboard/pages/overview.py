@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...health.read import QUANTILES
 from ...health.work import read_working
 from ...sql.readings.depths import CAP, capped_sum
 from ...sql.store import store_of
 from ...util.urls import mask_passwords
-from ..activity import WINDOWS, bars, read_activity, window_of
+from ..activity import WINDOWS, bars, grouping_of, read_activity, window_of
 from ..request import Page, PageContext
 from .database import examined
 from .errors import groups
@@ -28,12 +27,13 @@ def read_overview(context: PageContext) -> dict[str, Any]:
     """Read the overview."""
     window = window_of(context)
     working = read_working(context.connection, store_of(context.job), only=context.queues)
-    activity = read_activity(context, window)
+    activity = read_activity(context, window, by=grouping_of(context, "queue", "task"))
     doctor = examined(context)
     queues = working.queues
     oldest = max((queue.oldest for queue in queues if queue.oldest is not None), default=None)
     stale = sum(worker.stale for worker in working.workers)
-    rows = groups(context, newest=_NEWEST, most=_ERRORS)
+    paused = [queue.name for queue in queues if queue.paused is not None]
+    ended = activity.ended("queue")
     return {
         "now": working.now,
         "window": window,
@@ -46,23 +46,13 @@ def read_overview(context: PageContext) -> dict[str, Any]:
         "oldest_queue": next((queue.name for queue in queues if oldest is not None and queue.oldest == oldest), ""),
         "workers": len(working.workers) - stale,
         "stale": stale,
-        "throughput": activity.throughput(),
-        "waits": activity.waits(),
         "activity": activity,
-        "waited": {name: activity.all.wait(name) for name in QUANTILES},
+        "verdict": activity.flow(without=paused).verdict(time=window.name),
+        "paused": paused,
         "histogram": bars(activity.all.waits),
-        "queues": [shown_queue(queue, activity) for queue in queues[:_QUEUES]],
+        "queues": [shown_queue(queue, ended) for queue in queues[:_QUEUES]],
         "more_queues": max(len(queues) - _QUEUES, 0),
-        "errors": [
-            {
-                "task": row.task,
-                "type": row.error,
-                "message": mask_passwords(row.line),
-                "count": row.jobs,
-                "last": row.last,
-            }
-            for row in rows
-        ],
+        "errors": [(row, mask_passwords(row.line)) for row in groups(context, newest=_NEWEST, most=_ERRORS)],
         "newest": _NEWEST,
         "alarms": [finding for finding in doctor.findings if finding.level != "ok"],
         "seen_at": _SEEN_AT,

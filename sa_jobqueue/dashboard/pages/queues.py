@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...health.work import LATELY, QUEUES, QueueSeen, read_working
@@ -9,21 +10,21 @@ from ...health.work import read_workers as workers_of
 from ...sql.readings.depths import arrivals
 from ...sql.store import store_of
 from ..actions.schedules import may_drain
-from ..activity import Activity, points, read_activity
+from ..activity import WINDOWS, points, read_activity
 from ..request import Page, PageContext
 
 
 def read_queues(context: PageContext) -> dict[str, Any]:
     """A row for each queue that has jobs, that a worker serves, that is paused, or whose jobs ended within the last minutes."""
     working = read_working(context.connection, store_of(context.job), only=context.queues)
-    activity = read_activity(context, "1h")
+    ended = read_activity(context, WINDOWS["1h"]).ended("queue")
     rows = context.connection.execute(arrivals(within=LATELY, job=context.job))
     arrived = {row.queue: row.number * 60 / row.seconds for row in rows}
     return {
         "now": working.now,
         "minutes": int(LATELY.total_seconds() // 60),
         "queues": [
-            shown_queue(queue, activity) | {"in": arrived.get(queue.name, 0.0), "p50": queue.lately.wait("p50")}
+            shown_queue(queue, ended) | {"in": arrived.get(queue.name, 0.0), "p50": queue.lately.wait("p50")}
             for queue in working.queues
         ],
         "cut": len(working.queues) >= QUEUES,
@@ -33,15 +34,15 @@ def read_queues(context: PageContext) -> dict[str, Any]:
     }
 
 
-def shown_queue(queue: QueueSeen, activity: Activity) -> dict[str, Any]:
-    """A row of the table."""
-    ended = activity.ended(queue.name)
+def shown_queue(queue: QueueSeen, ended: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """A row of the table. `ended`: jobs that ended per minute in each step, by queue."""
+    rates = ended.get(queue.name) or [0.0, 0.0]
     return {
         "seen": queue,
         "out": queue.lately.per_minute(),
         "p95": queue.lately.wait("p95"),
-        "points": points(ended),
-        "most": max(ended, default=0.0),
+        "points": points(rates),
+        "most": max(rates),
     }
 
 

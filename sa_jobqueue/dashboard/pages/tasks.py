@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ...health.one_job import clamped
-from ...health.read import ENDS, QUANTILES, Figures
+from ...health.read import ENDS, Figures
 from ...health.work import LATELY, read_working
 from ...models import status_literal
 from ...rules.lifecycle import JobStatus
@@ -20,7 +21,7 @@ from ...sql.store import store_of
 from ...sql.workers import serves
 from ...statements import list_schedules
 from ..actions.schedules import reached_schedules
-from ..activity import WINDOWS, bars, points, read_activity, read_tasks, window_of
+from ..activity import WINDOWS, bars, grouping_of, points, read_activity, read_tasks, window_of
 from ..filters import chosen, highest_id, reach
 from ..query import Query
 from ..refusals import BadInput
@@ -36,20 +37,17 @@ def read_all(context: PageContext) -> dict[str, Any]:
     """A row for each task with jobs that ended within the window or were enqueued lately, or that a live worker knows."""
     window = window_of(context, _DAY)
     came = {} if context.queues is not None and not context.queues else _arrived(context, "task")
-    found = {name: (figures, ended) for name, figures, ended in read_tasks(context, window)}
-    names = sorted({*found, *came, *_known(context)}, key=lambda name: (-_of(found, name)[0].ended, name))
+    found: dict[str, tuple[Figures, Sequence[float]]] = defaultdict(lambda: (_NOTHING, ()))
+    found |= {name: (figures, ended) for name, figures, ended in read_tasks(context, window)}
+    names = sorted({*found, *came, *_known(context)}, key=lambda name: (-found[name][0].ended, name))
     return {
         "now": context.now(),
         "window": window,
         "windows": list(WINDOWS),
         "minutes": int(LATELY.total_seconds() // 60),
-        "tasks": [_shown(name, *_of(found, name), came.get(name, 0.0)) for name in names[:_TASKS]],
+        "tasks": [_shown(name, *found[name], came.get(name, 0.0)) for name in names[:_TASKS]],
         "more": max(len(names) - _TASKS, 0),
     }
-
-
-def _of(found: dict[str, tuple[Figures, Sequence[float]]], name: str) -> tuple[Figures, Sequence[float]]:
-    return found.get(name, (_NOTHING, ()))
 
 
 def _shown(name: str, figures: Figures, ended: Sequence[float], came: float) -> dict[str, Any]:
@@ -82,7 +80,8 @@ def _read(context: PageContext, by: By) -> tuple[str, dict[str, Any]]:
     name, window, tables = context.path["name"], window_of(context, _DAY), context.tables
     if "\0" in name:
         raise BadInput("the address", "NUL", f"the name of a {by}, in which there is no NUL character")
-    activity = read_activity(context, window, of=(by, name))
+    shown_by = grouping_of(context, "queue" if by == "task" else "task")
+    activity = read_activity(context, window, of=(by, name), by=shown_by)
     limit = tables.limit
     paused = sa.select(limit.pause_reason).where(limit.owner == by, limit.name == name, limit.paused_at.is_not(None))
     pause = context.connection.execute(paused).first()
@@ -96,10 +95,9 @@ def _read(context: PageContext, by: By) -> tuple[str, dict[str, Any]]:
         "in": _arrived(context, by).get(name, 0.0),
         "minutes": int(LATELY.total_seconds() // 60),
         "figures": activity.all,
-        "runs": {one: activity.all.run(one) if activity.all.runs else None for one in QUANTILES},
-        "waited": {one: activity.all.wait(one) for one in QUANTILES},
-        "charts": {"Outcomes per minute": activity.throughput(), "How long jobs had been due": activity.waits(),
-                   "How long handlers took": activity.runs()},
+        "activity": activity,
+        "verdict": activity.flow().verdict(paused=pause is not None, time=window.name) if by == "queue" else None,
+        "charts": {"How long jobs had been due": activity.waits(), "How long handlers took": activity.runs()},
         "histogram": bars(activity.all.waits),
         "schedules": context.connection.execute(schedules.limit(_SCHEDULES)).mappings().all(),
         "slowest": _slowest(replace(context, query=Query([(by, name)]))),
@@ -144,7 +142,7 @@ def read_queue(context: PageContext) -> dict[str, Any]:
     name, values = _read(context, "queue")
     working = read_working(context.connection, store_of(context.job), only={name})
     seen = next((queue for queue in working.queues if queue.name == name), None)
-    return {**values, "seen": seen, "workers": [one for one in working.workers if serves(one.queues, name)]}
+    return {**values, "seen": seen, "workers": [worker for worker in working.workers if serves(worker.queues, name)]}
 
 
 TASK = Page("task", "Task", "/tasks/{name:path}", read_task, in_menu=False, adds_up=True)

@@ -34,7 +34,7 @@
     let last = Date.now(), asked = null, failed = false, asOf = new Date();
     const busy = () =>
       live.contains(document.activeElement) && document.activeElement.matches("input, select, textarea") ||
-      live.querySelector("input[type=checkbox]:checked, details[data-hold][open]") ||
+      live.querySelector("input[type=checkbox]:checked, details[data-hold][open], [data-chart]:active") ||
       String(getSelection()).length > 0;
     rate.addEventListener("change", () => { store("refresh", rate.value); last = 0; });
     // How old the numbers are is always said: those of a server that is gone look like those of a quiet one.
@@ -169,7 +169,8 @@
     }
   };
 
-  // ---- charts: <div data-chart='{"at": [...], "series": [{"label", "values", "colour"}], "stacked": true, "unit": "/s"}'>
+  // ---- charts: <div data-chart='{"at": [...], "series": [{"label", "values", "colour"}], "stacked": 2, "dashes": [...], "unit": "/s"}'>,
+  // in which the first two series are areas on top of each other, and the others are lines
   const drawn = new WeakMap();
   const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   // An opaque colour between this one and that of the card: one area covers another.
@@ -180,7 +181,36 @@
     });
     return `rgb(${one.map((part, i) => Math.round(part * 0.55 + card[i] * 0.45)).join(", ")})`;
   };
+  // Each line has its name at its end, so that colour is not needed to tell them apart.
+  const nameLines = u => {
+    const ends = u.series.slice(1).map(({ label, stroke }, i) => {
+      const at = u.data[i + 1].findLastIndex(value => value !== null);
+      return at < 0 ? null : { label, colour: stroke(), x: u.valToPos(u.data[0][at], "x", true), y: u.valToPos(u.data[i + 1][at], "y", true) };
+    }).filter(Boolean).sort((one, other) => other.y - one.y);
+    const { ctx } = u, size = 11 * devicePixelRatio;
+    ctx.save();
+    ctx.font = `${size}px system-ui, sans-serif`;
+    ctx.textAlign = "left"; ctx.textBaseline = "middle";
+    ends.forEach((end, i) => {
+      if (i) end.y = Math.min(end.y, ends[i - 1].y - size);
+      ctx.fillStyle = end.colour;
+      ctx.fillText(end.label, end.x + size / 3, end.y);
+    });
+    ctx.restore();
+  };
+  // What is dragged over in a chart becomes the time that the page shows.
+  const chooseTime = u => {
+    const { left, width } = u.select, step = u.data[0].length > 1 ? u.data[0][1] - u.data[0][0] : 60;
+    if (width < 5) return;
+    const first = Math.floor(u.posToVal(left, "x") / step) * step, last = Math.ceil(u.posToVal(left + width, "x") / step) * step;
+    const to = new URL(location), iso = seconds => `${new Date(seconds * 1000).toISOString().slice(0, 16)}Z`;
+    to.searchParams.delete("window");
+    to.searchParams.set("from", iso(first));
+    to.searchParams.set("to", iso(Math.max(last, first + 300)));
+    location = to;
+  };
   const draw = (within, again) => {
+    for (const hint of within.querySelectorAll("[data-drag]")) hint.hidden = typeof uPlot === "undefined";
     if (typeof uPlot === "undefined") return;
     for (const place of within.querySelectorAll("[data-chart]")) {
       const kept = drawn.get(place);
@@ -189,18 +219,25 @@
       const said = JSON.parse(place.dataset.chart);
       const line = css("--line"), ink = css("--soft");
       let below = said.at.map(() => 0);
-      const columns = said.series.map(one => {
-        if (!said.stacked) return one.values;
-        below = one.values.map((value, i) => (value ?? 0) + below[i]);
+      const isArea = i => i < (said.stacked ?? 0);
+      const columns = said.series.map((line, i) => {
+        if (!isArea(i)) return line.values;
+        below = line.values.map((value, i) => value === null ? null : value + (below[i] ?? 0));
         return below;
       });
-      const series = said.series.map((one, i) => ({
-        label: one.label, stroke: css(one.colour), width: 1.5, dash: one.dash, points: { show: false },
-        fill: said.stacked ? paled(css(one.colour)) : undefined,
-        value: (_, __, ___, at) => at === null ? "" : `${one.values[at] >= said.open ? "> " : ""}${+(one.values[at] ?? 0).toPrecision(3)}${said.unit ?? ""}`,
+      const shown = (line, at) => {
+        if (at === null) return "";
+        const value = line.values[at];
+        if (value === null) return "–";
+        return `${value >= said.open ? "> " : said.least?.[at] ? "≥ " : ""}${said.unit ? +value.toPrecision(3) : value.toLocaleString("en")}${said.unit}`;
+      };
+      const series = said.series.map((line, i) => ({
+        label: line.label, stroke: css(line.colour), width: said.stacked && !isArea(i) ? 2 : 1.5, dash: said.dashes?.[i], points: { show: false },
+        fill: isArea(i) ? paled(css(line.colour)) : undefined,
+        value: (_, __, ___, at) => shown(line, at),
       }));
-      // What is stacked is drawn from the top down, so that each covers what is above it.
-      const order = said.stacked ? series.map((_, i) => series.length - 1 - i) : series.map((_, i) => i);
+      // What is stacked is drawn from the top down, so that each covers what is above it; lines come last.
+      const places = series.map((_, i) => i), order = [...places.filter(isArea).reverse(), ...places.filter(i => !isArea(i))];
       const axis = { stroke: ink, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 } };
       // In the zone of the times in tables.
       const inZone = seconds => isUtc() ? uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC") : new Date(seconds * 1000);
@@ -208,8 +245,9 @@
       const short = uPlot.fmtDate(span > 172800 ? "{MM}-{DD}" : "{HH}:{mm}"), clock = (_, splits) => splits.map(at => short(inZone(at)));
       const moment = uPlot.fmtDate("{YYYY}-{MM}-{DD} {HH}:{mm}"), when = at => moment(inZone(at));
       const chart = new uPlot({
-        width: place.clientWidth, height: Number(place.dataset.height ?? 200), cursor: { y: false },
-        legend: { live: true }, scales: { y: { range: (_, __, most) => [0, most * 1.05 || 1] } },
+        width: place.clientWidth, height: Number(place.dataset.height ?? 200), cursor: { y: false, drag: { x: true, y: false, setScale: false } },
+        padding: said.stacked ? undefined : [null, 32, null, null], hooks: { draw: said.stacked ? [] : [nameLines], setSelect: [chooseTime] },
+        legend: { live: true, markers: { dash: (u, i) => ({ 10: "dashed", 3: "dotted" })[u.series[i].dash?.[0]] ?? "solid" } }, scales: { y: { range: (_, __, most) => [0, most * 1.05 || 1] } },
         axes: [{ ...axis, values: clock }, { ...axis, size: said.stacked ? 56 : 72, ...(said.unit && !said.stacked && { values: (_, splits) => splits.map(one => `${one.toLocaleString("en")}${said.unit}`) }) }], series: [{ value: (_, at) => at === null ? "" : when(at) }, ...order.map(i => series[i])],
       }, [said.at, ...order.map(i => columns[i])], place);
       drawn.set(place, { chart, said: place.dataset.chart });

@@ -43,6 +43,7 @@ DROP FUNCTION {schema}.limit_changed();
 DROP FUNCTION {schema}.limits_changed(bigint);
 DROP SEQUENCE {schema}.gate_limit;
 
+DROP TABLE {schema}.backlog;
 DROP TABLE {schema}.stat;
 
 DROP FUNCTION {schema}.tell_ended(bigint[]);

@@ -28,3 +28,15 @@ CREATE TABLE {schema}.stat (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 5000
 );
+
+-- How deep each queue was at the end of a minute, as a worker counted it then; only queues with queued or running jobs. The row of the
+-- queue '', which has no jobs, says that there was a count. Where counting stopped, `more` is true.
+CREATE TABLE {schema}.backlog (
+    at timestamptz NOT NULL,
+    due integer NOT NULL,
+    running integer NOT NULL,
+    oldest real,
+    more boolean NOT NULL,
+    queue text NOT NULL,
+    CONSTRAINT backlog_pkey PRIMARY KEY (at, queue)
+);

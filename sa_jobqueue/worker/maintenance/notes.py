@@ -206,7 +206,7 @@ class WriteStats(Chore):
 
 
 class KeepStats(PagedChore):
-    """Moves minutes that are some days old into their hours, and deletes hours that are too old."""
+    """Moves minutes that are some days old into their hours, and deletes hours and counts of the backlog that are too old."""
 
     def __init__(self, connector: Connector) -> None:
         super().__init__(connector, _KEEP_EVERY)
@@ -217,8 +217,37 @@ class KeepStats(PagedChore):
             with self._connector.begin(connection):
                 moved = self._store.roll_up_stats(connection, keep=MINUTES_KEPT, limit=_STATS_PAGE)
                 deleted = self._store.drop_old_stats(connection, keep=HOURS_KEPT, limit=_STATS_PAGE)
+                counts = self._store.drop_old_backlog(connection, keep=MINUTES_KEPT)
         except DBAPIError as error:
             if fault_of(error) is not Fault.LATE:
                 raise
             return False  # another worker moves the same hours: the rest can wait
-        return max(moved, deleted) >= _STATS_PAGE
+        return counts > 0 or max(moved, deleted) >= _STATS_PAGE
+
+
+# ---- Counting the backlog of all queues.
+
+#: The second of the database's minute at which the queues are counted, so that this fits the minutes of the table `stat`, to which each
+#: worker adds up to 10 s late; and the seconds over which the workers spread, because one of them counts for all.
+_COUNT_AT, _COUNT_SPREAD = 50.0, 5.0
+
+
+class CountBacklog(Chore):
+    """Writes how deep each queue is at the end of each minute, unless another worker has done it."""
+
+    def __init__(self, connector: Connector, tally: Tally) -> None:
+        super().__init__(connector, 60.0)
+        self._tally = tally
+
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
+        """Count if the minute ends, and come again at the end of the next."""
+        second = (monotonic() + self._tally.zero) % 60
+        self.at = monotonic() + (_COUNT_AT - second) % 60 + random.uniform(0, _COUNT_SPREAD)
+        if second >= _COUNT_AT or second < _COUNT_SPREAD:
+            try:
+                with self._connector.begin(connection):
+                    self._store.count_backlog(connection)
+            except DBAPIError as error:
+                if fault_of(error) is not Fault.LATE:
+                    raise
+        return False
