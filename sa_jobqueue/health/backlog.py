@@ -109,7 +109,9 @@ class Flow:
             rest = f"grows by {growth * 3_600 / seconds:,.0f} an hour"
         elif last.due and not paused and -growth > _SLACK * left:
             rest = f"empty in {age(last.due * seconds / -growth)} at this rate"
-        time = time if time and len(known) == len(self.left) else age(seconds)
+        time = (
+            time if time and len(known) >= len(self.left) - 1 else age(seconds)
+        )  # the last step may not be counted yet
         words = f"{arrived:,} in, {left:,} out in {time}; {rest}"
         return _verdict(words, arrived, left, paused=paused, behind=behind)
 

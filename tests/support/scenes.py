@@ -383,11 +383,11 @@ def _stats(connection: Connection, chance: random.Random) -> None:
             )  # fmt: skip
     connection.execute(insert(Stat), rows)
     depths = [
-        {"at": at - minute * MINUTE, "queue": queue, "due": due, "running": 4 if queue else 0, "oldest": due * 0.5 or None, "more": False}
+        {"at": at - minute * MINUTE, "queue": queue, "due": due, "running": 4 if queue else 0, "oldest": due * 50.0 or None, "more": False}
         for minute in range(1, 25 * 60)
         for queue, due in (
             ("", 0),
-            ("mail", chance.randint(0, 6) + (40 * (12 - minute % 90) if minute % 90 < 12 else 0)),
+            ("mail", chance.randint(0, 6) + max(12 - minute % 90, 0)),
             ("payments", chance.randint(0, 3)),
         )
     ]  # fmt: skip

@@ -67,3 +67,10 @@ def test_a_paused_queue_is_not_said_to_fall_behind() -> None:
     """It grows, because an operator wants it to wait."""
     verdict = flow(0, OLD, left=[0], seconds=HOUR).verdict(paused=True)
     assert (verdict.state, verdict.words) == ("paused", "Paused: 240 in, 0 out in 1h; grows by 240 an hour.")
+
+
+def test_the_time_is_that_of_all_steps_although_the_last_is_not_counted_yet() -> None:
+    assert flow(0, 0, None, left=[7, 3]).verdict(time="24h").words == "Keeps up: 7 in, 7 out in 24h; nothing waits."
+    assert (
+        flow(None, None, 0, 0, left=[7, 3, 2]).verdict(time="24h").words.endswith("2 in, 2 out in 1m; nothing waits.")
+    )
