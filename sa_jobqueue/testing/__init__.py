@@ -10,10 +10,11 @@
 With an `AsyncSession` the same functions are awaited. The pytest fixture `jobqueue` has them as its methods.
 """
 
+from ..worker.running.effects import Effects, RowChange
 from .clock import move_clock
 from .contexts import FakeAsyncJobContext, FakeJobContext
 from .drain import drain, work_one
-from .effects import Effects, RowChange, effects
+from .effects import effects
 from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
 from .explain import Explanation, Unrun, explain
 from .inline import Drained, Ran

@@ -24,7 +24,8 @@ from ..sql.parts import table_of
 from ..sql.schedules.due import Ticked
 from ..sql.store import Store, store_of
 from ..tasks.registry import Registry
-from .transaction import AsyncSide, Side, SyncSide, connection_of, is_async, on, see_again
+from ..worker.running.joined import connection_of
+from .transaction import AsyncSide, Side, SyncSide, is_async, on, see_again
 
 #: Companions that say when workers were seen, and what is history.
 _LEFT = ("worker", "uptime", "archived_job", "archived_task")

@@ -16,6 +16,7 @@ from ..errors import JobQueueError
 from ..models import JobMixin
 from ..rules.outcomes import Signal
 from ..tasks.registry import Registry, default_registry
+from ..worker.running.joined import at_once
 from ..worker.running.run import Run
 from .clock import do_chores
 from .explain import explain_in
@@ -193,9 +194,6 @@ class _Work:
 def _run(inline: Inline, run: Run) -> Ran:
     if not run.task.is_async:
         return inline.run(run)
-
-    async def at_once(work: Callable[[], Ran]) -> Ran:
-        return work()
 
     return _waited(lambda: inline.run_async(run, at_once))
 

@@ -15,7 +15,8 @@ from ..health.explain import Crew, read_facts, reasons_of
 from ..models import JobMixin
 from ..rules.reasons import WaitReason
 from ..tasks.registry import Registry, default_registry
-from .transaction import AsyncSide, Listed, Side, SyncSide, connection_of, on
+from ..worker.running.joined import connection_of
+from .transaction import AsyncSide, Listed, Side, SyncSide, on
 
 #: Jobs whose reasons are given.
 _SHOWN = 50

@@ -7,7 +7,7 @@ has no timeout; and a job of `executor="process"` runs in this process.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any
@@ -19,25 +19,22 @@ from sqlalchemy.orm import Session
 
 from ..arguments.context import ClaimedJob
 from ..arguments.storable import load, shown
-from ..errors import JobStopped, TaskError
+from ..errors import TaskError
 from ..models import Job, JobMixin, status_in
-from ..rules.lifecycle import Change, Event, Rules, completed, decide, extra, sources, unwritable
-from ..rules.outcomes import Completed, Outcome, Released
+from ..rules.lifecycle import Change, Event, Rules, decide, sources, unwritable
+from ..rules.outcomes import Released
 from ..sql.apply import Answer, kept_for_now
 from ..sql.claims import claim_jobs, claim_listed, fault_of
 from ..sql.limits.claims import LimitedRequest, picked_jobs
 from ..sql.parts import table_of
-from ..sql.store import store_of
-from ..sql.workflows.pruning import Input
 from ..tasks.registry import Registry
 from ..tasks.tasks import AnyTask
-from ..worker.running.attempt_end import LOST, ToWrite, outcome_of
-from ..worker.running.call import Call, taken_by, with_inputs
+from ..worker.running.attempt_end import ToWrite, outcome_of
+from ..worker.running.call import taken_by
+from ..worker.running.joined import MIDDLE, JoinedRuns, with_all_inputs
 from ..worker.running.notes import JobReports
 from ..worker.running.run import Run
-from ..worker.running.timeouts import timeout_of, within
-from ..worker.running.verdict import of_error, of_value, unstarted
-from .transaction import JoinedSessions, Listed, connection_of
+from .transaction import Listed
 
 #: Jobs that are listed as text, at most.
 _NAMED = 10
@@ -103,13 +100,9 @@ class Drained(Listed[Ran]):
 _LEASE = 60.0
 #: Bytes of arguments that a claim returns: all that can be read back.
 _ALL = 2**30 - 1
-#: Results of other jobs that are read at once.
-_PAGE = 1_000
-#: Where in its range a backoff's jitter lies: each time at the same place.
-_MIDDLE = 0.5
 
 
-class Inline:
+class Inline(JoinedRuns[Ran]):
     """Claims and runs jobs in the transaction of `session`. Everything here is written for a `Session`; with an `AsyncSession` it is
     called inside of its `run_sync`, but `run_async` is awaited.
     """
@@ -117,22 +110,9 @@ class Inline:
     def __init__(
         self, session: Session, *, registry: Registry, queues: Collection[str] | None, job: type[JobMixin] = Job
     ) -> None:
-        self._session, self._registry, self._queues, self._job = session, registry, queues, job
-        self._store = store_of(job)
-        self._worker = str(uuid4())
         self._notes = JobReports()
-        self._sessions = JoinedSessions(
-            maker=registry.sessionmaker,
-            async_maker=registry.async_sessionmaker,
-            store=self._store,
-            test=session,
-            job=job,
-        )
-        session.flush()
-
-    @property
-    def _connection(self) -> sa.Connection:
-        return connection_of(self._session, self._job)
+        super().__init__(session, self._notes, registry=registry, job=job)
+        self._queues, self._worker = queues, str(uuid4())
 
     # ---- claiming
 
@@ -198,82 +178,15 @@ class Inline:
     def _run(self, claimed: ClaimedJob) -> Run:
         task: AnyTask | None = self._registry.get(claimed.task)
         if task is None:
-            self._write(decide(claimed, Released(), Rules(), random=_MIDDLE))
+            self._write(decide(claimed, Released(), Rules(), random=MIDDLE))
             raise TaskError(
                 f"job {claimed.id}: no task is called {claimed.task!r} here: import its module, or give the registry that has it, "
                 "drain(session, registry=...)"
             )
-        return Run(self._with_inputs(claimed), task, monotonic(), monotonic(), set())
+        job = with_all_inputs(claimed, self._store, self._connection)
+        return Run(job, task, monotonic(), monotonic(), set())
 
-    def _with_inputs(self, claimed: ClaimedJob) -> ClaimedJob:
-        """The claimed job with the results that a member of a workflow takes, however large they are."""
-        if claimed.extra is None or "inputs" not in extra(claimed):
-            return claimed
-        inputs, after = list[Input](), -1
-        while page := self._store.page_of_inputs(self._connection, claimed.id, after=after, limit=_PAGE):
-            inputs += page
-            after = page[-1].position or 0
-        return with_inputs(claimed, inputs)
-
-    # ---- running
-
-    def run(self, run: Run) -> Ran:
-        """Run a `def` handler."""
-        if (outcome := unstarted(run)) is not None:
-            return self._ended(run, outcome)
-        call = self._begin(run)
-        try:
-            return self._succeed(call, call.invoke())
-        except BaseException as error:
-            return self._fail(call, error)
-
-    async def run_async(self, run: Run, on: Callable[[Callable[[], Ran]], Awaitable[Ran]]) -> Ran:
-        """Run an `async def` handler. `on`: does what uses the session's connection."""
-        if (outcome := unstarted(run)) is not None:
-            return await on(lambda: self._ended(run, outcome))
-        call = self._begin(run)
-        try:
-            seconds = None if run.timeout_at is None or run.started is None else run.timeout_at - run.started
-            value = await (call.invoke() if seconds is None else within(seconds, run, call.invoke()))
-            return await on(lambda: self._succeed(call, value))
-        except BaseException as error:
-            failure = error
-            return await on(lambda: self._fail(call, failure))
-
-    def _begin(self, run: Run) -> Call:
-        run.started = monotonic()
-        run.timeout_at = timeout_of(run, run.started)
-        return Call(run, self._sessions, self._notes)
-
-    def _succeed(self, call: Call, value: Any) -> Ran:
-        """The handler has returned `value`."""
-        run = call.run
-        outcome = of_value(run, value)
-        assert outcome is not LOST, "nobody else has claimed it"
-        change = self._decide(run, outcome)
-        ending = ToWrite(change) if call.transaction is None else call.transaction.complete(change)
-        call.close()
-        if isinstance(ending, ToWrite):
-            change = self._write(change)
-        result = None if change.result is None else load(change.result)
-        return self._told(run, change, None, result)
-
-    def _fail(self, call: Call, error: BaseException) -> Ran:
-        """The handler has raised `error`, or what it wrote could not be kept. What stops the test itself is raised again."""
-        call.close(failed=True)
-        if not isinstance(error, (Exception, JobStopped)):
-            raise error
-        outcome = of_error(call.run, error)
-        assert outcome is not LOST, "nobody else has claimed it"
-        return self._ended(call.run, outcome, error)
-
-    def _ended(self, run: Run, outcome: Any, error: BaseException | None = None) -> Ran:
-        return self._told(run, self._write(self._decide(run, outcome)), error)
-
-    def _decide(self, run: Run, outcome: Outcome) -> Change:
-        if isinstance(outcome, Completed):
-            return completed(run.job, outcome, run.task.rules)
-        return decide(run.job, outcome, run.task.rules, random=_MIDDLE, elapsed=run.elapsed)
+    # ---- what becomes of a run
 
     def _write(self, change: Change) -> Change:
         """Write the outcome of a job. Returns the change that was written."""

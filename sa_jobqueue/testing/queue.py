@@ -10,9 +10,10 @@ from ..models import Job, JobMixin
 from ..rules.retry import Duration
 from ..tasks.registry import Registry, TaskName, default_registry
 from ..tasks.tasks import AnyTask
+from ..worker.running.effects import Effects
 from .clock import move_clock
 from .drain import drain, work_one
-from .effects import Effects, effects
+from .effects import effects
 from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
 from .explain import Explanation, explain
 from .inline import Drained, Ran

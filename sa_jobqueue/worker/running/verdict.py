@@ -46,7 +46,9 @@ _IN_FAILED_TRANSACTION = "25P02"
 #: What a decorated handler may return by mistake: its own body, not begun.
 _UNRUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 #: The files between the worker and the handler: a traceback begins below them.
-_OURS = frozenset(str(Path(__file__).with_name(name)) for name in ("executor.py", "call.py", "timeouts.py"))
+_OURS = frozenset(
+    str(Path(__file__).with_name(name)) for name in ("executor.py", "call.py", "timeouts.py", "joined.py")
+)
 
 
 def of_value(run: Run, value: Any) -> Outcome | Lost:
