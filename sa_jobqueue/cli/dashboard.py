@@ -55,7 +55,8 @@ def dashboard(
     """Serve the dashboard: pages about jobs, queues, workers, errors and limits, with buttons that act on them.
 
     An application can mount it with its own users instead of a password: see dashboard() in sa_jobqueue.dashboard. Its role needs
-    `sa-jobqueue grants --can admin`, or with --read-only `--can read`. With --app it shows a job table of your own.
+    `sa-jobqueue grants --can admin`, or with --read-only `--can read`. With --app it enqueues and tries jobs of the application's tasks, and
+    shows a job table of your own.
 
     sa-jobqueue dashboard
     sa-jobqueue dashboard --read-only --replica-url postgresql://replica.example/shop
@@ -96,13 +97,16 @@ def _application(
     from ..dashboard import dashboard as pages
     from ..dashboard.security import name_of, with_hosts, with_password
 
-    job = (load_registry(config).job if config.app else None) or Job
+    registry = load_registry(config) if config.app else None
+    job = Job if registry is None else registry.job
     engine = open_engine(config, database(config), pooled=True)
     replica = None
     if replica_url is not None:
         replica = open_engine(config, given_url(replica_url, "--replica-url"), pooled=True)
     allowed = Access.READ if read_only else Access.ADMIN
-    app = pages(engine, access=lambda request: allowed.named(name_of(request)), read_from=replica, job=job)
+    app = pages(
+        engine, access=lambda request: allowed.named(name_of(request)), read_from=replica, job=job, registry=registry
+    )
     hosts = {"localhost", "127.0.0.1", "::1", host.lower()}
     return with_hosts(app, hosts) if password is None else with_password(app, password)
 

@@ -20,13 +20,15 @@ from ..errors import ConfigurationError
 
 #: The rights that can be granted singly. Each includes "read".
 Action: TypeAlias = Literal[
-    "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow",
+    "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow", "enqueue", "try",
     "discard", "delete", "edit", "copy", "limit", "backfill", "cancel_workflow", "search_arguments",
 ]  # fmt: skip
 
 _ALL: frozenset[str] = frozenset(get_args(Action))
 #: Actions that can be undone, or that only do earlier what would be done anyway.
-_OPERATE = frozenset(("read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow"))
+_OPERATE = frozenset(
+    ("read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow", "enqueue", "try")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ class Access:
     READ: ClassVar[Access]
     """See everything, change nothing."""
     OPERATE: ClassVar[Access]
-    """Also actions that can be undone: retry, cancel, pause, run a schedule, ask a worker to drain."""
+    """Also actions that can be undone: retry, cancel, pause, run a schedule, ask a worker to drain, enqueue and try a job."""
     ADMIN: ClassVar[Access]
     """Everything."""
 

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Scope
 from ..models import Job, JobMixin, companions_of, is_own, schema_of
 from ..rules.words import jobs_of as count_of_jobs
 from ..sql.edit import record_action
+from ..tasks.registry import Registry
 from .access import Access, Who, access_of
 from .actions import Done, PageAction
 from .actions.jobs import CHANGE_ACTIONS, JOB_ACTIONS, UNDO
@@ -33,8 +34,9 @@ from .database import Anywhere, Database
 from .pages import ANSWERS, PAGES, as_json, openapi
 from .pages.database import examined
 from .pages.errors import ERROR_ACTIONS, MARK_ACTIONS
+from .pages.registry import REGISTRY_ACTIONS
 from .query import Query, read_form
-from .refusals import BadInput, Refusal
+from .refusals import BadForm, BadInput, Refusal
 from .render import Renderer, local_path
 from .request import Elsewhere, FormatArgs, Later, LinkSubject, Missing, Options, Page, PageContext
 from .security import CSP, Guard
@@ -58,8 +60,8 @@ _TYPED = frozenset(
 #: An answer depends on these headers of the request.
 _VARY = {"vary": "Accept, HX-Request"}
 _WEIGHT = re.compile(r"[01](\.\d{0,3})?")
-#: The most characters of a name that is taken from an address.
-_NAME = 200
+#: The most characters of a name, and of a change in words, that are taken from an address.
+_NAME, _CHANGE = 200, 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Site:
             except Missing as error:
                 return self._notice(request, access, page, query, 404, missing=str(error))
             except Elsewhere as other:
-                return _redirect(request, other.path, other.query)
+                return _redirect(request, quote(other.path), other.query)
             except Refusal as refusal:
                 return self._notice(request, access, page, query, refusal.status, refusal=refusal)
             if is_json:
@@ -188,8 +190,13 @@ class Site:
             if await self._must_confirm(action, query, access):
                 return await self._confirm(request, access, action, query)
             done, rest, (first, last) = await self._do(request, action, query, access)
+            if done.view is not None:
+                values = await done.view(self._database.engine)
+                return self._html(request, access, f"pages/{action.name}.html", 200, query=query, **values)
         except ClientDisconnect:
             return Response(status_code=400)  # the client is gone and reads no answer
+        except BadForm as bad:
+            return self._html(request, access, f"pages/{action.name}.html", 400, query=query, **bad.values)
         except BadInput as error:
             return self._notice(request, access, None, query, 400, bad=error)
         except Missing as error:
@@ -203,14 +210,9 @@ class Site:
         path, _, arguments = (local_path(query.one("next")) or self._home(access)).partition("?")
         variants = {name: number or None for name, number in done.variants.items()}
         back = Query.parse(arguments).but(
-            did=action.name,
-            n=done.count,
-            left=done.left or None,
-            of=done.of or None,
-            first=first,
-            last=last,
+            did=action.name, n=done.count, left=done.left or None, of=done.of or None, change=done.change or None, first=first, last=last,
             **variants,
-        )
+        )  # fmt: skip
         return _redirect(request, done.to or path, back)
 
     async def _must_confirm(self, action: PageAction, query: Query, access: Access) -> bool:
@@ -277,7 +279,7 @@ class Site:
                 raise Refusal(refusal.what, f"{refusal.detail} {before}".strip()) from refusal
             count, left = count + done.count, left + done.left
             variants = {name: number + done.variants.get(name, 0) for name, number in variants.items()}
-            total = Done(count, left, done.after, done.to, of=done.of, variants=variants)
+            total = replace(done, count=count, left=left, variants=variants)
             if action.undo and entry is not None:
                 first, last = first or entry, entry
             if done.after is None:
@@ -373,8 +375,8 @@ def _redirect(request: Request, path: str, query: Query | None = None) -> Respon
 def _asks_for_json(request: Request) -> bool:
     """Whether the request names application/json, and prefers no HTML to it."""
     weights: dict[str, float] = {}
-    for one in request.headers.get("accept", "").lower().split(","):
-        kind, *parameters = (part.strip() for part in one.split(";"))
+    for accepted in request.headers.get("accept", "").lower().split(","):
+        kind, *parameters = (part.strip() for part in accepted.split(";"))
         given = next((part[2:] for part in parameters if part.startswith("q=")), "1")
         weights[kind] = float(given) if _WEIGHT.fullmatch(given) else 0.0
     wanted = weights.get("application/json", 0.0)
@@ -398,6 +400,7 @@ def _results(query: Query | None) -> list[str]:
     of = query.one("of")[:_NAME]
     lines = [text.format(n=_units(action, number), of=of) for text, number in results if number > 0]
     lines = lines or ["Nothing was changed."]
+    lines += [query.one("change")[:_CHANGE]] if query.one("change") else []
     if left:
         reason = "another transaction had locked or changed them"
         lines.append(f"Not changed, because {reason}: {_units(action, left)}.")
@@ -441,18 +444,12 @@ class _Static(StaticFiles):
 #: All actions, by name, in the order in which the audit lists them.
 ACTIONS: Mapping[str, PageAction] = {
     **JOB_ACTIONS, **SCHEDULE_ACTIONS, **WORKFLOW_ACTIONS, **QUEUE_ACTIONS, **LIMIT_ACTIONS, **WORKER_ACTIONS,
-    **CHANGE_ACTIONS, **ERROR_ACTIONS, **MARK_ACTIONS, UNDO.name: UNDO,
+    **CHANGE_ACTIONS, **ERROR_ACTIONS, **MARK_ACTIONS, **REGISTRY_ACTIONS, UNDO.name: UNDO,
 }  # fmt: skip
 #: The values in an address that describe the results of the action that led to it.
 _OF_RESULTS = (
-    "did",
-    "n",
-    "left",
-    "of",
-    "first",
-    "last",
-    *{name for action in ACTIONS.values() for name in action.variants},
-)
+    "did", "n", "left", "of", "change", "first", "last", *{name for action in ACTIONS.values() for name in action.variants},
+)  # fmt: skip
 
 
 def dashboard(
@@ -465,6 +462,7 @@ def dashboard(
     schema: str | None = None,
     format_args: FormatArgs | None = None,
     link_subject: LinkSubject | None = None,
+    registry: Registry | None = None,
     csp: str | None = CSP,
     trusted_origins: Collection[str] = (),
 ) -> ASGIApp:
@@ -480,11 +478,12 @@ def dashboard(
         format_args: Called as `format_args(task, part, value)` for the "args", "meta" and "result" of each job that is shown; its
             result is shown instead of the value.
         link_subject: Returns the address of the page of the row that a job is about, or None.
+        registry: The tasks whose jobs may be enqueued by a form, and tried if they say `dry_run=True`. None: neither is offered.
         csp: The Content-Security-Policy of each answer; None: the application sends its own.
         trusted_origins: Origins such as "https://ops.example.com" from which changes are accepted, if a proxy rewrites the host.
 
     Raises ConfigurationError if `engine` or `read_from` is not an engine.
     """
     database = Database(engine, read_from, schema=schema, own=schema_of(job) if is_own(job) else None)
-    options = Options(title=title, job=job, format_args=format_args, link_subject=link_subject)
+    options = Options(title=title, job=job, format_args=format_args, link_subject=link_subject, registry=registry)
     return Guard(Site(database, access, options).application(), csp=csp, trusted_origins=trusted_origins)

@@ -41,8 +41,8 @@ class Database:
         for given in (engine, *([] if read_from is None else [read_from])):
             if not isinstance(given, (sa.Engine, AsyncEngine)):
                 raise ConfigurationError(f"the dashboard needs an Engine or an AsyncEngine, not {given!r}")
-        self._engine = _placed(engine, schema)
-        self._reader = self._engine if read_from is None else _placed(read_from, schema)
+        self.engine = _placed(engine, schema)
+        self._reader = self.engine if read_from is None else _placed(read_from, schema)
         self.has_replica = read_from is not None
         self._own = own
         self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
@@ -71,7 +71,7 @@ class Database:
             check_schema(connection, self._own)
             return act(connection)
 
-        return await _within(self._engine, do, commit=True)
+        return await _within(self.engine, do, commit=True)
 
 
 async def _within(engine: Anywhere, do: Callable[[sa.Connection], T], *, commit: bool) -> T:

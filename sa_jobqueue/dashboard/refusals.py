@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -13,7 +14,9 @@ from ..errors import JobQueueError, SchemaError
 from ..util.log import one_line
 from ..util.urls import mask_passwords
 
-What: TypeAlias = Literal["slow", "away", "rights", "schema", "locked", "conflict", "replica", "refused", "value"]
+What: TypeAlias = Literal[
+    "slow", "away", "rights", "schema", "locked", "conflict", "replica", "refused", "value", "trial"
+]
 
 #: The HTTP status for programs, and the words for a reader; backticks mark commands.
 _ANSWERS: Mapping[What, tuple[int, str]] = MappingProxyType(
@@ -29,6 +32,7 @@ _ANSWERS: Mapping[What, tuple[int, str]] = MappingProxyType(
             409,
             "This database is a standby, which can only be read. Give the dashboard the primary as its engine.",
         ),
+        "trial": (409, "A handler that is being tried has not ended. Until it has, no job can be tried."),
         "refused": (409, "The database refused it."),
         "away": (503, "The database does not answer. This page tries again on its own."),
         "conflict": (503, "It conflicted with another transaction, or with the standby's replay. Try again."),
@@ -64,6 +68,13 @@ class BadInput(ValueError):
         shown = value if len(value) <= 60 else f"{value[:60]}…"
         super().__init__(f"{name}: {shown!r} was given, expected {expected}")
         self.name, self.value, self.there = name, value, there
+
+
+@dataclass(eq=False)
+class BadForm(Exception):
+    """Invalid values of a form whose page shows the errors next to its fields. `values`: those of the page."""
+
+    values: Mapping[str, Any]
 
 
 def refusal_of(error: Exception) -> Refusal | None:

@@ -157,34 +157,45 @@ class Value:
 
 
 def value_of(part: Part, seen: JobSeen, format_args: FormatArgs | None) -> Value:
-    """A part of the job, as `format_args` returns it. If that fails, nothing is shown, because it may hide secrets."""
+    """A part of the job, as `format_args` returns it."""
     if part in seen.sizes:
         return Value(note=too_large(seen, part))
-    given = getattr(seen.job, part)
+    return shown_value(part, seen.job.task, getattr(seen.job, part), format_args)
+
+
+def shown_value(part: Part, task: str, given: Any, format_args: FormatArgs | None) -> Value:
+    """A part of a job of this task, as `format_args` returns it. If that fails, nothing is shown, because it may hide secrets."""
     if given is None:
         return Value()
     try:
         before = _written(given)
         if format_args is not None:
-            given = format_args(seen.job.task, part, given)
+            given = format_args(task, part, given)
         said = _written(masked(given))
     except Exception as error:  # of the application's function, or of what it returned
-        logger.warning("format_args failed for the %s of job %s: %s", part, seen.job.id, type(error).__name__)
+        logger.warning("format_args failed for the %s of a job of %r: %s", part, task, type(error).__name__)
         return Value(note=f"Not shown: format_args failed with {type(error).__name__}.")
     if len(said) > _MOST:
         return Value(said[:_MOST], f"The first {_MOST:,} of {len(said):,} characters.")
     return Value(said, is_whole=said == before)
 
 
-def short_args(id: int, task: str, args: Any, format_args: FormatArgs | None) -> dict[str, str]:
+def short_args(task: str, args: Any, format_args: FormatArgs | None) -> dict[str, str]:
     """The arguments of a job by name as short texts, as `format_args` returns them. If that fails, there are none."""
+    shown = masked_by_name("args", task, args, format_args) or {}
+    return {
+        one_line(name): one_line(value if isinstance(value, str) else _compact(value)) for name, value in shown.items()
+    }
+
+
+def masked_by_name(part: Part, task: str, values: Any, format_args: FormatArgs | None) -> Mapping[str, Any] | None:
+    """Arguments, or the columns of a row, as `format_args` returns them. None if that fails, because they may be secrets."""
     try:
-        shown = masked(args if format_args is None else format_args(task, "args", args))
+        shown = masked(values if format_args is None or not values else format_args(task, part, values))
     except Exception as error:  # of the application's function, or of what it returned
-        logger.warning("format_args failed for the args of job %s: %s", id, type(error).__name__)
-        return {}
-    pairs = shown.items() if isinstance(shown, dict) else ()
-    return {one_line(name): one_line(value if isinstance(value, str) else _compact(value)) for name, value in pairs}
+        logger.warning("format_args failed for the %s of a job of %r: %s", part, task, type(error).__name__)
+        return None
+    return cast(Mapping[str, Any], shown) if isinstance(shown, dict) else None
 
 
 def too_large(seen: JobSeen, part: str) -> str:

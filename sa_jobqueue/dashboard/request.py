@@ -10,11 +10,12 @@ import sqlalchemy as sa
 
 from ..arguments.subjects import Subject
 from ..models import Companions, Job, JobMixin, companions_of
+from ..tasks.registry import Registry
 from .access import Access
 from .query import Query
 
-Part: TypeAlias = Literal["args", "meta", "result"]
-#: Takes a task's name, the part of the job, and its JSON; returns the value to show.
+Part: TypeAlias = Literal["args", "meta", "result", "row"]
+#: Takes a task's name, the part of the job, and its JSON, or the columns of a row that a tried job wrote; returns the value to show.
 FormatArgs: TypeAlias = Callable[[str, Part, Any], Any]
 #: Takes the row that a job is about; returns the address of its page in the application, or None.
 LinkSubject: TypeAlias = Callable[[Subject], str | None]
@@ -31,6 +32,7 @@ class Options:
     job: type[JobMixin] = Job
     format_args: FormatArgs | None = None
     link_subject: LinkSubject | None = None
+    registry: Registry | None = None
 
 
 @dataclass(frozen=True, slots=True)

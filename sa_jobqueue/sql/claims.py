@@ -337,7 +337,6 @@ def taken(
 ) -> sa.Update:
     """Claim the rows with these ids. `at`: when; the transaction's now() if None."""
     columns = table.c
-    limit = sa.bindparam("inline_limit", args_limit, sa.Integer)
     return (
         sa.update(table)
         .where(members(columns.id, ids))
@@ -352,16 +351,28 @@ def taken(
             claimed_at=sa.func.now() if at is None else at,
             lease_expires_at=in_seconds(lease, name="lease_seconds"),
         )
-        .returning(
-            *columns_of(columns, "id claim_token queue task priority"),
-            epoch_of(columns.run_at),
-            *columns_of(columns, "attempt max_attempts rescues"),
-            _inline(columns.args, limit),
-            _inline(columns.meta, limit),
-            epoch_of(columns.created_at),
-            extra_of(table),
-        )
+        .returning(*_of_claim(table, args_limit))
     )
+
+
+def as_claimed(id: int, *, args_limit: int, job: type[JobMixin] = Job) -> sa.Executable:
+    """The row that the last claim of a job has returned, or would have. Nothing is claimed or locked."""
+    table = table_of(job)
+    return sa.select(*_of_claim(table, args_limit)).where(table.c.id == id)
+
+
+def _of_claim(table: sa.Table, args_limit: int) -> list[sa.ColumnElement[Any]]:
+    """The fields of a `ClaimedJob`."""
+    columns, limit = table.c, sa.bindparam("inline_limit", args_limit, sa.Integer)
+    return [
+        *columns_of(columns, "id claim_token queue task priority"),
+        epoch_of(columns.run_at),
+        *columns_of(columns, "attempt max_attempts rescues"),
+        _inline(columns.args, limit),
+        _inline(columns.meta, limit),
+        epoch_of(columns.created_at),
+        extra_of(table),
+    ]
 
 
 def _inline(column: sa.Column[Any], limit: sa.ColumnElement[int]) -> sa.ColumnElement[Any]:

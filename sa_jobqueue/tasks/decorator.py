@@ -86,6 +86,7 @@ def task(
     executor: Literal["process"] | None = None,
     memory_limit: int | None = None,
     limits: Limits | None = None,
+    dry_run: bool = False,
     registry: Registry | None = None,
 ) -> _Decorator: ...
 def task(
@@ -110,6 +111,7 @@ def task(
     executor: Literal["process"] | None = None,
     memory_limit: int | None = None,
     limits: Limits | None = None,
+    dry_run: bool = False,
     registry: Registry | None = None,
     **unknown: object,
 ) -> Any:
@@ -140,12 +142,16 @@ def task(
     `limits`: how many of its jobs may run at once and how fast they may start, over all workers and in any queue;
     see `Limits`. Those of a queue are declared by `Registry.queue`.
 
+    `dry_run`: True allows operators to try a job on the dashboard: the handler runs, and its writes through `ctx.session` are shown and
+    undone. What else it does stays done, so give it only to handlers that do nothing else, or nothing harmful. Not with
+    `executor`.
+
     Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
     starts. Warns with TaskWarning about a function that has neither a `name` nor a `registry` and is declared inside another
     function, in a notebook or on stdin, because a worker may not find it there.
     """
     _check_given(registry, unknown)
-    flags = {"record": record, "rescue": rescue, "archive": False if archive is None else archive}
+    flags = {"record": record, "rescue": rescue, "archive": False if archive is None else archive, "dry_run": dry_run}
     for flag, value in flags.items():
         if not isinstance(value, bool):
             raise TaskError(f"{flag} must be True or False, not {value!r}")
@@ -158,6 +164,10 @@ def task(
         deadline=_limit_of_all(deadline, "deadline"),
     )
     _check_executor(executor, memory_limit)
+    if dry_run and executor is not None:
+        raise TaskError(
+            f"dry_run=True runs a handler in the dashboard's process, and executor={executor!r} needs another"
+        )
     if limits is not None and not isinstance(limits, Limits):
         raise TaskError(f"limits must be Limits(...), not {shown(limits)}")
     lines = _LINES if keep_logs is True else keep_logs
@@ -195,6 +205,7 @@ def task(
             memory_limit=memory_limit,
             keep_logs=int(lines),
             limits=limits,
+            dry_run=dry_run,
             registry=home,
         )
         home.add(made)

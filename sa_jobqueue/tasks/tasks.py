@@ -78,6 +78,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         memory_limit: int | None,
         keep_logs: int,
         limits: Limits | None,
+        dry_run: bool,
         registry: Home,
     ) -> None:
         self.handler = handler
@@ -98,6 +99,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         """How many log lines of an attempt are kept; 0: none."""
         self.limits = limits
         """The limits of its jobs, in any queue, as the code declares them; None: no limits."""
+        self.dry_run = dry_run
+        """Whether its jobs may be tried: see `task`."""
         self.registry = registry
         self.is_async = inspect.iscoroutinefunction(handler)
         self._options = options

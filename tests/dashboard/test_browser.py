@@ -22,7 +22,7 @@ from tests.support.databases import Databases, driver_url
 from tests.support.factory import make_job
 from tests.support.failures import noted
 from tests.support.nightly import nightly
-from tests.support.scenes import Scene, addresses, fill
+from tests.support.scenes import REGISTRY, Scene, addresses, fill
 from tests.support.waiting import wait_until
 
 AXE = (Path(__file__).parent / "vendor/axe.min.js").read_text()
@@ -52,7 +52,7 @@ def site_of(databases: Databases) -> Iterator[Site]:
     with engine.begin() as connection:
         scene = fill(connection)
     access = Access.ADMIN.named("ada@example.com")
-    with served(dashboard(engine, access=lambda _: access)) as url:
+    with served(dashboard(engine, access=lambda _: access, registry=REGISTRY)) as url:
         yield Site(url, engine, scene)
     engine.dispose()
     databases.drop(name)
@@ -648,7 +648,7 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
         button.evaluate("one => one.closest('details') && (one.closest('details').open = true)")
         form = button.evaluate_handle("one => one.form").as_element()
         for name, value in FIELDS.get(action, {}).items():
-            form.query_selector(f"[name={name}]").fill(value)
+            form.query_selector(f'[name="{name}"]').fill(value)
         if form.get_attribute("id") == "chosen":
             tab.page.check("#chosen tbody input[type=checkbox] >> nth=0")
         button.click()
@@ -656,7 +656,7 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
             if (typed := tab.page.locator("input[name=typed]")).count():
                 typed.fill(typed.evaluate("one => one.parentElement.textContent.match(/“(.*)”/)[1]"))
             tab.page.click("form[action*='/act/'] button")
-        tab.page.wait_for_selector(".said")
+        tab.page.wait_for_selector(".said, #rows-title")
         assert "Nothing was changed" not in tab.page.text_content("main")
         if action == "retry":
             tab.page.click("text=Undo what has not started")
@@ -666,7 +666,10 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
 
 
 #: What a form must say that the page has not filled in.
-FIELDS = {"set_limit": {"name": "mail", "running": "7"}}
+FIELDS = {
+    "set_limit": {"name": "mail", "running": "7"},
+    "enqueue": {"arg.order_id": "7", "arg.to": "ada@example.com"},
+}
 #: Where there is a button only for jobs in some state.
 WHERE = {
     "retry": "/jobs?status=failed&queue=mail",

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, select, text
 
-from sa_jobqueue import KeyLimits, Rate
+from sa_jobqueue import Job, KeyLimits, Rate
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.dashboard.actions.limits import shown_limits
-from sa_jobqueue.models import KeyRow, LimitRow
+from sa_jobqueue.models import AuditEntry, KeyRow, LimitRow
 from sa_jobqueue.statements import set_limit
 from tests.support.browsing import Seen, Viewer
 from tests.support.busy_scene import Scene, fill
@@ -294,3 +294,73 @@ def test_a_viewer_sees_the_forms_that_they_may_use(engine: Engine, scene: Scene,
     page = Viewer(engine, Access(can=can)).see("/limits")
     forms = {(found["action"] or "").rpartition("/")[2] for found in page.all("form", method="post")}
     assert forms == expected
+
+
+# ---- now and then
+
+
+def test_a_change_is_said_with_what_waits_behind_it(engine: Engine, scene: Scene) -> None:
+    """Only the limits that differ are set, and the audit has each change."""
+    with engine.begin() as connection:
+        limit(connection, "mail", running=6, rate_count=10, rate_seconds=1.0, rate_burst=1, held=False)
+        seen = shown_limits(limit_of(connection, "mail")._mapping)
+    viewer = Viewer(engine)
+    fields = {"name": "mail", "seen": seen, "running": "4", "rate": "10/s", "next": "/limits"}
+    page = viewer.do("set_limit", **fields)
+    assert "The limits of queue mail are set." in page.text
+    assert "running 6 → 4. Waiting behind it: 12." in page.text
+    with engine.connect() as connection:
+        assert limit_of(connection, "mail").running == 4
+        audit = connection.scalars(select(AuditEntry.target)).one()
+    assert audit == {"owner": ["queue"], "name": ["mail"], "changes": ["running 6 → 4"]}
+    html = viewer.see("/limits", name="mail").html
+    same = {**fields, "seen": html.partition('name="seen" value="')[2].partition('"')[0]}
+    assert "Nothing was changed." in viewer.do("set_limit", **same).text
+    assert "Waiting behind it: 12." in html
+    assert viewer.send("set_limit", {"name": "new"}).status_code == 400
+
+
+# ---- a key
+
+
+def test_the_page_of_a_key_shows_its_jobs_its_share_and_its_limits(engine: Engine, scene: Scene) -> None:
+    """In each queue, also the limit that it has as each other key; and its form sets a limit of its own."""
+    with engine.begin() as connection:
+        make_jobs(connection, 3, queue="mail", concurrency_key="42")
+        limit(connection, "mail", key_running=6)
+        make_jobs(connection, 2, "failed", queue="sync", concurrency_key="42", finished_at="now")
+    viewer = Viewer(engine)
+    page = viewer.see("/keys/42")
+    assert "Waiting 5 the oldest for 1h" in page.text
+    assert "Ended in the last hour 2" in page.text
+    assert "Failed in the last hour 2" in page.text
+    assert re.search(r"queue mail 0 / 6 0.0 % 3 \d+s 1 ", page.text)
+    assert re.search(r"queue sync 1 / 1 100.0 % 2 1h\S* (\d+m )?5 ", page.text)
+    assert "/jobs?key=42&status=failed" in page.links
+    form = page.html.partition(">mail</a>")[2].partition('/act/set_limit"')[2].partition("</form>")[0]
+    assert "Waiting behind it: 3." in Seen(form).text
+    sent = {str(one["name"]): one["value"] for one in Seen(form).all("input")}
+    page = viewer.do("set_limit", **{**sent, "running": "4"})
+    assert "running 6 as each key → 4. Waiting behind it: 3." in page.text
+    assert re.search(r"queue mail 0 / 4 ", page.text)
+
+
+def test_a_key_is_paused_on_its_page_by_who_may(engine: Engine, scene: Scene) -> None:
+    """Viewers of some queues see the key in these alone, and viewers of some jobs not at all."""
+    with engine.begin() as connection:
+        make_jobs(connection, 3, queue="mail", concurrency_key="42")
+    page = Viewer(engine, Access(can={"pause"}, queues={"sync"})).see("/keys/42")
+    assert "Waiting 2 " in page.text
+    assert "mail" not in page.html
+    assert {(found["action"] or "").rpartition("/")[2] for found in page.all("form", method="post")} == {"pause"}
+    assert "/act/" not in Viewer(engine, Access.READ).see("/keys/42").html
+    assert Viewer(engine, Access(can={"pause"}, where=Job.concurrency_key == "42")).get("/keys/42").status_code == 403
+
+
+def test_the_limit_of_a_key_is_lowered_with_three_clicks(engine: Engine, scene: Scene) -> None:
+    """From the overview: the page of limits, the key, and the button of the form that is open there."""
+    viewer = Viewer(engine)
+    assert "/limits" in viewer.see("/").links
+    assert "/keys/42" in viewer.see("/limits").links
+    page = viewer.see("/keys/42")
+    assert [found for found in page.all("details") if "open" in found]

@@ -71,9 +71,9 @@ def plans(connection: Connection, look: Any) -> list[Plan]:
     return found
 
 
-def context_of(connection: Connection, query: str, **access: Any) -> PageContext:
+def context_of(connection: Connection, query: str, *, name: str = "q1", **access: Any) -> PageContext:
     return PageContext(
-        connection, Query.parse(query), Access(can=Access.ADMIN.can, **access), Options(), {"name": "q1"}
+        connection, Query.parse(query), Access(can=Access.ADMIN.can, **access), Options(), {"name": name}
     )
 
 
@@ -94,12 +94,12 @@ def check_page(engine: Engine, name: str, *queries: str) -> None:
     for queues in (None, ["q1"]):
         for query in queries:
             with noted(failures, (query, queues)), reading(engine) as connection:
-                context = context_of(connection, query, queues=queues)
+                context = context_of(connection, query, name="k1" if name == "key" else "q1", queues=queues)
                 check(plans(connection, lambda context=context: page.read(context)))
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.parametrize("name", ["overview", "queues", "limits", "workers", "tasks", "task", "queue", "find"])
+@pytest.mark.parametrize("name", ["overview", "queues", "limits", "key", "workers", "tasks", "task", "queue", "find"])
 def test_a_page_reads_no_more_than_it_shows(large: Engine, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The doctor's own statements have tests of theirs."""
     monkeypatch.setattr("sa_jobqueue.dashboard.pages.database.look_at", lambda *_, **__: iter(()))

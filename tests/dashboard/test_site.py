@@ -25,7 +25,7 @@ from tests.support.browsing import Seen, Viewer
 from tests.support.databases import driver_url
 from tests.support.factory import make_job, statuses
 from tests.support.failures import noted
-from tests.support.scenes import addresses, fill
+from tests.support.scenes import REGISTRY, addresses, fill
 
 #: Every page, with something in the place of what its path names.
 PATHS = [re.sub(r"\{[^}]*\}", "1", page.path) for page in PAGES]
@@ -487,7 +487,7 @@ def test_each_action_has_a_button(engine: Engine) -> None:
     """On some page; `test_browser.py` clicks on them."""
     with engine.begin() as connection:
         scene = fill(connection)
-    viewer = Viewer(engine)
+    viewer = Viewer(engine, registry=REGISTRY)
     paused = next(path for path in viewer.see("/workflows?state=paused").links if re.fullmatch(r"/workflows/\d+", path))
     paths = [
         *addresses(scene).values(), paused, f"/jobs/{scene.running}", "/jobs?status=queued", "/jobs?status=completed", "/schedules?state=paused",

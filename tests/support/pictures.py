@@ -23,7 +23,7 @@ from sa_jobqueue.embedded import embedded_url
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import WorkerRow, WorkflowRow
 from tests.support.browsers import chromium, served
-from tests.support.scenes import Scene, fill
+from tests.support.scenes import REGISTRY, Scene, fill
 
 __all__ = ["FOLDER", "PICTURES", "Picture", "main"]
 
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         with (
             chromium() as browser,
             filled() as (engine, scene),
-            served(dashboard(engine, access=lambda _: access, title="shop")) as url,
+            served(dashboard(engine, access=lambda _: access, title="shop", registry=REGISTRY)) as url,
         ):
             for picture in PICTURES:
                 if not said.names or picture.name in said.names:

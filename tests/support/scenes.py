@@ -18,7 +18,8 @@ from urllib.parse import urlencode
 from sqlalchemy import Connection, func, insert, select, text, update
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Schedule, TaskName, Workflow, every
+import sa_jobqueue
+from sa_jobqueue import JobContext, Registry, Schedule, TaskName, Workflow, enqueue, every
 from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.models import AuditEntry, Backlog, Job, LogPart, Progress, Stat, WorkerRow, WorkflowRow
 from sa_jobqueue.rules.schedules import rule_of
@@ -26,7 +27,17 @@ from sa_jobqueue.rules.tally import BUCKETS, bucket_of
 from tests.support.factory import make_job
 from tests.support.limits import key, limit, rate
 
-__all__ = ["Scene", "addresses", "fill", "fill_workflow"]
+__all__ = ["REGISTRY", "Scene", "addresses", "fill", "fill_workflow"]
+
+REGISTRY = Registry()
+"""The tasks that the dashboard of the scene may enqueue and try."""
+
+
+@sa_jobqueue.task(registry=REGISTRY, name="shop.send_receipt", queue="mail", dry_run=True)
+def send_receipt(ctx: JobContext, order_id: int, to: str, copies: list[str] | None = None) -> None:
+    ctx.logger.info("writing the receipt of order %d", order_id)
+    ctx.session.add(enqueue(TaskName("shop.render_invoice"), order_id=order_id))
+
 
 #: A group of errors, which is resolved.
 GROUP = {
@@ -81,6 +92,8 @@ def addresses(scene: Scene) -> dict[str, str]:
         "a large workflow": f"/workflows/{scene.large_workflow}",
         "all of a workflow": f"/workflows/{scene.workflow}?unfold=yes",
         "a group of errors": f"/errors?{urlencode(GROUP)}",
+        "a form that enqueues": "/enqueue?task=shop.send_receipt",
+        "a key": "/keys/tenant-0",
         "nothing": "/nowhere",
         "what cannot be read": "/jobs?before=x",
     }

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ...rules.lifecycle import JobStatus
 from ..access import Action
+from ..database import Anywhere
 from ..query import Query
 from ..request import PageContext
+
+#: Called with the engine after the action's transaction.
+View: TypeAlias = Callable[[Anywhere], Awaitable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +32,12 @@ class Done:
     """The target in the audit; None: the fields of the form."""
     of: str = ""
     """The name of the target, if the text names it."""
+    change: str = ""
+    """The change in words, for the text on the next page."""
     variants: Mapping[str, int] = field(default_factory=dict[str, int])
     """The numbers of things, of `count`, with another result than `PageAction.done`, by the names of `PageAction.variants`."""
+    view: View | None = None
+    """Reads the values of the answer, which is the template `pages/NAME.html` of the action; None: the next page is the answer."""
     ids: Sequence[int] = ()
     """The ids of the changed things, for the audit, if the action can be undone."""
 

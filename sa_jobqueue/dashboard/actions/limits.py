@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, get_args
 
 import sqlalchemy as sa
@@ -11,10 +12,11 @@ from sqlalchemy.dialects.postgresql import insert
 from ...errors import OptionError
 from ...models import status_literal
 from ...rules.lifecycle import JobStatus
-from ...rules.limits import MOST_JOBS, KeyLimits, Owner, Rate, read_rate
+from ...rules.limits import MOST_JOBS, KeyLimits, Limits, Owner, Rate, rate_said, read_rate
 from ...sql.limits.state import is_keyless, is_later, is_ready
+from ...sql.limits.use import due_of_queues, ready_of_keys
 from ...sql.parts import table_of
-from ...sql.readings.depths import CAP, list_workers
+from ...sql.readings.depths import CAP, capped, list_workers
 from ...sql.workers import serves
 from ...statements import cancel_jobs, pause, remove_limit, resume, set_limit
 from ..query import Query
@@ -89,24 +91,78 @@ def _changed(context: PageContext, place: Place, build: Callable[..., Any], fiel
 _BURSTS = range(1, 1_000_000_001)
 
 
+#: The names of limits in words, if they differ from those of the form.
+_WORDS = {"key_running": "running of each key", "key_rate": "rate of each key"}
+
+
 def _set(context: PageContext) -> Done:
-    """Set all limits of the place. An empty field removes a limit, so a form that did not show the current limits is refused."""
+    """Set the limits of the place that differ. An empty field removes a limit, so a form that did not show the current limits is refused."""
     place, query = place_of(context), context.query
-    current = _current(context, place)
-    if current != query.one("seen"):
+    row = _current(context, place)
+    if (current := shown_limits(row)) != query.one("seen"):
         shown = query.one("seen") or "none"
         expected = f"the current limits, {current}" if current else "none: they were removed meanwhile"
         raise BadInput("the limits that the form has shown", shown, expected, there=place.name)
-    limits: dict[str, Any] = {"running": _running(query, "running"), "rate": _rate(query, "")}
+    given: dict[str, Any] = {"running": _running(query, "running"), "rate": _rate(query, "")}
     if place.key is None:
-        limits["per_key"] = KeyLimits(_running(query, "key_running"), _rate(query, "key_"))
-    else:
-        limits["weight"] = query.number("weight", 1, range(1, 1_001))
-    return done_to(context, place, _changed(context, place, set_limit, "the limit", **limits))
+        given["per_key"] = KeyLimits(_running(query, "key_running"), _rate(query, "key_"))
+    columns = Limits(**given).columns()
+    if place.key is not None:
+        given["weight"] = columns["weight"] = query.number("weight", 1, range(1, 1_001))
+    now, then = in_words(row), in_words(columns)
+    if place.key is not None:
+        limit = table_of(context.tables.limit)
+        of_all = sa.select(limit).where(limit.c.owner == place.owner, limit.c.name == place.name)
+        each = as_each_key(context.connection.execute(of_all).mappings().first() or {})
+        now, then = (
+            {name: each.get(name, text) if text == "none" else text for name, text in words.items()}
+            for words in (now, then)
+        )
+    changes = {name: f"{_WORDS.get(name, name)} {now[name]} → {then[name]}" for name in now if now[name] != then[name]}
+    if not changes and not current:
+        raise BadInput("the form", "no limit", "at least one limit")
+    if not changes:
+        return Done(0, of=str(place))
+    differ = {"per_key" if name.startswith("key_") else name for name in changes}
+    count = _changed(context, place, set_limit, "the limit", **{name: given[name] for name in differ})
+    target = {name: [value] for name, value in place._asdict().items() if value is not None}
+    waiting = f"Waiting behind it: {capped(waiting_at(context, [place]).get(place, 0))}."
+    done, said = done_to(context, place, count), list(changes.values())
+    return replace(done, target={**target, "changes": said}, change=f"{', '.join(said)}. {waiting}")
 
 
-def _current(context: PageContext, place: Place) -> str:
-    """The current limits, as `shown_limits` returns them, locked until the transaction ends.
+def as_each_key(columns: Any) -> dict[str, str]:
+    """The limits in words that the row of a queue or task has for each key, by the names that they have in the form of a key."""
+    words = in_words(columns)
+    found = {name: words[f"key_{name}"] for name in ("running", "rate")}
+    return {name: f"{text} as each key" for name, text in found.items() if text != "none"}
+
+
+def in_words(columns: Mapping[str, Any]) -> dict[str, str]:
+    """The limits in a row, by their names in a form."""
+    found = {name: f"{columns.get(name) or ''}" for name in ("running", "key_running", "weight")}
+    for prefix in ("", "key_"):
+        found[f"{prefix}rate"] = rate_said(
+            *(columns.get(f"{prefix}rate_{part}") for part in ("count", "seconds", "burst"))
+        )
+    return {name: text or "none" for name, text in found.items()}
+
+
+def waiting_at(context: PageContext, places: Sequence[Any]) -> dict[tuple[str, str, str | None], int]:
+    """The numbers of due jobs of these places, each with `owner`, `name` and `key`."""
+    connection, job = context.connection, context.job
+    found: dict[tuple[str, str, str | None], int] = {}
+    if queues := [row.name for row in places if row.owner == "queue" and row.key is None]:
+        found |= {("queue", row.name, None): row.due for row in connection.execute(due_of_queues(queues, job=job))}
+    if others := [row for row in places if row.owner == "task" or row.key is not None]:
+        asked = ([getattr(row, part) for row in others] for part in PLACE)
+        counted = connection.execute(ready_of_keys(*asked, job=job))
+        found |= {(row.owner, row.name, row.key): row.due for row in counted}
+    return found
+
+
+def _current(context: PageContext, place: Place) -> dict[str, Any]:
+    """The row with the current limits, locked until the transaction ends; empty if another transaction has just removed it.
 
     A missing row is inserted without limits, which waits for another transaction that inserts it, and then finds its limits.
     """
@@ -114,7 +170,7 @@ def _current(context: PageContext, place: Place) -> str:
     columns = {name: value for name, value in place._asdict().items() if value is not None}
     context.connection.execute(insert(table).values(columns).on_conflict_do_nothing())
     row = context.connection.execute(sa.select(table).filter_by(**columns).with_for_update()).mappings().one_or_none()
-    return shown_limits({} if row is None else {**row})
+    return {} if row is None else {**row}
 
 
 def _remove(context: PageContext) -> Done:
@@ -147,7 +203,7 @@ LIMIT_ACTIONS = {
     for action in (
         PageAction(
             "set_limit", "Set limits", "The limits of {of} are set. Code does not change them until they are removed.", "limit", _set,
-            target=(*PLACE, "running", "rate", "burst", "weight", "key_running", "key_rate", "key_burst"),
+            target=PLACE,
             variants={"unserved": "The limits of {of} are set, but no live worker serves it. Is its name right?"},
             unit="limit",
         ),

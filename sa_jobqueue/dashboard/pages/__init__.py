@@ -17,9 +17,10 @@ from .errors import ERRORS
 from .find import FIND
 from .job import EDIT, JOB
 from .jobs import JOBS
-from .limits import LIMITS
+from .limits import KEY, LIMITS
 from .overview import OVERVIEW
 from .queues import QUEUES_PAGE, WORKERS
+from .registry import ENQUEUE
 from .schedules import BACKFILL, SCHEDULES
 from .tasks import QUEUE, TASK, TASKS
 from .workflow import WORKFLOW
@@ -27,7 +28,7 @@ from .workflows import WORKFLOWS
 
 PAGES = (
     OVERVIEW, JOBS, ERRORS, TASKS, QUEUES_PAGE, LIMITS, WORKERS, SCHEDULES, WORKFLOWS, DATABASE, AUDIT,
-    BACKFILL, ARCHIVED, WORKFLOW, JOB, EDIT, TASK, QUEUE, FIND,
+    BACKFILL, ARCHIVED, WORKFLOW, JOB, EDIT, TASK, QUEUE, KEY, ENQUEUE, FIND,
 )  # fmt: skip
 
 # ---- JSON.

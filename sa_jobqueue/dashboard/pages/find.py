@@ -33,13 +33,8 @@ def read_find(context: PageContext) -> dict[str, Any]:
     """Raises Elsewhere if only one meaning is possible, unless the address says `list`. Else the page asks which is meant."""
     query, asked = context.query, context.query.one("q")
     shown: dict[str, Any] = {
-        "asked": asked,
-        "is_id": False,
-        "found": [],
-        "is_cut": False,
-        "commands": [],
-        "most": _MOST,
-    }
+        "asked": asked, "is_id": False, "found": [], "is_cut": False, "commands": [], "most": _MOST,
+    }  # fmt: skip
     if not asked:
         return shown
     with suppress(BadInput):
@@ -65,13 +60,15 @@ def read_find(context: PageContext) -> dict[str, Any]:
             if not query.one("list"):
                 raise Elsewhere("/jobs", Query([("subject", asked)]))
             names = [("subject", asked)]
-    shown["is_cut"] = any(sum(kind == one for one, _ in names) >= _MOST for kind, _ in names)
+    shown["is_cut"] = any(sum(kind == other for other, _ in names) >= _MOST for kind, _ in names)
     shown["found"] = [(kind, name, *_link(kind, name)) for kind, name in names]
     return shown
 
 
 def _link(kind: str, name: str) -> tuple[str, Query]:
-    """The list of this thing, or of its jobs."""
+    """The page of this key, or the list of this thing or of its jobs."""
+    if kind == "key":
+        return f"/keys/{name}", Query()
     is_listed = kind in ("schedule", "workflow")
     return (f"/{kind}s", Query([("name", name)])) if is_listed else ("/jobs", Query([(kind, name)]))
 

@@ -18,12 +18,14 @@ from ...statements import job_logs
 from ...tasks.options import MAX_PRIORITY
 from ...util.urls import mask_passwords
 from ..access import Action
+from ..actions.limits import is_mine
 from ..filters import seen_in_archive
-from ..query import as_id
+from ..query import Query, as_id
 from ..render import archived_lines, errors_of, subject_link, too_large, value_of
 from ..request import Missing, Page, PageContext
 from ..timeline import timeline_of
 from .errors import group_of
+from .registry import tryable
 
 T = TypeVar("T")
 #: The log lines that are shown, unless all are requested.
@@ -61,6 +63,7 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "now": seen.now,
         "job": job,
         "reading": seen.reading,
+        "sums_up": not context.access.is_partial,
         "key": None if (job.concurrency_key or TASK_GROUP).startswith(TASK_GROUP) else job.concurrency_key,
         "why": _why(context, job.id),
         "buttons": _buttons(context, seen),
@@ -94,7 +97,7 @@ def why_each(context: PageContext, ids: Sequence[int]) -> dict[int, str]:
     found = _readable(context, lambda: explain_each(context.connection, ids, context.job)) or []
     firsts = [(job, job.reasons[0]) for job in found]
     seen = set(context.seen([other for _, reason in firsts for other in reason.job_ids or ()]))
-    return {one.job_id: mask_passwords(_visible(context, reason, seen).said(one.distant)) for one, reason in firsts}
+    return {job.job_id: mask_passwords(_visible(context, reason, seen).said(job.distant)) for job, reason in firsts}
 
 
 def _readable(context: PageContext, read: Callable[[], T]) -> T | None:
@@ -124,13 +127,18 @@ def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
     reasons = [_visible(context, reason, seen) for reason in found.reasons]
     return [
         {
-            "said": mask_passwords(one.said(found.distant)),
-            "needs_help": one.needs_help,
-            "advice": one.advice(id),
-            "jobs": list(one.job_ids or ()),
+            "said": mask_passwords(reason.said(found.distant)), "needs_help": reason.needs_help, "advice": reason.advice(id),
+            "jobs": list(reason.job_ids or ()), "name": reason.name, "key": reason.key, "limit": _limit_of(context, reason),
         }
-        for one in reasons
-    ]
+        for reason in reasons
+    ]  # fmt: skip
+
+
+def _limit_of(context: PageContext, reason: WaitReason) -> tuple[str, Query] | None:
+    """The page of the limit or pause that the reason is about; None: it is about no limit, or the viewer may not see it."""
+    if reason.owner is None or reason.name is None or not is_mine(context, reason.owner, reason.name):
+        return None
+    return ("/limits", Query([("name", reason.name)])) if reason.key is None else (f"/keys/{reason.key}", Query())
 
 
 def _visible(context: PageContext, reason: WaitReason, seen: Collection[int]) -> WaitReason:
@@ -155,6 +163,7 @@ def _buttons(context: PageContext, seen: JobSeen) -> list[tuple[str, str, str]]:
         (job.status in sources(Event.CANCEL) and job.cancel_requested_at is None, "cancel", "cancel", "Cancel", ""),
         (can_copy, "copy", "copy", "Run a copy", ""),
         (has_completed, "retry", "retry", "Run again…", ""),
+        (tryable(context, job) is not None, "try", "try", "Try", ""),
         (job.status in sources(Event.DISCARD), "discard", "discard", "Discard", "danger"),
         (is_done, "delete", "delete", "Delete", "danger"),
     ]
@@ -172,7 +181,7 @@ def _lines(context: PageContext, seen: JobSeen) -> tuple[Sequence[Any], int]:
     else:
         found = archived_lines(seen.job)
     kept = found if context.query.one("logs") == "all" else found[-_LAST_LINES:]
-    return [{**one, "message": mask_passwords(one["message"] or "")} for one in kept], len(found) - len(kept)
+    return [{**line, "message": mask_passwords(line["message"] or "")} for line in kept], len(found) - len(kept)
 
 
 def _worker(context: PageContext, id: str | None) -> str:

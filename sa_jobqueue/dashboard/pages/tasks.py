@@ -47,6 +47,7 @@ def read_all(context: PageContext) -> dict[str, Any]:
         "minutes": int(LATELY.total_seconds() // 60),
         "tasks": [_shown(name, *found[name], came.get(name, 0.0)) for name in names[:_TASKS]],
         "more": max(len(names) - _TASKS, 0),
+        "may_enqueue": context.access.may("enqueue"),
     }
 
 
@@ -104,6 +105,7 @@ def _read(context: PageContext, by: By) -> tuple[str, dict[str, Any]]:
         "among": _AMONG,
         "is_paused": pause is not None,
         "pause_reason": "" if pause is None else pause.pause_reason or "",
+        "may_enqueue": context.access.may("enqueue") and by == "task",
         "may_pause": context.access.may("pause") and (by == "queue" or context.queues is None),
     }  # fmt: skip
 

@@ -100,7 +100,7 @@ def _first_failed(context: PageContext, id: int) -> Sequence[Any]:
 def _words(context: PageContext, tasks: Mapping[int, str]) -> dict[int, str]:
     """The arguments that tell each of these jobs, whose tasks are given, apart from the others of its task; of a job without others, all."""
     found = read_short_args(context.connection, list(tasks), job=context.job)
-    args = {job: short_args(job, tasks[job], value, context.options.format_args) for job, value in found.items()}
+    args = {job: short_args(tasks[job], value, context.options.format_args) for job, value in found.items()}
     values: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
     numbers = Counter(tasks.values())
     for job, of_job in args.items():

@@ -80,7 +80,7 @@
   // What an action came to is said once.
   const here = new URL(location);
   if (here.searchParams.has("did")) {
-    for (const name of ["did", "n", "left", "of", "first", "last", "asked", "waits", "stale", "unserved"]) here.searchParams.delete(name);
+    for (const name of ["did", "n", "left", "of", "change", "first", "last", "asked", "waits", "stale", "unserved"]) here.searchParams.delete(name);
     history.replaceState(history.state, "", here);
   }
   document.addEventListener("htmx:after:swap", () => { localTimes(document); labelCells(); draw(document, false); });
@@ -100,6 +100,17 @@
   // An address says only what was asked for.
   document.addEventListener("formdata", event => {
     if (event.target.method === "get") for (const [name, value] of [...event.formData]) if (value === "") event.formData.delete(name);
+  });
+  // A form of limits says what it will change.
+  document.addEventListener("input", event => {
+    const form = event.target.closest("form[data-changes]");
+    if (!form) return;
+    const changed = [...form.querySelectorAll("label > input")].filter(field => field.value.trim() !== field.defaultValue);
+    const named = field => {
+      const without = field.placeholder || "none";
+      return `${field.parentElement.firstChild.data.split(", 500")[0]}: ${field.defaultValue || without} → ${field.value.trim() || without}`;
+    };
+    form.querySelector("output").textContent = changed.map(field => `${named(field)}.`).join(" ");
   });
   // What takes many transactions goes on by itself.
   const going = document.querySelector("form[data-go-on]");

@@ -165,6 +165,22 @@ def ready_of_keys(
     return sa.select(asked.c.owner, asked.c.name, asked.c.key, sa.func.least(number, most).label("due"))
 
 
+def ready_of_key(key: str, *, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] = Job) -> sa.Executable:
+    """A row per queue and task with ready jobs of this key: how many are `due`, among the first `cap` of the queue; and the `seconds` since the
+    first of them was due.
+    """
+    table, place = table_of(job), _queues_with_keys(job, queues)
+    columns, of_key = table.c, table.c.concurrency_key == sa.bindparam("key", key, sa.Text)
+    its_own: Any = sa.select(columns.task, columns.run_at).where(
+        is_ready(table), columns.queue == place.c.queue, of_key
+    )
+    page = _in_turn(its_own, columns).limit(sa.bindparam("cap", cap, sa.Integer)).correlate(place).lateral("page")
+    seconds = sa.type_coerce(seconds_since(sa.func.min(page.c.run_at)), sa.Float).label("seconds")
+    found = sa.select(place.c.queue, page.c.task, sa.func.count().label("due"), seconds)
+    found = found.select_from(place.join(page, sa.true())).where(place.c.queue.is_not(None))
+    return found.group_by(place.c.queue, page.c.task)
+
+
 def ready_keys(*, keys: int = KEYS, cap: int = CAP, queues: int = _QUEUES, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per queue with ready jobs that have keys: the `number` of keys that take turns, counted up to `keys` of a queue, and up to `cap` of
     all together. Each key costs a probe of an index.

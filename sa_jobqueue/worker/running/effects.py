@@ -16,8 +16,8 @@ from ...errors import JobQueueError
 from ...models import Job, job_schemas
 from .joined import connection_of
 
-#: Rows of a table that are compared.
-_MOST = 100_000
+#: Rows of a table that are compared; and that are read if only written rows are.
+_MOST, _MOST_WRITTEN = 100_000, 5_000
 
 _Kind: TypeAlias = Literal["insert", "update", "delete"]
 _KINDS: tuple[_Kind, ...] = ("insert", "update", "delete")
@@ -131,11 +131,12 @@ class Comparison:
         for relation, rows in zip(shown, after, strict=True):
             named = [key for key, _ in rows.values()]
             before = relation.rows(connection, only_written=only_written, named=named)
-            writes, kinds = touched[relation], _KINDS
+            writes = touched[relation]
+            kinds: Collection[_Kind] = _KINDS
             if relation.schema in ours:  # the queue itself changes and deletes jobs
-                kinds = ("insert",)
+                kinds = _KINDS[:1]
             elif only_written and not writes.updated:  # an update of a key is a row less and a row more
-                kinds = tuple(kind for kind, number in zip(_KINDS, writes, strict=True) if number)
+                kinds = [kind for kind, number in zip(_KINDS, writes, strict=True) if number]
             self.found += relation.compared(before, rows, kinds)
 
 
@@ -175,9 +176,10 @@ class _Relation(NamedTuple):
                 given = sa.func.jsonb_populate_recordset(typed, sa.cast(list(named), JSONB)).table_valued(*key)
                 wanted.append(sa.tuple_(*(row.c[name] for name in key)).in_(sa.select(*given.c)))
             statement = statement.where(sa.or_(*wanted))
-        found: Sequence[Any] = connection.scalars(statement.limit(_MOST + 1)).all()
-        if len(found) > _MOST:
-            raise JobQueueError(f"the table {self.name} has more than {_MOST:,} rows, which is too much to compare")
+        most, rows_of = (_MOST_WRITTEN, "written rows") if only_written else (_MOST, "rows")
+        found: Sequence[Any] = connection.scalars(statement.limit(most + 1)).all()
+        if len(found) > most:
+            raise JobQueueError(f"the table {self.name} has more than {most:,} {rows_of}, which is too much to compare")
         times: Counter[str] = Counter()
         rows: _Rows = {}
         for values in found:

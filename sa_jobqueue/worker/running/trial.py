@@ -1,0 +1,161 @@
+"""A trial of a job: its handler is called in a transaction that is rolled back, and its writes are read before that.
+
+The job is not claimed, so its row does not change. Only effects in the transaction of `ctx.session` are undone: `@task(dry_run=True)` declares
+that the handler has no others, or that they do no harm.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, NoReturn
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.orm import Session
+from sqlalchemy.util import await_only, greenlet_spawn
+
+from ...arguments.context import ClaimedJob
+from ...errors import JobQueueError
+from ...models import Job, JobMixin
+from ...rules.lifecycle import Change
+from ...rules.outcomes import ErrorEntry
+from ...sql.apply import Answer
+from ...sql.claims import as_claimed
+from ...tasks.registry import Registry
+from ...tasks.tasks import AnyTask
+from ..connections.service import setting
+from .attempt_end import ToWrite, outcome_of
+from .effects import Comparison, Effects, Writes
+from .joined import JoinedRuns, JoinedTransaction, at_once, with_all_inputs
+from .notes import Line, line_from
+from .run import Run
+
+#: Seconds that a handler may take at most, and for which its statements wait for a lock.
+SECONDS, _LOCK_SECONDS = 30.0, 2.0
+#: Log lines that are kept, and bytes of arguments that are read: all that can be read back.
+_LINES, _ALL = 200, 2**30 - 1
+#: A COMMIT fails by this constraint, also if the handler sends it as text.
+_GUARD = (
+    "CREATE TEMPORARY TABLE sa_jobqueue_trial (a int CONSTRAINT a_trial_is_never_committed UNIQUE DEFERRABLE INITIALLY DEFERRED)",
+    "INSERT INTO pg_temp.sa_jobqueue_trial VALUES (1), (1)",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tried:
+    """The result of a trial."""
+
+    outcome: str
+    """How the attempt would have ended: "completed", "retried", "failed", "cancelled" or "snoozed"."""
+    error: ErrorEntry | None
+    result: Any
+    """Plain JSON, if the task says `record=True`."""
+    effects: Effects
+    """The rows that would have been written; of job tables, the jobs that would have been enqueued."""
+    writes: Mapping[str, Writes]
+    lines: Sequence[Line]
+
+
+def try_job(
+    engine: sa.Engine | AsyncEngine, id: int, task: AnyTask, *, registry: Registry, job: type[JobMixin] = Job
+) -> Tried:
+    """Call the job's handler on a connection of its own, undo its writes, and return them. It blocks: call it on a thread of its own.
+
+    An `async def` handler is cancelled after 30 seconds. A `def` handler goes on, but the server ends its transaction.
+
+    Raises JobQueueError if there is no such job, or the handler has ended the transaction.
+    """
+    limited = task.options()
+    limited.timeout, limited.keep_logs = min(task.timeout or SECONDS, SECONDS), _LINES
+    is_async = isinstance(engine, AsyncEngine)
+    own = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
+
+    def call() -> Tried:
+        connection = sa.Connection(own, own.pool.recreate().connect())
+        try:
+            _begin(connection)
+            row = connection.execute(as_claimed(id, args_limit=_ALL, job=job)).first()
+            if row is None:
+                raise JobQueueError(f"there is no job {id}")
+            trial = _Trial(Session(connection), registry=registry, job=job)
+            return trial.tried(ClaimedJob._make(row), limited, is_async)
+        finally:
+            for name in ("commit", "rollback"):
+                event.remove(connection, name, _refuse)
+            connection.invalidate()  # closes it, which ends the transaction
+            connection.close()
+
+    return asyncio.run(greenlet_spawn(call)) if is_async else call()
+
+
+def _begin(connection: sa.Connection) -> None:
+    """Begin a transaction that cannot be committed."""
+    for name in ("commit", "rollback"):
+        event.listen(connection, name, _refuse)
+    connection.execution_options(isolation_level="READ COMMITTED").begin()
+    limit, lock = (f"{int(seconds * 1000)}ms" for seconds in (SECONDS, _LOCK_SECONDS))
+    limits = {"statement_timeout": limit, "lock_timeout": lock, "idle_in_transaction_session_timeout": limit}
+    for statement in (setting(limits, local=True), *_GUARD):
+        connection.exec_driver_sql(statement)
+
+
+def _refuse(connection: sa.Connection) -> NoReturn:
+    raise JobQueueError("a trial is rolled back: its handler may not end the transaction of the connection itself")
+
+
+class _UnclaimedTransaction(JoinedTransaction):
+    """Keeps what the handler wrote in the transaction of `outer`, without the outcome of its job."""
+
+    def _write(self, connection: sa.Connection, change: Change) -> Answer:
+        return Answer.APPLIED
+
+
+class _Trial(JoinedRuns[Tried]):
+    """The call of a handler in the transaction of `outer`, which keeps its log lines, and forgets its progress."""
+
+    transaction = _UnclaimedTransaction
+
+    def __init__(self, outer: Session, *, registry: Registry, job: type[JobMixin]) -> None:
+        super().__init__(outer, self, registry=registry, job=job)
+        self._lines: deque[Line] = deque(maxlen=_LINES)
+        self._comparison, self._is_kept = Comparison(outer, only_written=True), False
+
+    def tried(self, job: ClaimedJob, task: AnyTask, is_async: bool) -> Tried:
+        """Call the handler, and undo what it wrote. `is_async`: whether the connection is."""
+        job = with_all_inputs(job, self._store, self._connection)
+        job = job._replace(attempt=min(job.attempt + 1, job.max_attempts))
+        run = Run(job, task, monotonic(), monotonic(), set())
+        if not task.is_async:
+            tried = self.run(run)
+        elif is_async:
+            tried = await_only(self.run_async(run, greenlet_spawn))
+        else:
+            tried = asyncio.run(self.run_async(run, at_once))
+        if self._is_kept:
+            self._comparison.compare()
+        return tried
+
+    def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
+        """Forget the progress."""
+
+    def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
+        """Keep the last log lines."""
+        return lambda record: self._lines.append(line_from(record))
+
+    def _write(self, change: Change) -> Change:
+        return change
+
+    def _told(self, run: Run, change: Change, error: BaseException | None, result: Any = None) -> Tried:
+        ending = outcome_of(ToWrite(change))
+        if run.attempt_end is not None:
+            run.attempt_end.tell(ending, error)
+        self._is_kept, found = error is None, self._comparison
+        return Tried(
+            outcome=ending, error=change.error, result=result, effects=found.found, writes=found.writes, lines=self._lines
+        )  # fmt: skip
