@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from sqlalchemy import Engine, create_engine, func, select, text, update
@@ -290,6 +291,25 @@ def test_the_title_counts_problems_and_times_are_of_the_chosen_zone(tab: Tab) ->
     assert tab.page.locator("tbody time").first.text_content().endswith(" UTC")
     tab.page.select_option("#zone", "")
     assert tab.page.locator("tbody time").first.text_content().endswith("ago")
+    assert tab.said == []
+
+
+def test_a_time_is_chosen_by_dragging_in_a_chart(tab: Tab) -> None:
+    """In whole steps; the page shows it, and its address keeps it."""
+    tab.go("/queues/mail?by=task")
+    drawn = tab.page.locator("#backlog-chart .u-over")
+    drawn.scroll_into_view_if_needed()
+    chart = drawn.bounding_box()
+    left, middle = chart["x"], chart["y"] + chart["height"] / 2
+    tab.page.mouse.move(left + chart["width"] * 0.4, middle)
+    tab.page.mouse.down()
+    tab.page.mouse.move(left + chart["width"] * 0.6, middle, steps=3)
+    tab.page.mouse.up()
+    tab.page.wait_for_url(re.compile(r"\?by=task&from="))
+    asked = parse_qs(urlsplit(tab.page.url).query)
+    begin, end = (datetime.fromisoformat(asked[name][0]) for name in ("from", "to"))
+    assert (begin.minute % 15, end.minute % 15, 4 <= (end - begin) / timedelta(hours=1) <= 6) == (0, 0, True)
+    assert f"{begin:%Y-%m-%d %H:%M} to " in tab.page.locator("nav[aria-label='Time shown'] [aria-current]").inner_text()
     assert tab.said == []
 
 
