@@ -602,6 +602,19 @@ def test_a_workflow_is_cancelled_in_three_clicks(browser: Any, site: Site) -> No
 
 
 @pytest.mark.nightly
+def test_whether_the_workers_keep_up_is_read_on_the_overview_and_since_yesterday_in_a_click(
+    browser: Any, shown: Site
+) -> None:
+    with Tab(browser, shown) as tab:
+        click = Clicks(tab)
+        verdict = re.compile(r"(Keeps up|Falls behind): [\d,]+ in, [\d,]+ out in .*; ")
+        assert verdict.match(tab.page.text_content(".verdict"))
+        click("nav.tabs a:text('24h')")
+        assert verdict.match(tab.page.text_content(".verdict"))
+        assert click.number == 1
+
+
+@pytest.mark.nightly
 def test_a_job_is_found_read_and_retried_by_keyboard_alone(browser: Any, site: Site) -> None:
     """Ctrl-K leads to the field, Enter to the job, and Tab to its button."""
     with Tab(browser, site) as tab:

@@ -116,6 +116,12 @@
     tools.append(button("in", "+", () => zoom(state.scale * 1.25)), button("out", "−", () => zoom(state.scale / 1.25)), button("fit", "⤢", () => zoom(fit())), more);
     place.replaceChildren(tools, svg);
     zoom(state.scale || fit());
+    // A graph that is larger than its frame begins with what has failed.
+    const failed = said.boxes.find(box => box.state === "failed");
+    if (!known && failed) {
+      const { x, y } = graph.node(failed.id);
+      place.scrollTo(x * state.scale - place.clientWidth / 2, y * state.scale - place.clientHeight / 2);
+    }
     shown.set(place, state);
   }
 
