@@ -68,7 +68,11 @@ def cancel_jobs(*where: Criterion, locked: Locked = "wait", job: type[JobMixin] 
 
 
 def retry_jobs(
-    *where: Criterion, spread: Duration = 0, locked: Locked = "wait", job: type[JobMixin] = Job
+    *where: Criterion,
+    spread: Duration = 0,
+    as_before: bool = False,
+    locked: Locked = "wait",
+    job: type[JobMixin] = Job,
 ) -> sa.Executable:
     """Run jobs again, now, however they ended, with all their attempts before them; `errors` is kept.
 
@@ -77,6 +81,7 @@ def retry_jobs(
     parents again, and its queued children for it; those that were cancelled because it had failed come back by `retry_workflow`.
 
     `spread`: seconds or a timedelta over which they become due, evenly, in the order of their ids; the first becomes due now.
+    `as_before`: jobs keep their due time, their place, their attempts and their limits of time, as when a cancel is taken back.
     """
     columns = table_of(job).c
     finished = status_in(columns.status, FINISHED)
@@ -99,6 +104,8 @@ def retry_jobs(
         "expires_at": sa.case((columns.expires_at > sa.func.now(), columns.expires_at)),
         "deadline_at": sa.case((columns.deadline_at > sa.func.now(), columns.deadline_at)),
     }
+    if as_before:
+        values |= {name: columns[name] for name in ("run_at", "attempt", "rescues", "expires_at", "deadline_at")}
     seconds = seconds_of(spread, what="retry_jobs(spread=...)")
     return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked, spread=seconds)
 
