@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
-from datetime import timedelta
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, timedelta
 from typing import Annotated, Any
 
+import sqlalchemy as sa
 import typer
 from rich.console import Console
 from rich.padding import Padding
@@ -15,9 +17,11 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
-from ..doctor import LEVELS, Finding, Thresholds, examine
+from ..doctor import LEVELS, Finding, Thresholds, examine, reading
 from ..doctor.examine import State, states_of
+from ..doctor.finding import Acknowledged, acknowledged
 from ..errors import JobQueueError
+from ..sql.readings.depths import acknowledgements
 from ..util.log import one_line
 from ..util.urls import mask_passwords
 from .application import load_registry
@@ -55,7 +59,7 @@ def doctor(
     try:
         with engine.connect() as connection:
             name_database(config, connection)
-        findings = examine(engine, thresholds=thresholds, tasks=tasks)
+        findings = _with_acknowledgements(engine, examine(engine, thresholds=thresholds, tasks=tasks))
     except (DBAPIError, JobQueueError) as error:
         if json:
             reason = error.orig if isinstance(error, DBAPIError) else error
@@ -75,6 +79,18 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _with_acknowledgements(engine: sa.Engine, findings: Sequence[Finding]) -> list[Finding]:
+    """The findings. The detail of a finding that was acknowledged on the dashboard tells by whom, if the audit can be read."""
+    known: dict[str, Acknowledged] = {}
+    with suppress(DBAPIError), reading(engine) as connection:
+        known = acknowledged(findings, connection.execute(acknowledgements()).mappings().all())
+    said = {
+        name: f" (acknowledged by {mark.who} until {mark.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC)"
+        for name, mark in known.items()
+    }
+    return [replace(finding, detail=finding.detail + said.get(finding.name, "")) for finding in findings]
+
+
 def _has_problem(findings: Sequence[Finding]) -> bool:
     return any(finding.level == "problem" for finding in findings)
 
@@ -92,7 +108,8 @@ def _print_json(findings: Sequence[Finding], *, checklist: bool) -> None:
             for item, state, bad in states_of(findings)
         ]
     else:
-        checks = [{**asdict(finding), "numbers": dict(finding.numbers)} for finding in findings]
+        names = ("name", "level", "detail", "advice", "numbers")
+        checks = [{name: getattr(finding, name) for name in names} for finding in findings]
     print_json({"ok": not _has_problem(findings), "checklist" if checklist else "checks": checks})
 
 

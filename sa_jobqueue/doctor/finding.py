@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from datetime import datetime, timedelta
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 Level: TypeAlias = Literal["ok", "notice", "problem"]
 #: From best to worst. A problem needs a person; a notice may become a problem.
@@ -25,6 +27,8 @@ class Finding:
     """What to do about it; empty if there is nothing to do."""
     numbers: Mapping[str, float] = field(default_factory=dict[str, float])
     """Measured seconds, bytes and counts, for programs."""
+    about: Sequence[tuple[str, str]] = ()
+    """The things that it concerns, for links: "queue", "task", "schedule" or "workflow", and the name."""
 
 
 def worst(levels: Iterable[Level]) -> Level:
@@ -37,7 +41,9 @@ def beyond(value: float, limits: tuple[float, float]) -> Level:
     return "problem" if value >= limits[1] else "notice" if value >= limits[0] else "ok"
 
 
-def found(name: str, well: str, *faults: Fault, **numbers: float | None) -> Finding:
+def found(
+    name: str, well: str, *faults: Fault, about: Sequence[tuple[str, str]] = (), **numbers: float | None
+) -> Finding:
     """The finding of a check of several things.
 
     `well`: the description if there are no faults. The worst faults come first, and repeated advice is given once.
@@ -47,7 +53,51 @@ def found(name: str, well: str, *faults: Fault, **numbers: float | None) -> Find
     if not order:
         return Finding(name, "ok", well, numbers=known)
     advice = "; ".join(dict.fromkeys(advice for *_, advice in order if advice))
-    return Finding(name, order[0][0], "; ".join(detail for _, detail, _ in order), advice, known)
+    return Finding(name, order[0][0], "; ".join(detail for _, detail, _ in order), advice, known, about)
+
+
+# ---- Findings that an operator has acknowledged until a time.
+
+#: How long a finding can be acknowledged.
+SPANS = {"1h": timedelta(hours=1), "8h": timedelta(hours=8), "24h": timedelta(days=1), "7d": timedelta(days=7)}
+#: Text in brackets, and the numbers of things that have no names.
+_DETAILS, _NUMBERED = re.compile(r"\([^()]*\)"), re.compile(r"\b(?:process|jobs?|workflows?) (\d+(?:, \d+)*)")
+#: What varies while a finding is the same: measures, and the words that go with them.
+_MEASURES = re.compile(
+    r"(?<!\S)(?:\d[\d.,:]*[smhd%+]?(?! more)(?: (?:ms|s|bytes|[kMG]B))?|(?:job|row|key|outcome)s?)(?=[\s,;:]|$)"
+)
+
+
+class Acknowledged(NamedTuple):
+    """Who has acknowledged a finding, and until when."""
+
+    who: str
+    until: datetime
+
+
+def acknowledged(findings: Iterable[Finding], marks: Sequence[Any]) -> dict[str, Acknowledged]:
+    """The findings, by name, whose newest mark acknowledges them, unless they got worse since: a higher level, or another subject.
+
+    `marks`: rows of `acknowledgements`, the last first.
+    """
+    newest = {mark["check"]: mark for mark in reversed(marks)}
+    found: dict[str, Acknowledged] = {}
+    for finding in findings:
+        mark = newest.get(finding.name)
+        if mark is None or mark["action"] != "acknowledge" or finding.level == "ok":
+            continue
+        until = mark["at"] + SPANS.get(mark["for"], timedelta(0))
+        is_known = mark["level"] in LEVELS[LEVELS.index(finding.level) :]
+        if mark["now"] < until and is_known and _subjects(finding.detail) <= _subjects(mark["detail"]):
+            found[finding.name] = Acknowledged(mark["who"], until)
+    return found
+
+
+def _subjects(detail: str) -> set[str]:
+    """The words of a finding but its measures."""
+    text = _DETAILS.sub("", detail)
+    numbers = (number for listed in _NUMBERED.findall(text) for number in listed.split(", "))
+    return {*numbers, *re.findall(r"[^\s,;]+", _MEASURES.sub(" ", text))}
 
 
 # ---- Thresholds.

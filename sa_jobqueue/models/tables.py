@@ -118,7 +118,11 @@ class AuditEntry(Base):
 
     __tablename__ = "audit"
     __table_args__ = (
-        partial_index("audit_errors_idx", "id", where="action IN ('resolve_errors', 'mute_errors', 'show_errors')"),
+        partial_index(
+            "audit_errors_idx",
+            "id",
+            where="action IN ('resolve_errors', 'mute_errors', 'show_errors', 'acknowledge', 'unacknowledge')",
+        ),
     )
 
     id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(), primary_key=True)

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, delete, func, insert, make_url, update
 from sa_jobqueue import Job, Registry
 from sa_jobqueue.doctor import CHECKS
 from sa_jobqueue.doctor.examine import ITEMS
-from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.models import AuditEntry, WorkerRow
 from tests.support import ills, pooler
 from tests.support.cli import as_json, invoke, refused
 from tests.support.databases import connect
@@ -48,6 +48,26 @@ def problems(*arguments: str, url: str) -> dict[str, str]:
     found = json.loads(result.stdout)
     assert found["ok"] is False
     return {one["name"]: one["detail"] for one in found["checks"] if one["level"] == "problem"}
+
+
+def test_doctor_tells_who_has_acknowledged_a_finding(engine: Engine, url: str) -> None:
+    """Its exit code stays as it is. What is new in the finding is not acknowledged."""
+    with engine.begin() as connection:
+        make_job(connection, queue="mail")
+    detail = problems(url=url)["queues"]
+    target = {"check": ["queues"], "for": ["8h"], "level": ["problem"], "detail": [detail]}
+    with engine.begin() as connection:
+        connection.execute(insert(AuditEntry).values(who="ada\x1b[31m", action="acknowledge", count=1, target=target))
+    assert re.fullmatch(
+        re.escape(detail) + r" \(acknowledged by ada\x1b\[31m until \d{4}-\d\d-\d\d \d\d:\d\d UTC\)",
+        problems(url=url)["queues"],
+    )
+    shown = invoke("doctor", url=url).stdout
+    assert "(acknowledged by ada" in shown
+    assert "\x1b" not in shown
+    with engine.begin() as connection:
+        make_job(connection, queue="sync")
+    assert "acknowledged" not in problems(url=url)["queues"]
 
 
 def test_due_jobs_without_a_live_worker_are_a_problem(engine: Engine, url: str) -> None:

@@ -97,9 +97,10 @@ def check_workers(examination: Examination) -> Finding:
     detail = f" ({places}), {listening} listening" if live else ""
     summary = f"{len(live)} live{detail}{f', {stale} stale' if stale else ''}"
     remarks = list(_remarks(examination))
-    numbers = {"live": float(len(live)), "stale": float(stale), "listening": float(listening)}
     faults: list[Fault] = [(level, f"{summary}; {detail}", advice) for level, detail, advice in remarks[:1]]
-    return found("workers", summary, *faults, *remarks[1:], **numbers)
+    return found(
+        "workers", summary, *faults, *remarks[1:], live=float(len(live)), stale=float(stale), listening=float(listening)
+    )
 
 
 def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
@@ -165,4 +166,5 @@ def check_queues(examination: Examination) -> Finding:
         f"due jobs that no live worker serves: {names}",
         "start a worker with `sa-jobqueue work --queue NAME`",
         {"unserved": float(len(alone)), "jobs": float(sum(depth.due for depth in alone))},
+        [("queue", depth.queue) for depth in alone],
     )

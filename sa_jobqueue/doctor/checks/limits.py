@@ -48,6 +48,7 @@ def check_limits(examination: Examination) -> Finding:
         "limits",
         facts,
         *faults,
+        about=[(use.owner, use.name) for use in waiting],
         limits=len(uses),
         paused=len(paused),
         waiting=sum(use.due for use in waiting),

@@ -206,8 +206,9 @@ def check_archive(examination: Examination) -> Finding:
     )
     if months:
         summary += f"; {len(months):,} month{'' if len(months) == 1 else 's'} from {months[0].month} on have about {rows:,} jobs, {size(total)}"
-    numbers = {"tasks": tasks, "months": len(months), "rows": rows, "bytes": total}
-    return found("archive", summary, *faults, **{name: float(value) for name, value in numbers.items()})
+    return found(
+        "archive", summary, *faults, tasks=float(tasks), months=float(len(months)), rows=float(rows), bytes=float(total)
+    )
 
 
 # ---- The plans of the claim and of the completion: by index, or by reading the whole table.

@@ -40,7 +40,7 @@ def check_tasks(examination: Examination) -> Finding:
             )
             faults.append(("problem", f"the application of --app does not have: {missing}", advice))
     summary = "every queued task is known to a worker of its queue" if known else "no live worker lists its tasks"
-    return found("tasks", summary, *faults, unknown=len(lost))
+    return found("tasks", summary, *faults, about=[("task", task) for _, task in lost], unknown=len(lost))
 
 
 def _queued(examination: Examination) -> list[tuple[str, str]]:
@@ -74,18 +74,20 @@ def check_timeouts(examination: Examination) -> Finding:
     """Whether each task's timeout and lease fit the time within which 99 % of its runs of the last day ended."""
     limits = examination.thresholds
     faults: list[Fault] = []
+    about: list[tuple[str, str]] = []
     checked = 0
     for row in examination.stats(_DAY):
         runs = sum(row.runs)
-        about = examination.task_settings.get(row.task)
-        if about is None or runs < max(limits.runs, 1):
+        settings = examination.task_settings.get(row.task)
+        if settings is None or runs < max(limits.runs, 1):
             continue
         checked += 1
-        timeout, lease = about
-        faults += _judged(row, timeout, lease, limits)
+        judged = _judged(row, *settings, limits)
+        about += [("task", row.task)] if judged else []
+        faults += judged
     tasks = f"{checked} task{'' if checked == 1 else 's'}"
     summary = f"timeouts and leases fit the runs of {tasks}" if checked else "too few runs were counted yet"
-    return found("timeouts", summary, *faults, tasks=checked)
+    return found("timeouts", summary, *faults, about=about, tasks=checked)
 
 
 def _judged(row: Any, timeout: float | None, lease: float | None, limits: Thresholds) -> list[Fault]:
@@ -131,6 +133,7 @@ def check_failures(examination: Examination) -> Finding:
     """The share of each task's jobs that failed for good in the last hour, and outcomes that came too late to be written."""
     limits, most = examination.thresholds.failures, examination.thresholds.failed_jobs
     faults: list[Fault] = []
+    about: list[tuple[str, str]] = []
     failed = lost = 0
     for row in examination.stats(_HOUR):
         failed, lost = failed + row.failed, lost + row.lost
@@ -138,6 +141,7 @@ def check_failures(examination: Examination) -> Finding:
         level = beyond(row.failed / ended, limits) if row.failed >= most else "ok"
         if level != "ok":
             name = escaped(row.task)
+            about.append(("task", row.task))
             advice = (
                 f"`sa-jobqueue list --status failed --task {name}` shows the errors; "
                 f"`sa-jobqueue retry --task {name}` runs them again"
@@ -149,7 +153,7 @@ def check_failures(examination: Examination) -> Finding:
     summary = (
         f"{jobs_of(failed)} failed for good in the last hour" if failed else "no job failed for good in the last hour"
     )
-    return found("failures", summary, *faults, failed=failed, lost=lost)
+    return found("failures", summary, *faults, about=about, failed=failed, lost=lost)
 
 
 # ---- Schedules that do not enqueue their jobs.
@@ -185,4 +189,5 @@ def check_schedules(examination: Examination) -> Finding:
         advice = "see why its jobs fail (`sa-jobqueue list --status failed`), then `sa-jobqueue schedule resume NAME`"
         faults.append(("problem", f"paused because its jobs failed: {listed(paused)}", advice))
     summary = "there are no schedules" if not number else f"{number} {'is' if number == 1 else 'are'} in time"
-    return found("schedules", summary, *faults, schedules=number, behind=len(behind), paused=len(paused))
+    about = [("schedule", row.name) for row in rows]
+    return found("schedules", summary, *faults, about=about, schedules=number, behind=len(behind), paused=len(paused))

@@ -51,6 +51,7 @@ def check_workflows(examination: Examination) -> Finding:
         "workflows",
         "; ".join(["no job waits for an ended job", *notes]),
         *faults,
+        about=[("workflow", str(workflow.id)) for workflow in unread],
         cycle=len(cycle),
         stray=len(stray),
         unread=len(unread),

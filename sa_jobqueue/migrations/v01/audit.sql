@@ -10,5 +10,6 @@ CREATE TABLE {schema}.audit (
     target jsonb NOT NULL,
     CONSTRAINT audit_pkey PRIMARY KEY (id)
 );
--- Which groups of errors are resolved or muted.
-CREATE INDEX audit_errors_idx ON {schema}.audit (id) WHERE action IN ('resolve_errors', 'mute_errors', 'show_errors');
+-- Which groups of errors are resolved or muted, and which findings of the doctor are acknowledged.
+CREATE INDEX audit_errors_idx ON {schema}.audit (id)
+WHERE action IN ('resolve_errors', 'mute_errors', 'show_errors', 'acknowledge', 'unacknowledge');
