@@ -21,7 +21,7 @@ from ..doctor import LEVELS, Finding, Thresholds, examine, reading
 from ..doctor.examine import State, states_of
 from ..doctor.finding import Acknowledged, acknowledged
 from ..errors import JobQueueError
-from ..sql.readings.depths import acknowledgements
+from ..sql.readings.depths import newest_marks
 from ..util.log import one_line
 from ..util.urls import mask_passwords
 from .application import load_registry
@@ -83,7 +83,7 @@ def _with_acknowledgements(engine: sa.Engine, findings: Sequence[Finding]) -> li
     """The findings. The detail of a finding that was acknowledged on the dashboard tells by whom, if the audit can be read."""
     known: dict[str, Acknowledged] = {}
     with suppress(DBAPIError), reading(engine) as connection:
-        known = acknowledged(findings, connection.execute(acknowledgements()).mappings().all())
+        known = acknowledged(findings, connection.execute(newest_marks()).mappings().all())
     said = {
         name: f" (acknowledged by {mark.who} until {mark.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC)"
         for name, mark in known.items()

@@ -14,7 +14,7 @@ from ..models import ArchivedJob, Job
 from ..rules.failures import error_text
 from ..rules.words import age
 from ..sql.chosen import Jobs, error_type, reading_of
-from ..sql.readings.depths import MOST_GROUPS, NEWEST_FAILED, error_marks, extent_of_errors, group_errors, mark_state
+from ..sql.readings.depths import MOST_GROUPS, NEWEST_FAILED, extent_of_errors, group_errors, mark_state, newest_marks
 from ..util.log import one_line
 from ..util.urls import mask_passwords, masked
 from .config import Config, Json
@@ -175,7 +175,7 @@ def errors(
         now: Any = connection.scalar(sa.select(sa.func.now()))
         rows: Any = connection.execute(group_errors(*where, most=limit)).all()
         failed = connection.execute(extent_of_errors(*where)).one().jobs
-        newest = connection.execute(error_marks()).mappings().all()
+        newest = connection.execute(newest_marks()).mappings().all()
     marks = {(mark["task"], mark["error"], mark["group"]): mark for mark in reversed(newest)}
     states = [mark_state(marks.get((row.task, row.error, row.group)), row.last, now)[0] for row in rows]
     if json:

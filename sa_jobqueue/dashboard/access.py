@@ -20,14 +20,25 @@ from ..errors import ConfigurationError
 
 #: The rights that can be granted singly. Each includes "read".
 Action: TypeAlias = Literal[
-    "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow", "enqueue", "try",
+    "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow", "enqueue", "try", "acknowledge",
     "discard", "delete", "edit", "copy", "limit", "backfill", "cancel_workflow", "search_arguments",
 ]  # fmt: skip
 
 _ALL: frozenset[str] = frozenset(get_args(Action))
 #: Actions that can be undone, or that only do earlier what would be done anyway.
 _OPERATE = frozenset(
-    ("read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow", "enqueue", "try")
+    (
+        "read",
+        "retry",
+        "cancel",
+        "pause",
+        "run_schedule",
+        "drain_worker",
+        "retry_workflow",
+        "enqueue",
+        "try",
+        "acknowledge",
+    )
 )
 
 
@@ -51,7 +62,7 @@ class Access:
     READ: ClassVar[Access]
     """See everything, change nothing."""
     OPERATE: ClassVar[Access]
-    """Also actions that can be undone: retry, cancel, pause, run a schedule, ask a worker to drain, enqueue and try a job."""
+    """Also actions that can be undone: retry, cancel, pause, run a schedule, ask a worker to drain, enqueue and try a job, acknowledge a finding of the doctor."""
     ADMIN: ClassVar[Access]
     """Everything."""
 
@@ -75,6 +86,11 @@ class Access:
     def named(self, who: str) -> Access:
         """A copy with the viewer's name: `Access.OPERATE.named(user.email)`."""
         return replace(self, who=who)
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether the viewer may see all jobs."""
+        return self.queues is None and self.where is None
 
     @property
     def is_partial(self) -> bool:

@@ -229,13 +229,15 @@ def grouping_of(context: PageContext, *names: By) -> By | None:
     return asked or None
 
 
-def read_activity(context: PageContext, window: Window, *, of: Of = None, by: By | None = None) -> Activity:
+def read_activity(
+    context: PageContext, window: Window, *, of: Of = None, by: By | None = None, now: datetime | None = None
+) -> Activity:
     """What arrived in the viewer's queues and how their jobs ended within this window. `of`: only those of a queue or a task. `by`: what the
-    charts tell apart.
+    charts tell apart. `now`: the time, if it is known.
     """
     values = _OF_STEP if of is None else (*_OF_STEP, "runs")
     keys: tuple[By, ...] = ("queue", "task") if by == "task" else ("queue",)
-    return _kept(context, window, keys, of, by, step=window.step, values=values)
+    return _kept(context, window, keys, of, by, at=now, step=window.step, values=values)
 
 
 def read_tasks(context: PageContext, window: Window) -> list[tuple[str, Figures, Sequence[float]]]:
@@ -246,10 +248,10 @@ def read_tasks(context: PageContext, window: Window) -> list[tuple[str, Figures,
 
 
 def _kept(
-    context: PageContext, window: Window, keys: tuple[By, ...], of: Of, shown_by: By | None, **sums: Any
-) -> Activity:
+    context: PageContext, window: Window, keys: tuple[By, ...], of: Of, shown_by: By | None, *, at: datetime | None = None, **sums: Any,
+) -> Activity:  # fmt: skip
     def read() -> Activity:
-        now, tables = context.now(), context.tables
+        now, tables = at or context.now(), context.tables
         end = window.until or now
         begin, end = end - window.back, min(end, now)
         starts, length = _starts(begin, end, window), window.step.total_seconds()

@@ -26,14 +26,15 @@ from ..sql.edit import record_action
 from ..tasks.registry import Registry
 from .access import Access, Who, access_of
 from .actions import Done, PageAction
-from .actions.jobs import CHANGE_ACTIONS, JOB_ACTIONS, UNDO
+from .actions.jobs import CHANGE_ACTIONS, JOB_ACTIONS, UNDO_ACTIONS
 from .actions.limits import LIMIT_ACTIONS, QUEUE_ACTIONS
 from .actions.schedules import SCHEDULE_ACTIONS, WORKER_ACTIONS
 from .actions.workflows import WORKFLOW_ACTIONS
 from .database import Anywhere, Database
 from .pages import ANSWERS, PAGES, as_json, openapi
-from .pages.database import examined
-from .pages.errors import ERROR_ACTIONS, MARK_ACTIONS
+from .pages.database import FINDING_ACTIONS, alarms_of, examined
+from .pages.errors import ERROR_ACTIONS, MARK_ACTIONS, marks_of
+from .pages.jobs import JOBS, as_csv
 from .pages.registry import REGISTRY_ACTIONS
 from .query import Query, read_form
 from .refusals import BadForm, BadInput, Refusal
@@ -104,11 +105,13 @@ class Site:
                 if page is PAGES[0] and access.may("read"):
                     return _redirect(request, self._home(access))
                 return self._forbidden(request, access)
-            query, is_json = Query(), _asks_for_json(request)
-            if is_json and page.name not in ANSWERS:
-                return _json({"error": "This page has no JSON. /openapi.json names those that have."}, 406)
+            query, wanted = Query(), _wanted(request, page)
+            if wanted != "html" and page.name not in (ANSWERS if wanted == "json" else (JOBS.name,)):
+                text = f"This page has no {wanted.upper()}. /openapi.json names those that have JSON."
+                return _json({"error": text}, 406)
             try:
                 query = Query.parse(request.url.query)
+                query = query.but(**{"as": "csv" if wanted == "csv" else ()})
                 answer = await self._read(page, query, access, request.path_params)
             except BadInput as error:
                 return self._notice(request, access, page, query, 400, bad=error)
@@ -118,8 +121,11 @@ class Site:
                 return _redirect(request, quote(other.path), other.query)
             except Refusal as refusal:
                 return self._notice(request, access, page, query, refusal.status, refusal=refusal)
-            if is_json:
-                shown = _json(as_json(page, answer.values, query, f"{request.scope.get('root_path', '')}{page.path}"))
+            address = f"{request.scope.get('root_path', '')}{page.path}"
+            if wanted == "csv":
+                shown = _csv(answer.values, query, address)
+            elif wanted == "json":
+                shown = _json(as_json(page, answer.values, query, address))
             else:
                 template, parts = f"pages/{page.name}.html", answer.parts
                 shown = self._html(request, access, template, 200, page=page, query=query, parts=parts, **answer.values)
@@ -160,14 +166,15 @@ class Site:
         return next((page.path for page in PAGES if page.in_menu and self._may_see(page, access)), PAGES[-1].path)
 
     async def _status(self, request: Request) -> Response:
-        """The number of the doctor's problems, and the seconds that a replica is behind; null: unknown, or it is no replica."""
+        """The number of the doctor's problems that nobody has acknowledged, and the seconds that a replica is behind; null: unknown, or it is no replica."""
         access = await access_of(self._who, request)
-        if not access.may("read") or not _sees_all(access):
+        if not access.may("read") or not access.sees_all:
             return self._forbidden(request, access)
 
         def read(connection: Any) -> _Answer:
-            doctor = examined(PageContext(connection, Query(), access, self._options), stale=False)
-            problems = sum(finding.level == "problem" for finding in doctor.findings)
+            context = PageContext(connection, Query(), access, self._options)
+            alarms = alarms_of(examined(context, stale=False).findings, marks_of(context))
+            problems = sum(alarm.finding.level == "problem" and alarm.acknowledged is None for alarm in alarms)
             return _Answer({"problems": problems, "behind": connection.scalar(_BEHIND)})
 
         try:
@@ -189,7 +196,7 @@ class Site:
             query = await read_form(request)
             if await self._must_confirm(action, query, access):
                 return await self._confirm(request, access, action, query)
-            done, rest, (first, last) = await self._do(request, action, query, access)
+            done, rest, entry = await self._do(request, action, query, access)
             if done.view is not None:
                 values = await done.view(self._database.engine)
                 return self._html(request, access, f"pages/{action.name}.html", 200, query=query, **values)
@@ -210,7 +217,7 @@ class Site:
         path, _, arguments = (local_path(query.one("next")) or self._home(access)).partition("?")
         variants = {name: number or None for name, number in done.variants.items()}
         back = Query.parse(arguments).but(
-            did=action.name, n=done.count, left=done.left or None, of=done.of or None, change=done.change or None, first=first, last=last,
+            did=action.name, n=done.count, left=done.left or None, of=done.of or None, change=done.change or None, entry=entry,
             **variants,
         )  # fmt: skip
         return _redirect(request, done.to or path, back)
@@ -244,10 +251,10 @@ class Site:
 
     async def _do(
         self, request: Request, action: PageAction, query: Query, access: Access
-    ) -> tuple[Done, Query | None, tuple[int | None, int | None]]:
+    ) -> tuple[Done, Query | None, int | None]:
         """Perform the action, each part in a transaction of its own with its row of the audit.
 
-        Returns the rest of a long action as a form; and the first and the last of these rows, if the action can be undone.
+        Returns the rest of a long action as a form; and the id of the first of these rows, the action's number.
         """
         until = monotonic() + _PATIENCE
         who = access.who or (f"someone at {request.client.host}" if request.client else "someone")
@@ -256,17 +263,15 @@ class Site:
             target["args"] = ["…"]  # readers of the audit may not be allowed to see arguments
         count, left, *others = (query.number(name, 0, _NUMBERS) for name in ("count", "left", *action.variants))
         variants = dict(zip(action.variants, others, strict=True))
-        first, last = query.id("first"), query.id("last")
+        first = query.id("entry") if query.one("after") else None
         audit = companions_of(self._options.job).audit
         while True:
 
-            def do(connection: Any, query: Query = query) -> tuple[Done, int | None]:
+            def do(connection: Any, query: Query = query, first: int | None = first) -> tuple[Done, int | None]:
                 done = action.do(PageContext(connection, query, access, self._options, {}))
                 if not done.count:
                     return done, None
-                about = done.target or target
-                if done.ids and not query.one("id"):
-                    about = {**about, "ids": list(done.ids)}
+                about = {**(done.target or target), **done.more, **({"part_of": [str(first)]} if first else {})}
                 entry = record_action(action.name, who=who, target=about, count=done.count, job=self._options.job)
                 return done, connection.scalar(entry.returning(audit.id))
 
@@ -280,15 +285,12 @@ class Site:
             count, left = count + done.count, left + done.left
             variants = {name: number + done.variants.get(name, 0) for name, number in variants.items()}
             total = replace(done, count=count, left=left, variants=variants)
-            if action.undo and entry is not None:
-                first, last = first or entry, entry
+            first = first or entry
             if done.after is None:
-                return total, None, (first, last) if action.undo else (None, None)
-            query = query.but(
-                after=done.after, count=count, left=left, confirmed="yes", first=first, last=last, **variants
-            )
+                return total, None, first
+            query = query.but(after=done.after, count=count, left=left, confirmed="yes", entry=first, **variants)
             if monotonic() > until:
-                return total, query, (first, last)
+                return total, query, first
 
     # ---- answers
 
@@ -307,7 +309,7 @@ class Site:
     def _forbidden(self, request: Request, access: Access, text: str = "You may not see this page.") -> Response:
         if self._who is None:
             text = "The dashboard is closed. Give it access=..., a function that returns the rights of a request."
-        if _asks_for_json(request):
+        if _wanted(request) != "html":
             return _json({"error": text}, 403)
         return self._html(request, access, "forbidden.html", 403, text=text)
 
@@ -319,7 +321,7 @@ class Site:
         if refusal is not None and refusal.what == "away" and (access.is_partial or access.queues is not None):
             values["refusal"] = Refusal("away")  # a tenant must not learn where the database is
             refusal = values["refusal"]
-        if _asks_for_json(request):
+        if _wanted(request) != "html":
             text = str(bad or values.get("missing")) if refusal is None else f"{refusal.words} {refusal.detail}".strip()
             return _json({"error": text}, 503 if status == 200 else status)
         mend = [] if bad is None else _fields_to_correct(bad, query)
@@ -350,12 +352,13 @@ class Site:
             "query": plain,
             "here": f"{quote(path)}?{plain}" if plain else quote(path),
             "access": access,
-            "sees_all": access.may("read") and _sees_all(access),
+            "sees_all": access.may("read") and access.sees_all,
             "home": self._home(access),
             "has_replica": self._database.has_replica,
             "menu": [item for item in PAGES if item.in_menu and self._may_see(item, access)],
             "results": results,
-            "undo": _undo(query, access) if results else None,
+            "undo": _undo(query, access) if results and query else None,
+            "entry": entry if query and (entry := query.one("entry")).isdecimal() and results else "",
             **values,
         }
         html = self._renderer.page(template, shown, root=root, fragment=fragment)
@@ -364,23 +367,33 @@ class Site:
         return HTMLResponse(html, status, headers)
 
 
-def _sees_all(access: Access) -> bool:
-    return access.queues is None and not access.is_partial
-
-
 def _redirect(request: Request, path: str, query: Query | None = None) -> Response:
     return RedirectResponse(f"{request.scope.get('root_path', '')}{path}{f'?{query}' if query else ''}", 303, _VARY)
 
 
-def _asks_for_json(request: Request) -> bool:
-    """Whether the request names application/json, and prefers no HTML to it."""
+def _wanted(request: Request, page: Page | None = None) -> str:
+    """The kind of answer that the request prefers: "json" or "csv" if it names that, else "html"; or "csv" if it is for the list as CSV."""
     weights: dict[str, float] = {}
     for accepted in request.headers.get("accept", "").lower().split(","):
         kind, *parameters = (part.strip() for part in accepted.split(";"))
         given = next((part[2:] for part in parameters if part.startswith("q=")), "1")
         weights[kind] = float(given) if _WEIGHT.fullmatch(given) else 0.0
-    wanted = weights.get("application/json", 0.0)
-    return wanted > 0 and wanted >= weights.get("text/html", 0.0)
+    kinds = {"json": "application/json", "csv": "text/csv"}
+    best = max(kinds, key=lambda kind: weights.get(kinds[kind], 0.0))
+    weight = weights.get(kinds[best], 0.0)
+    if weight > 0 and weight >= weights.get("text/html", 0.0):
+        return best
+    return "csv" if page is JOBS and request.query_params.get("as") == "csv" else "html"
+
+
+def _csv(values: Mapping[str, Any], query: Query, address: str) -> Response:
+    """The list of jobs as CSV. If there may be more jobs, a header leads to them, and the name of the file tells it."""
+    name, place = values["next"]
+    part = "-part" if place is not None or values["is_cut"] else ""
+    headers = {**_VARY, "content-disposition": f'attachment; filename="jobs{part}.csv"'}
+    if place is not None:
+        headers["link"] = f'<{quote(address)}?{query.but(**{name: place})}>; rel="next"'
+    return Response(as_csv(values, query), 200, headers, "text/csv")
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Response:
@@ -402,17 +415,18 @@ def _results(query: Query | None) -> list[str]:
     lines = lines or ["Nothing was changed."]
     lines += [query.one("change")[:_CHANGE]] if query.one("change") else []
     if left:
-        reason = "another transaction had locked or changed them"
-        lines.append(f"Not changed, because {reason}: {_units(action, left)}.")
+        lines.append(f"Not changed, because {action.left}: {_units(action, left)}.")
     return lines
 
 
-def _undo(query: Query | None, access: Access) -> tuple[str, list[tuple[str, str]]] | None:
+def _undo(query: Query, access: Access) -> tuple[str, list[tuple[str, str]]] | None:
     """The action that undoes the last action, and its fields; None: there is none, or the viewer may not do it."""
-    undo = None if query is None else ACTIONS.get(ACTIONS[query.one("did")].undo)
-    if query is None or undo is None or not access.may(undo.needs) or not query.one("first"):
+    action = ACTIONS[query.one("did")]
+    undo = ACTIONS.get(action.undo)
+    others = sum(query.number(name, 0, _NUMBERS) for name in action.variants)
+    if undo is None or not access.may(undo.needs) or query.number("n", 0, _NUMBERS) <= others:
         return None
-    return undo.name, query.only("first", "last").pairs()
+    return undo.name, [("number", query.one("entry"))]
 
 
 def _fields_to_correct(bad: BadInput, query: Query) -> list[tuple[str, str, bool]]:
@@ -444,11 +458,11 @@ class _Static(StaticFiles):
 #: All actions, by name, in the order in which the audit lists them.
 ACTIONS: Mapping[str, PageAction] = {
     **JOB_ACTIONS, **SCHEDULE_ACTIONS, **WORKFLOW_ACTIONS, **QUEUE_ACTIONS, **LIMIT_ACTIONS, **WORKER_ACTIONS,
-    **CHANGE_ACTIONS, **ERROR_ACTIONS, **MARK_ACTIONS, **REGISTRY_ACTIONS, UNDO.name: UNDO,
+    **CHANGE_ACTIONS, **ERROR_ACTIONS, **MARK_ACTIONS, **REGISTRY_ACTIONS, **FINDING_ACTIONS, **UNDO_ACTIONS,
 }  # fmt: skip
 #: The values in an address that describe the results of the action that led to it.
 _OF_RESULTS = (
-    "did", "n", "left", "of", "change", "first", "last", *{name for action in ACTIONS.values() for name in action.variants},
+    "did", "n", "left", "of", "change", "entry", *{name for action in ACTIONS.values() for name in action.variants},
 )  # fmt: skip
 
 

@@ -56,6 +56,10 @@ class _Urls:
         address = f"{self._root}/{quote(path.lstrip('/'))}"
         return f"{address}?{asked}" if asked else address
 
+    def to(self, address: str) -> str:
+        """The address of a path, and perhaps its query, that are quoted already."""
+        return f"{self._root}{address}"
+
     def static(self, name: str) -> str:
         """A file of ours; with the release, so that a browser keeps it until there is another."""
         return f"{self._root}/static/{name}?v={quote(__version__)}"
@@ -84,7 +88,7 @@ def environment() -> Environment:
 
 def local_path(given: str) -> str | None:
     """A path below the dashboard to which a form may lead back; None for anything else, such as an address of another site."""
-    if not given.startswith("/") or given.startswith(("//", "/\\")) or any(ord(one) < 32 for one in given):
+    if not given.startswith("/") or given.startswith(("//", "/\\")) or any(ord(letter) < 32 for letter in given):
         return None
     return given
 
@@ -225,7 +229,7 @@ def errors_of(seen: JobSeen) -> tuple[list[Failure], int]:
     found: object = seen.job.errors
     entries = cast(Sequence[object], found if isinstance(found, list) else [] if found is None else [found])
     last = entries[-_ERRORS:]
-    return [_failure(one) for one in reversed(last)], len(entries) - len(last)
+    return [_failure(entry) for entry in reversed(last)], len(entries) - len(last)
 
 
 def _failure(entry: object) -> Failure:
@@ -239,9 +243,9 @@ def _failure(entry: object) -> Failure:
 def archived_lines(job: Any) -> list[dict[str, Any]]:
     """The log lines of an archived job, which are those of its last attempt, without values that are not log lines."""
     found: list[dict[str, Any]] = []
-    for one in job.logs if isinstance(job.logs, list) else ():
+    for line in job.logs if isinstance(job.logs, list) else ():
         try:
-            seconds, level, message = one
+            seconds, level, message = line
             at = datetime.fromtimestamp(seconds, UTC)
         except (TypeError, ValueError, OverflowError, OSError):
             continue
@@ -262,7 +266,7 @@ def subject_link(subject: Subject, link: LinkSubject | None) -> str | None:
 
 def safe_address(given: object) -> str | None:
     """The address, if it leads to a page: by http, https, or within this site. The key of a row in it may contain `javascript:`."""
-    if not isinstance(given, str) or not given or any(one <= " " or one in "\\\x7f" for one in given):
+    if not isinstance(given, str) or not given or any(letter <= " " or letter in "\\\x7f" for letter in given):
         return None
     try:
         parts = urlsplit(given)

@@ -78,7 +78,7 @@ class Acknowledged(NamedTuple):
 def acknowledged(findings: Iterable[Finding], marks: Sequence[Any]) -> dict[str, Acknowledged]:
     """The findings, by name, whose newest mark acknowledges them, unless they got worse since: a higher level, or another subject.
 
-    `marks`: rows of `acknowledgements`, the last first.
+    `marks`: rows of `newest_marks`, the last first.
     """
     newest = {mark["check"]: mark for mark in reversed(marks)}
     found: dict[str, Acknowledged] = {}

@@ -118,12 +118,8 @@ class AuditEntry(Base):
 
     __tablename__ = "audit"
     __table_args__ = (
-        partial_index(
-            "audit_errors_idx",
-            "id",
-            where="action IN ('resolve_errors', 'mute_errors', 'show_errors', 'acknowledge', 'unacknowledge')",
-        ),
-    )
+        partial_index("audit_errors_idx", "id", where="action IN ('resolve_errors', 'mute_errors', 'show_errors', 'acknowledge', 'unacknowledge')"),
+    )  # fmt: skip
 
     id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(), primary_key=True)
     at: Mapped[datetime] = mapped_column(server_default=sa.func.now())

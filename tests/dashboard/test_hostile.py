@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, func, insert, update
 
 from sa_jobqueue.dashboard.pages import PAGES
+from sa_jobqueue.dashboard.pages.jobs import COLUMNS
 from sa_jobqueue.models import AuditEntry, Job, KeyRow, Schedule, WorkflowCallback, WorkflowRow
 from tests.support.browsing import Seen, Viewer
 from tests.support.factory import make_job
@@ -61,8 +62,8 @@ def fill(connection: Connection) -> int:
 def test_what_a_row_says_is_text(engine: Engine, hostile: int) -> None:
     """No element and no attribute comes of it, on any page and in what refreshes it."""
     failures: list[str] = []
-    for page in PAGES:
-        path = re.sub(r"\{[^}]*\}", quote(BAD) if page.name == "key" else str(hostile), page.path)
+    paths = [re.sub(r"\{[^}]*\}", quote(BAD) if page.name == "key" else str(hostile), page.path) for page in PAGES]
+    for path in [*paths, f"/jobs?cols={','.join(COLUMNS)}", "/audit?number=1"]:
         for fragment in (False, True):
             answer = Viewer(engine).get(path, fragment=fragment)
             seen = Seen(answer.text)
@@ -97,7 +98,7 @@ def test_a_nul_is_refused(engine: Engine, name: str) -> None:
     "name",
     [
         *("task", "queue", "tag", "key", "error", "subject", "status", "args", "before", "newer_than", "did", "n"),
-        *("worker", "not_task", "not_error", "attempts", "took", "created_after"),
+        *("worker", "not_task", "not_error", "attempts", "took", "created_after", "cols", "entry"),
     ],
 )
 def test_what_an_address_says_is_text(engine: Engine, name: str) -> None:

@@ -8,6 +8,7 @@ import threading
 from datetime import UTC
 from itertools import count, pairwise
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 from sqlalchemy import Engine, event, text
@@ -180,13 +181,16 @@ def test_a_queue_that_no_worker_serves_is_marked(engine: Engine) -> None:
 
 
 def test_errors_are_grouped_by_task_type_and_first_line(engine: Engine, scene: Scene) -> None:
-    """And lead to their jobs."""
+    """And lead to their page. A group that is resolved is not shown."""
     page = Viewer(engine).see("/")
     assert "7 shop.send_receipt SMTPServerDisconnected: Connection unexpectedly closed" in page.text
     assert "2 shop.index KeyError: '…'" in page.text
     (link,) = [one for one in page.links if "task=shop.index" in one]
-    assert link == "/jobs?status=failed&task=shop.index&error=builtins.KeyError"
-    assert Viewer(engine).see(link).text.count("sku-17") == 2
+    assert link.startswith("/errors?task=shop.index&error=builtins.KeyError&group=")
+    viewer = Viewer(engine)
+    assert viewer.see(link).text.count("sku-17") == 3  # of the newest job, and of each of the two
+    viewer.do("resolve_errors", **dict(parse_qsl(link.partition("?")[2])))
+    assert [one for one in viewer.see("/", window="5m").links if "task=shop.index" in one] == []
 
 
 def test_errors_of_a_viewers_queue_are_found_behind_many_of_others(engine: Engine) -> None:

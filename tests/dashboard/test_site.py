@@ -469,7 +469,7 @@ def test_all_that_match_are_confirmed_with_the_number_that_it_will_be(engine: En
     assert sorted(statuses(connection).values()).count("queued") == 0
     sent = {str(one["name"]): one["value"] for one in page.all("input", type="hidden")}
     done = viewer.send("retry", sent)
-    assert done.headers["location"] == "/jobs?queue=default&did=retry&n=3&first=1&last=1"
+    assert done.headers["location"] == "/jobs?queue=default&did=retry&n=3&entry=1"
     assert "Retried 3 jobs." in viewer.see(done.headers["location"]).text
 
 
@@ -493,7 +493,15 @@ def test_each_action_has_a_button(engine: Engine) -> None:
         *addresses(scene).values(), paused, f"/jobs/{scene.running}", "/jobs?status=queued", "/jobs?status=completed", "/schedules?state=paused",
     ]  # fmt: skip
     seen = {action for path in paths for action in re.findall(r'action="/act/(\w+)"', viewer.get(path).text)}
-    seen |= set(re.findall(r'action="/act/(\w+)"', viewer.do("retry", id=scene.job).html))
+    (check, level, detail) = (
+        viewer.see("/").all("input", name=name)[0]["value"] for name in ("check", "level", "detail")
+    )
+    done = [
+        viewer.do("retry", id=scene.job),
+        viewer.do("cancel", id=scene.job),
+        viewer.do("acknowledge", check=check, level=level, detail=detail, **{"for": "1h"}),
+    ]
+    seen |= {action for page in done for action in re.findall(r'action="/act/(\w+)"', page.html)}
     assert seen == ACTIONS.keys()
 
 

@@ -38,8 +38,8 @@ class Done:
     """The numbers of things, of `count`, with another result than `PageAction.done`, by the names of `PageAction.variants`."""
     view: View | None = None
     """Reads the values of the answer, which is the template `pages/NAME.html` of the action; None: the next page is the answer."""
-    ids: Sequence[int] = ()
-    """The ids of the changed things, for the audit, if the action can be undone."""
+    more: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Further values for the target in the audit, by which the action can be undone."""
 
 
 #: Performs the action in the request's transaction. Raises BadInput for an invalid form.
@@ -78,6 +78,8 @@ class PageAction:
     """The statuses of jobs that it can change."""
     undo: str = ""
     """The name of the action that undoes it."""
+    left: str = "another transaction had locked or changed them"
+    """Why things were not changed."""
 
     def to_type(self, query: Query) -> str | None:
         """The text that the viewer must type to confirm it; None: nothing."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -16,7 +19,7 @@ from ...statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, prune
 from ...tasks.options import MAX_PRIORITY
 from ..access import Action
 from ..filters import FILTERS, chosen
-from ..query import Query
+from ..query import Query, as_id
 from ..refusals import BadInput
 from ..request import ONE, Missing, PageContext
 from . import Done, PageAction
@@ -153,13 +156,33 @@ def action_on_jobs(
         }
         last = ids[-1] if len(ids) == _PAGE else None
         left = len(set(ids).difference(changed))
-        return Done(len(changed), left, last, variants=numbers, ids=changed if build is retry_jobs else ())
+        return Done(len(changed), left, last, variants=numbers, more=more(context, changed))
 
     texts = {name: text for name, (_, text) in variants.items()}
-    undo = "undo" if build is retry_jobs else ""
+    undo, more = _UNDO.get(build, ("", lambda context, ids: {}))
     return PageAction(
         name, label, done, needs, do, count, question, careful, asks, typed, target, texts, statuses=statuses, undo=undo
     )
+
+
+def _named(context: PageContext, ids: Sequence[int]) -> dict[str, Any]:
+    """The ids for the audit, unless the form has named them."""
+    return {} if context.query.one("id") else {"ids": ids}
+
+
+def cancelled(context: PageContext, ids: Sequence[int]) -> dict[str, Any]:
+    """For the audit: the jobs among these that are cancelled, and the time of their end, which is equal if one statement has cancelled them."""
+    job = context.job
+    ended = sa.select(job.id, job.finished_at).where(job.id.in_(ids), status_in(job.status, (JobStatus.CANCELLED,)))
+    rows = context.connection.execute(ended.order_by(job.id)).all()
+    times = {"ended": [row.finished_at.isoformat() for row in rows[:1]]}
+    return {**_named(context, [row.id for row in rows]), **times}
+
+
+#: By the statement of an action: the name of the action that undoes it, and its values for the audit.
+_UNDO: Mapping[Any, tuple[str, Callable[[PageContext, Sequence[int]], dict[str, Any]]]] = MappingProxyType(
+    {retry_jobs: ("undo", _named), cancel_jobs: ("undo_cancel", cancelled)}
+)
 
 
 def _has_completed(context: PageContext) -> bool:
@@ -202,23 +225,101 @@ JOB_ACTIONS = {
 }  # fmt: skip
 
 
-def _undo(context: PageContext) -> Done:
-    """Cancel the jobs of a retry that have not started since. The entries of the audit between `first` and `last` name them."""
-    query, job, audit = context.query, context.job, context.tables.audit
-    first, last = query.id("first"), query.id("last")
-    if first is None or last is None:
-        raise BadInput("the form", "no action", "the first and the last entry of its audit")
-    undoable = [name for name, action in JOB_ACTIONS.items() if action.undo] + ["retry_group"]
-    entries = sa.select(audit.at, audit.target).where(audit.id.between(first, last), audit.action.in_(undoable))
-    done = Done(0)
-    for at, target in context.connection.execute(entries):
-        ids = map(int, target.get("ids") or target.get("id", ()))
-        unstarted = [job.status == status_literal(JobStatus.QUEUED), sa.func.coalesce(job.claimed_at < at, sa.true())]
-        part = _changed(context, cancel_jobs(job.id.in_(ids), *unstarted, *context.mine(), locked="skip", job=job))
-        done = Done(done.count + part.count, done.left + part.left)
-    return done
+# ---- Undoing an action. Its number is the id of its first entry in the audit; further entries name that entry.
+
+_UNDOABLE = ("retry", "retry_group", "cancel", "cancel_queue")
+#: The next entries among which those of an action are searched: as many transactions may have been between its first and its last.
+_ENTRIES = 10_000
+#: The entries of an action whose jobs are read to find out whether it can be undone. If it has more, it is not known.
+_SEARCHED = 100
 
 
-UNDO = PageAction(
-    "undo", "Undo what has not started", "Cancelled {n}, because they had not started.", "cancel", _undo, target=("first", "last")
-)  # fmt: skip
+def is_of(context: PageContext, number: int) -> list[sa.ColumnElement[bool]]:
+    """The criteria of the audit's entries of the action with this number."""
+    audit = context.tables.audit
+    is_part = audit.target[("part_of", "0")].astext == sa.literal(str(number), sa.Text)
+    return [audit.id.between(number, number + _ENTRIES), sa.or_(audit.id == number, is_part)]
+
+
+def _entries(context: PageContext, number: int, most: int, kind: str = "", after: int = 0) -> Sequence[Any]:
+    """Entries, above the id `after`, of the action with this number, if it can be undone and its name begins with `kind`."""
+    audit, names = context.tables.audit, [name for name in _UNDOABLE if name.startswith(kind)]
+    statement = sa.select(audit.id, audit.at, audit.action, audit.target).where(
+        *is_of(context, number), audit.id > after
+    )
+    return context.connection.execute(statement.where(audit.action.in_(names)).order_by(audit.id).limit(most)).all()
+
+
+def to_undo(context: PageContext, entry: Any) -> list[sa.ColumnElement[bool]]:
+    """The criteria of the jobs that an undo of this entry of the audit changes, and that the viewer may see.
+
+    Of a retry they have not started; of a cancel nothing has changed them since.
+    """
+    job = context.job
+    target: Mapping[str, Any] = entry.target if isinstance(entry.target, dict) else {}
+    found: list[sa.ColumnElement[bool]] = [sa.false()]
+    with suppress(BadInput, ValueError, TypeError, LookupError):  # an entry that was written by hand
+        ids = sa.literal(
+            [as_id("id", str(given)) for given in target.get("ids") or target["id"]], sa.ARRAY(sa.BigInteger)
+        )
+        if entry.action.startswith("cancel"):
+            is_same = job.finished_at == datetime.fromisoformat(target["ended"][0])
+            found = [job.id == sa.func.any(ids), job.status == status_literal(JobStatus.CANCELLED), is_same]
+        else:
+            is_same = sa.func.coalesce(job.claimed_at < entry.at, sa.true())
+            found = [job.id == sa.func.any(ids), job.status == status_literal(JobStatus.QUEUED), is_same]
+    return [*found, *context.mine()]
+
+
+def undo_of(context: PageContext, number: int | None) -> str | None:
+    """The action that undoes the action with this number. None: there is none, the viewer may not do it, or it would change no job."""
+    found = _entries(context, number, _SEARCHED + 1) if number else []
+    undo = "undo_cancel" if found and found[0].action.startswith("cancel") else "undo"
+    if not found or not context.access.may(UNDO_ACTIONS[undo].needs):
+        return None
+    some = (sa.select(ONE).select_from(context.job).where(*to_undo(context, entry)).limit(ONE) for entry in found)
+    return undo if len(found) > _SEARCHED or any(map(context.count, some)) else None
+
+
+def _undo(context: PageContext, kind: str, change: Callable[[PageContext, Any], Done]) -> Done:
+    """Change the jobs of an entry of the action, whose name begins with `kind`; further entries have transactions of their own."""
+    if (number := context.query.id("number")) is None:
+        raise BadInput("the form", "no action", "the number of an action")
+    found = _entries(context, number, 2, kind, context.query.number("after", 0, range(2**63)))
+    done = change(context, found[0]) if found else Done(0)
+    return replace(done, after=found[0].id if len(found) > 1 else None)
+
+
+def _cancel_again(context: PageContext, entry: Any) -> Done:
+    return _changed(context, cancel_jobs(*to_undo(context, entry), locked="skip", job=context.job))
+
+
+def _bring_back(context: PageContext, entry: Any) -> Done:
+    """Queue jobs again as they were before their cancel. Those of a cancelled workflow would be cancelled again."""
+    job, workflow = context.job, context.tables.workflow
+    ids = list(context.connection.scalars(sa.select(job.id).where(*to_undo(context, entry))))
+    back = reopened(context, ids)
+    is_over = sa.select(ONE).where(workflow.id == job.workflow_id, workflow.cancelled_at.is_not(None)).correlate(job)
+    may = [job.id.in_(ids), status_in(job.status, (JobStatus.CANCELLED,)), sa.not_(is_over.exists())]
+    rows = context.connection.execute(retry_jobs(*may, as_before=True, locked="skip", job=job)).all()
+    changed = [*back, *(row.id for row in rows if row.changed)]
+    waits = context.count(sa.select(ONE).where(job.id.in_(changed), status_in(job.status, (JobStatus.BLOCKED,))))
+    return Done(len(changed), len(set(ids).difference(changed)), variants={"waits": waits})
+
+
+#: By name.
+UNDO_ACTIONS = {
+    action.name: action
+    for action in (
+        PageAction(
+            "undo", "Undo what has not started", "Cancelled {n}, because they had not started.", "cancel",
+            lambda context: _undo(context, "retry", _cancel_again), target=("number",),
+        ),
+        PageAction(
+            "undo_cancel", "Undo", "Back in the queue, as before the cancel: {n}.", "retry",
+            lambda context: _undo(context, "cancel", _bring_back), target=("number",),
+            variants={name: text for name, (_, text) in WAITS.items()},
+            left="another job has their unique key, their workflow was cancelled, or another transaction has locked them",
+        ),
+    )
+}  # fmt: skip

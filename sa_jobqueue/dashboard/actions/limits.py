@@ -23,6 +23,7 @@ from ..query import Query
 from ..refusals import BadInput
 from ..request import Missing, PageContext
 from . import Done, PageAction
+from .jobs import cancelled
 
 #: The fields of a form that name a place.
 PLACE = ("owner", "name", "key")
@@ -256,10 +257,11 @@ def _cancel(context: PageContext) -> Done:
         return Done(0)
     still_queued = (job.id.in_(ids), job.status == status_literal(JobStatus.QUEUED), *context.mine())
     rows = context.connection.execute(cancel_jobs(*still_queued, locked="skip", job=job)).all()
-    changed = sum(row.changed for row in rows)
+    changed = [row.id for row in rows if row.changed]
+    more, name = cancelled(context, changed), context.query.one("queue")
     if len(ids) == _PAGE and changed:
-        return Done(changed, after=1, of=context.query.one("queue"))  # cancelled jobs are not found again
-    return Done(changed, left=len(ids) - changed, of=context.query.one("queue"))
+        return Done(len(changed), after=1, of=name, more=more)  # cancelled jobs are not found again
+    return Done(len(changed), left=len(ids) - len(changed), of=name, more=more)
 
 
 #: By name.
@@ -275,7 +277,7 @@ QUEUE_ACTIONS = {
             "cancel_queue", "Cancel all waiting…", "Cancelled {n} of queue {of}.", "discard", _cancel, _count,
             "Cancel {n} waiting {unit} of this queue, including jobs that are due later? Running jobs go on. "
             "Type the name of the queue to confirm.",
-            careful=True, target=("queue",), typed="queue",
+            careful=True, target=("queue",), typed="queue", undo="undo_cancel",
         ),
     )
 }  # fmt: skip

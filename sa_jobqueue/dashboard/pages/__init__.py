@@ -47,7 +47,7 @@ class Answer(NamedTuple):
 
 def _typed(**names: str) -> dict[str, tuple[str, str | Fields]]:
     """Fields by type, each a list of names, in which `name=path` tells where the value is."""
-    of_each = [(one.partition("="), kind.replace("_", "-")) for kind, text in names.items() for one in text.split()]
+    of_each = [(part.partition("="), kind.replace("_", "-")) for kind, text in names.items() for part in text.split()]
     return {name: (path or name, kind) for (name, _, path), kind in of_each}
 
 
@@ -67,7 +67,7 @@ ANSWERS: Mapping[str, Answer] = {
     "jobs": Answer(_typed(
         integer="id attempt max_attempts", string="state=reading task queue subject error",
         date_time="created_at run_at claimed_at finished_at",
-    ), "jobs", (*FILTERS, "before", "due")),
+    ), "jobs", (*FILTERS, "before", "due", "cols")),
     "job": Answer({
         **_typed(
             integer="id=job.id priority=job.priority attempt=job.attempt max_attempts=job.max_attempts rescues=job.rescues "
@@ -134,7 +134,9 @@ def _at(value: Any, path: str) -> Any:
 def _shaped(value: Any, kind: str | Fields) -> Any:
     if value is None:
         return None
-    return _SHAPES.get(kind, lambda one: one)(value) if isinstance(kind, str) else [_object(one, kind) for one in value]
+    return (
+        _SHAPES.get(kind, lambda same: same)(value) if isinstance(kind, str) else [_object(row, kind) for row in value]
+    )
 
 
 def _object(value: Any, fields: Fields) -> dict[str, Any]:
@@ -176,7 +178,8 @@ def openapi(title: str, root: str) -> dict[str, Any]:
             if f"{{{name}}}" in path:
                 kind = {"type": "integer"} if name == "id" else text
                 parameters.append({"name": name, "in": "path", "required": True, "schema": kind})
-        responses = {"200": {"description": page.title, "content": _content(schema)}, "default": error}
+        content = {**_content(schema), **({"text/csv": {"schema": text}} if page is JOBS else {})}
+        responses = {"200": {"description": page.title, "content": content}, "default": error}
         paths[path] = {"get": {"operationId": page.name, "parameters": parameters, "responses": responses}}
     info = {"title": title, "version": __version__}
     return {"openapi": "3.1.0", "info": info, "servers": [{"url": root or "/"}], "paths": paths}

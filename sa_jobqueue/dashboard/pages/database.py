@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from time import monotonic
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 import sqlalchemy as sa
 
 from ...doctor import CHECKS, LEVELS, Examination, Finding, look_at
+from ...doctor.finding import SPANS, Acknowledged, acknowledged
 from ...health.read import Readings
 from ...health.values import Holder, IndexSize, TableSize
 from ...rules.words import listed
 from ...sql.store import store_of
 from ...statements import list_audit
+from ..actions import Done, PageAction
+from ..actions.jobs import is_of, undo_of
 from ..database import PATIENCE
-from ..request import Page, PageContext
+from ..refusals import BadInput
+from ..request import Missing, Page, PageContext
 from ..shared import Kept
+from .errors import marks_of
 
 _PAGE = 50
 #: The most values of a target that are listed.
@@ -29,18 +35,22 @@ _NEWEST = 100_000
 def read_audit(context: PageContext) -> dict[str, Any]:
     """A page of the audit."""
     query, audit = context.query, context.tables.audit
-    who, action = query.one("who"), query.one("action")
+    who, action, number = query.one("who"), query.one("action"), query.id("number")
     statement = list_audit(
         before=query.id("before"), who=who or None, action=action or None, limit=_PAGE + 1, job=context.job
     )
     if who or action:
         statement = statement.where(audit.id > sa.select(sa.func.max(audit.id) - _NEWEST).scalar_subquery())
+    if number:
+        statement = statement.where(*is_of(context, number))
     rows = context.connection.execute(statement).mappings().all()
     return {
+        "undo": undo_of(context, number),
         "now": context.now(),
         "entries": [{**row, "target": _shown_target(row["target"])} for row in rows[:_PAGE]],
         "before": rows[_PAGE - 1]["id"] if len(rows) > _PAGE else None,
-        "filtered": bool(who or action),
+        "filtered": bool(who or action or number),
+        "searched": bool(who or action),
         "newest": _NEWEST,
     }
 
@@ -116,6 +126,77 @@ def _examine(context: PageContext) -> Examined:
     return Examined(at, sorted(findings, key=lambda finding: -LEVELS.index(finding.level)))
 
 
+# ---- What leads from a finding to its cause and its cure, and who has acknowledged it.
+
+_WORKERS = ("Workers", "/workers")
+_TABLES, _INDEXES_BELOW = ("Tables", "/database#tables-title"), ("Indexes", "/database#indexes-title")
+#: The pages with the cause and the cure of each check, below the dashboard.
+_SEEN_AT: Mapping[str, Sequence[tuple[str, str]]] = {
+    "workers": [_WORKERS], "leases": [_WORKERS, ("Running jobs", "/jobs?status=running")], "queues": [("Queues", "/queues"), _WORKERS],
+    "tasks": [("Tasks", "/tasks"), _WORKERS], "waiting": [("Jobs that wait", "/jobs?status=due"), ("Queues", "/queues")],
+    "timeouts": [("Tasks", "/tasks")], "failures": [("Errors, to retry or resolve", "/errors")], "limits": [("Limits and pauses", "/limits")],
+    "unique": [_WORKERS], "schedules": [("Schedules", "/schedules")], "workflows": [("Workflows", "/workflows")],
+    "cleanup": [_WORKERS, _TABLES], "archive": [("Archived jobs", "/archived"), _WORKERS], "plans": [_INDEXES_BELOW], "indexes": [_INDEXES_BELOW],
+    "snapshot": [("Sessions", "/database#holders-title")], "dead-rows": [_TABLES], "vacuum": [_TABLES], "bloat": [_TABLES, _INDEXES_BELOW],
+}  # fmt: skip
+#: The things that a finding names, of which there are links.
+_LINKED = 5
+
+
+class Alarm(NamedTuple):
+    """A finding, its links, each a text and an address below the dashboard, and who has acknowledged it."""
+
+    finding: Finding
+    links: Sequence[tuple[str, str]]
+    acknowledged: Acknowledged | None
+
+
+def alarms_of(findings: Sequence[Finding], marks: Sequence[Any]) -> list[Alarm]:
+    """The findings as pages show them. Viewers of some jobs neither acknowledge findings nor are told who did, because it concerns all jobs."""
+    known = acknowledged(findings, marks)
+    return [Alarm(finding, _links(finding), known.get(finding.name)) for finding in findings]
+
+
+def _links(finding: Finding) -> list[tuple[str, str]]:
+    places = {"schedule": "/schedules?name="}
+    if finding.name == "failures":
+        places["task"] = "/jobs?status=failed&task="
+    things = list(dict.fromkeys(finding.about))[:_LINKED]
+    return [
+        *_SEEN_AT.get(finding.name, [("All checks", "/database")]),
+        *((f"{kind} {name}", f"{places.get(kind, f'/{kind}s/')}{quote(name, safe='')}") for kind, name in things),
+    ]
+
+
+def spans_of(context: PageContext) -> list[str]:
+    """The times for which the viewer may acknowledge findings."""
+    return list(SPANS) if context.access.sees_all and context.access.may("acknowledge") else []
+
+
+def _checked(context: PageContext, **allowed: Sequence[str]) -> Done:
+    """Check the form; the entry of the audit is the mark. Raises Missing for a viewer of some jobs, and BadInput."""
+    if not context.access.sees_all:
+        raise Missing("There is no finding that you may acknowledge: you see only some jobs.")
+    for field, values in {"check": [*(check.name for check in CHECKS), "doctor"], **allowed}.items():
+        if (given := context.query.one(field)) not in values:
+            raise BadInput(field, given, f"one of {', '.join(values)}")
+    return Done(1, of=context.query.one("check"))
+
+
+#: By name.
+FINDING_ACTIONS = {
+    action.name: action
+    for action in (
+        PageAction(
+            "acknowledge", "Acknowledge", "Acknowledged {of}: it does not count, until it gets worse or the time is over.", "acknowledge",
+            lambda context: _checked(context, level=LEVELS[1:], **{"for": list(SPANS)}), target=("check", "for", "level", "detail"), unit="finding",
+        ),
+        PageAction(
+            "unacknowledge", "Take back", "It counts again: {of}.", "acknowledge", _checked, target=("check",), unit="finding",
+        ),
+    )
+}  # fmt: skip
+
 #: Sizes change slowly, and reading them touches each file of the tables.
 _sizes: Kept[tuple[list[TableSize], list[IndexSize]]] = Kept(15.0)
 #: The most indexes and holders that are shown, the largest and the oldest.
@@ -132,13 +213,16 @@ def read_database(context: PageContext) -> dict[str, Any]:
     doctor = examined(context)
     readings = Readings(connection, store_of(context.job))
     tables, indexes = _sizes.get(connection, context.job, lambda: (readings.tables, readings.indexes))
-    levels = [finding.level for finding in doctor.findings]
+    alarms = alarms_of(doctor.findings, marks_of(context))
+    levels = [alarm.finding.level for alarm in alarms if alarm.acknowledged is None]
     return {
         "now": context.now(),
         "server": readings.server,
         "examined_at": doctor.at,
-        "findings": doctor.findings,
+        "alarms": alarms,
         "levels": {level: levels.count(level) for level in ("problem", "notice", "ok")},
+        "acknowledged": len(alarms) - len(levels),
+        "spans": spans_of(context),
         "tables": sorted(tables, key=_size, reverse=True),
         "total": sum(map(_size, tables)),
         "indexes": sorted(indexes, key=lambda index: -index.bytes)[:_INDEXES],

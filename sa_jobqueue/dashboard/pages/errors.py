@@ -21,11 +21,11 @@ from ...sql.readings.depths import (
     NEWEST_FAILED,
     class_of,
     deployed_at,
-    error_marks,
     extent_of_errors,
     group_errors,
     line_of,
     mark_state,
+    newest_marks,
     sign_of,
 )
 from ...statements import prune_jobs, retry_jobs
@@ -47,12 +47,15 @@ def _where(context: PageContext) -> list[sa.ColumnElement[bool]]:
     return [among_newest(context, JobStatus.FAILED), *mine] if (mine := context.mine()) else []
 
 
-def groups(
-    context: PageContext, *, newest: int = NEWEST_FAILED, most: int = MOST_GROUPS, after: datetime | None = None
-) -> Sequence[Any]:
-    """The `most` largest groups among the `newest` jobs; `after`: only those that began after this time."""
-    statement = group_errors(*_where(context), newest=newest, most=most, after=after, job=context.job)
-    return context.connection.execute(statement).all()
+def marked_groups(
+    context: PageContext, now: datetime, marks: Sequence[Any], *, newest: int = NEWEST_FAILED, most: int = MOST_GROUPS, after: datetime | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The `most` largest groups among the `newest` jobs with their marks, and as many more as marks may hide; `after`: only those that
+    began after this time.
+    """
+    by_group = _by_group(marks)
+    statement = group_errors(*_where(context), newest=newest, most=most + len(by_group), after=after, job=context.job)
+    return [{**_shown(row), **_marked(row, by_group, now)} for row in context.connection.execute(statement)]
 
 
 def _extent(context: PageContext, newest: int = NEWEST_FAILED) -> Any:
@@ -115,14 +118,12 @@ def group_of(context: PageContext, id: int) -> dict[str, Any] | None:
 # ---- Groups that are resolved or muted: an entry of the audit marks them.
 
 
-def _sees_all(context: PageContext) -> bool:
-    """Whether the viewer sees all jobs. Others neither make marks nor have groups hidden by them, because a mark concerns all jobs."""
-    return context.queues is None and not context.access.is_partial
-
-
 def _mark(context: PageContext) -> Done:
-    """Check the form; the entry of the audit is the mark. Raises Missing for a viewer of some jobs, and BadInput."""
-    if not _sees_all(context):
+    """Check the form; the entry of the audit is the mark. Raises Missing for a viewer of some jobs, and BadInput.
+
+    Viewers of some jobs neither make marks nor have groups hidden by them, because a mark concerns all jobs.
+    """
+    if not context.access.sees_all:
         raise Missing("There is no group of errors that you may mark: you see only some of its jobs.")
     of_group(context)
     return Done(1)
@@ -144,12 +145,15 @@ MARK_ACTIONS = {
 }  # fmt: skip
 
 
-def _marks(context: PageContext) -> dict[tuple[str, ...], Any]:
+def marks_of(context: PageContext) -> Sequence[Any]:
+    """The newest marks of groups of errors and of the doctor's findings, the last first; none for a viewer of some jobs."""
+    statement = newest_marks(job=context.job)
+    return context.connection.execute(statement).mappings().all() if context.access.sees_all else ()
+
+
+def _by_group(marks: Sequence[Any]) -> dict[tuple[str, ...], Any]:
     """The last mark of each group, by its task, error and short name."""
-    if not _sees_all(context):
-        return {}
-    newest = context.connection.execute(error_marks(job=context.job)).mappings().all()
-    return {tuple(mark[name] for name in _NAMES): mark for mark in reversed(newest)}
+    return {tuple(mark[name] for name in _NAMES): mark for mark in reversed(marks)}
 
 
 def _marked(row: Any, marks: Mapping[tuple[str, ...], Any], now: datetime) -> dict[str, Any]:
@@ -178,38 +182,32 @@ ERROR_ACTIONS = {
 _PAGE, _COUNTED = 50, 1_000
 #: The size of the drawing of a group's hours.
 _WIDTH, _HEIGHT = 96, 20
-_COLUMNS = ("task", "group", "jobs", "first", "last", "error")
+_COLUMNS = ("task", "group", "jobs", "first", "last", "error", "groups")
 
 
 def read_errors(context: PageContext) -> dict[str, Any]:
     """The groups; or a given group."""
     actions = [name for name, action in ERROR_ACTIONS.items() if context.access.may(action.needs)]
     shown: dict[str, Any] = {
-        "now": context.now(),
-        "actions": actions,
-        "most": NEWEST_FAILED,
-        "group": None,
-        "mutes": list(MUTES),
-    }
-    shown["may_mark"] = context.access.may("retry") and _sees_all(context)
+        "now": context.now(), "actions": actions, "most": NEWEST_FAILED, "group": None, "mutes": list(MUTES),
+    }  # fmt: skip
+    shown["may_mark"] = context.access.may("retry") and context.access.sees_all
     if context.query.one("group"):
         return {**shown, **_group(context, shown["now"])}
-    extent, marks = _extent(context), _marks(context)
+    extent = _extent(context)
     deployed, show = _deployed(context, extent), context.query.one("show")
     after = deployed if show == "new" else None
-    # As many more as marks may hide.
-    rows = groups(context, most=MOST_GROUPS + len(marks), after=after) if show != "new" or deployed else []
-    found = [{**_shown(row), **_marked(row, marks, shown["now"])} for row in rows]
+    found = marked_groups(context, shown["now"], marks_of(context), after=after) if show != "new" or deployed else []
     kept = [row for row in found if show == "all" or not row["is_hidden"]]
     return {
         **shown,
         "left_out": sum(row["is_hidden"] for row in found),
-        "more": len(kept) > MOST_GROUPS or (bool(rows) and rows[0].groups > len(rows)),
+        "more": len(kept) > MOST_GROUPS or (bool(found) and found[0]["groups"] > len(found)),
         "show": show,
         "deployed": deployed,
         "rows": [{**row, "is_new": deployed is not None and row["first"] > deployed} for row in kept[:MOST_GROUPS]],
         "floor": extent.floor or 0,
-        "number": rows[0].groups if rows else 0,
+        "number": found[0]["groups"] if found else 0,
         "of_all": extent.jobs,
     }
 
@@ -242,7 +240,7 @@ def _group(context: PageContext, now: datetime) -> dict[str, Any]:
         context = replace(context, query=context.query.but(floor=_extent(context).floor or 1))
     job, tried = context.job, context.query.id("tried")
     row = context.connection.execute(group_errors(*of_group(context), job=job)).one_or_none()
-    found = None if row is None else {**_shown(row), **_marked(row, _marks(context), now)}
+    found = None if row is None else {**_shown(row), **_marked(row, _by_group(marks_of(context)), now)}
     jobs = _jobs(context)
     newest = read_job(context.connection, jobs[0]["id"], where=of_group(context), job=job) if jobs else None
     state = sa.select(job.id, reading_of(job).label("reading")).where(job.id == tried, *context.mine())

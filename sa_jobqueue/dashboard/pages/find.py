@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
@@ -18,12 +19,16 @@ from ..filters import seen_in_archive
 from ..query import Query, as_id
 from ..refusals import BadInput
 from ..request import ONE, Elsewhere, Page, PageContext
+from ..shared import Kept
 from .workflows import NEWEST
 
-#: Names are searched in the statistics of this time.
+#: Names are searched in the statistics of this time. They are kept for some seconds, because a busy day has 300,000 rows.
 _LATELY = timedelta(days=1)
+_KEPT: Kept[list[tuple[str, str]]] = Kept(15.0)
 #: The names of each kind that are shown, and the queues with queued jobs that are searched.
 _MOST, _QUEUES = 10, 1_000
+#: A kind, the column of its names, and criteria.
+_Source: TypeAlias = tuple[str, Any, list[Any]]
 _KINDS = ("task", "queue", "worker", "schedule", "workflow", "key")
 #: The commands that start a search, as in "pause mail": names of actions.
 _COMMANDS = ("pause", "resume")
@@ -60,7 +65,7 @@ def read_find(context: PageContext) -> dict[str, Any]:
             if not query.one("list"):
                 raise Elsewhere("/jobs", Query([("subject", asked)]))
             names = [("subject", asked)]
-    shown["is_cut"] = any(sum(kind == other for other, _ in names) >= _MOST for kind, _ in names)
+    shown["is_cut"] = any([kind for kind, _ in names].count(kind) >= _MOST for kind in _KINDS)
     shown["found"] = [(kind, name, *_link(kind, name)) for kind, name in names]
     return shown
 
@@ -88,38 +93,51 @@ def _names(context: PageContext, part: str) -> list[tuple[str, str]]:
 
     Names come from the statistics of the last day, workers, schedules, limits, and the newest workflows.
     """
-    tables, queues = context.tables, context.queues
-    workflow = tables.workflow
+    workflow = context.tables.workflow
     is_new = workflow.id > sa.select(sa.func.max(workflow.id) - NEWEST).scalar_subquery()
-    sources: list[tuple[str, Any, list[Any]]] = [("workflow", workflow.name, [is_new, *reached_workflows(context)])]
+    sources: list[_Source] = [("workflow", workflow.name, [is_new, *reached_workflows(context)])]
+    names: set[tuple[str, str]] = set()
     if not context.access.is_partial:
         sources += _sources_of_all(context)
-    statements = []
-    for number, (kind, name, where) in enumerate(sources):
-        mine = [name.in_(sorted(queues))] if kind == "queue" and queues is not None else []
-        named = sa.select(sa.literal(kind, sa.Text).label("kind"), name.label("name"))
-        matching = named.where(name.icontains(part, autoescape=True), *mine, *where)
-        of_kind = matching.group_by(name).order_by(name != part, name).limit(_MOST).subquery(f"of_{number}")
-        statements.append(sa.select(of_kind))
-    rows: Sequence[Any] = context.connection.execute(sa.union(*statements)).all()
+        lately = [pair for pair in _of_lately(context) if context.queues is None or pair[0] in context.queues]
+        both = {*(("queue", queue) for queue, _ in lately), *(("task", task) for _, task in lately)}
+        names = {(kind, name) for kind, name in both if part.lower() in name.lower()}
+    names |= _read(context, sources, part, _MOST)
     found: dict[str, list[str]] = {kind: [] for kind in _KINDS}
-    for kind, name in sorted(rows, key=lambda row: (row.name != part, row.name)):
+    for kind, name in sorted(names, key=lambda pair: (pair[1] != part, pair[1])):
         found[kind].append(name)
     return [(kind, name) for kind, some in found.items() for name in some[:_MOST]]
 
 
-def _sources_of_all(context: PageContext) -> list[tuple[str, Any, list[Any]]]:
-    """Kinds, columns of names, and criteria, for viewers who may see the jobs of all tenants."""
+def _of_lately(context: PageContext) -> list[tuple[str, str]]:
+    """The queues and tasks of the jobs that have ended within the last day."""
+    stat = context.tables.stat
+    pairs = sa.select(stat.queue, stat.task).where(stat.seconds == 60, stat.at > sa.func.now() - _LATELY).distinct()
+    read = context.connection.execute
+    return _KEPT.get(context.connection, context.job, lambda: [(row.queue, row.task) for row in read(pairs)])
+
+
+def _read(context: PageContext, sources: Iterable[_Source], part: str, most: int) -> set[tuple[str, str]]:
+    """The kinds and names of these sources that contain `part`: for each source the first `most`."""
+    statements = []
+    for number, (kind, name, where) in enumerate(sources):
+        mine = [] if kind != "queue" or context.queues is None else [name.in_(sorted(context.queues))]
+        named = sa.select(sa.literal(kind, sa.Text).label("kind"), name.label("name"))
+        matching = named.where(name.icontains(part, autoescape=True), *mine, *where)
+        of_kind = matching.group_by(name).order_by(name != part, name).limit(most).subquery(f"of_{number}")
+        statements.append(sa.select(of_kind))
+    return {(row.kind, row.name) for row in context.connection.execute(sa.union(*statements))}
+
+
+def _sources_of_all(context: PageContext) -> list[_Source]:
+    """The sources for viewers who may see the jobs of all tenants."""
     tables, queues = context.tables, context.queues
-    stat, worker, limit, key = tables.stat, tables.worker, tables.limit, tables.key
-    lately = [stat.seconds == 60, stat.at > sa.func.now() - _LATELY]
+    worker, limit, key = tables.worker, tables.limit, tables.key
     process = sa.func.concat(worker.host, ":", sa.cast(worker.pid, sa.Text), type_=sa.Text())
     served = sa.select(sa.func.unnest(worker.queues).label("name")).subquery("served")
-    waiting = queue_names(context.job, _QUEUES)
-    found: list[tuple[str, Any, list[Any]]] = [
-        ("queue", stat.queue, lately),
+    found: list[_Source] = [
         ("queue", served.c.name, [served.c.name != EVERY_QUEUE]),
-        ("queue", waiting.c.queue, []),
+        ("queue", queue_names(context.job, _QUEUES).c.queue, []),
         ("queue", limit.name, [limit.owner == "queue"]),
         ("schedule", tables.schedule.name, reached_schedules(context)),
     ]
@@ -127,19 +145,49 @@ def _sources_of_all(context: PageContext) -> list[tuple[str, Any, list[Any]]]:
         own = sorted(queues)
         return [
             *found,
-            ("task", stat.task, [*lately, stat.queue.in_(own)]),
             ("key", key.key, [key.owner == "queue", key.name.in_(own)]),
             ("worker", process, [worker.queues.overlap([*own, EVERY_QUEUE])]),
         ]
     known = sa.select(sa.func.jsonb_object_keys(worker.tasks).label("name")).subquery("known")
     return [
         *found,
-        ("task", stat.task, lately),
         ("task", known.c.name, []),
         ("task", limit.name, [limit.owner == "task"]),
         ("key", key.key, []),
         ("worker", process, []),
     ]
+
+
+# ---- Suggestions in the fields of filters.
+
+#: The ids below the newest whose jobs have the suggested names, the most names of a field, and the characters of tags that are read.
+_NEW, _SUGGESTED, _TAGS = 1_000, 200, 1_000
+_SUGGESTIONS: Kept[dict[str, list[str]]] = Kept(15.0)
+
+
+def suggestions(context: PageContext) -> dict[str, list[str]]:
+    """The known tasks, queues, tags and workers, by the field of a filter: of workers, limits, queued jobs and the newest jobs."""
+    if context.access.is_partial:
+        return _suggested(context)
+    return _SUGGESTIONS.get(context.connection, (context.job, context.queues), lambda: _suggested(context))
+
+
+def _suggested(context: PageContext) -> dict[str, list[str]]:
+    job = context.job
+    is_new = job.id > sa.select(sa.func.max(job.id) - _NEW).correlate(None).scalar_subquery()
+    tags = sa.func.left(sa.cast(job.meta["tags"], sa.Text), _TAGS)
+    rows = context.connection.execute(sa.select(job.queue, job.task, tags).where(is_new, *context.mine()).distinct())
+    found: dict[str, set[str]] = {"task": set(), "queue": set(), "tag": set(), "worker": set()}
+    for queue, task, text in rows:
+        found["queue"].add(queue)
+        found["task"].add(task)
+        with suppress(ValueError, RecursionError, TypeError):
+            found["tag"].update(tag for tag in json.loads(text) if isinstance(tag, str))
+    if not context.access.is_partial:
+        sources = [source for source in _sources_of_all(context) if source[0] in found]
+        for kind, name in _read(context, sources, "", _SUGGESTED):
+            found[kind].add(name)
+    return {field: sorted(names)[:_SUGGESTED] for field, names in found.items()}
 
 
 FIND = Page("find", "Find", "/find", read_find, in_menu=False, is_live=False)

@@ -7,33 +7,31 @@ from typing import Any
 from ...health.work import read_working
 from ...sql.readings.depths import CAP, capped_sum
 from ...sql.store import store_of
-from ...util.urls import mask_passwords
 from ..activity import WINDOWS, bars, grouping_of, read_activity, window_of
 from ..request import Page, PageContext
-from .database import examined
-from .errors import groups
+from .database import alarms_of, examined, spans_of
+from .errors import marked_groups, marks_of
 from .queues import shown_queue
 
 #: The queues and errors that are shown, and the failed jobs that are grouped by error.
 _QUEUES, _ERRORS, _NEWEST = 12, 6, 500
-#: The page that shows more about a check; for other checks, the database page.
-_SEEN_AT = {
-    "workers": "/workers", "leases": "/workers", "queues": "/queues", "waiting": "/queues", "failures": "/errors", "limits": "/limits",
-    "schedules": "/schedules", "workflows": "/workflows",
-}  # fmt: skip
 
 
 def read_overview(context: PageContext) -> dict[str, Any]:
     """Read the overview."""
     window = window_of(context)
     working = read_working(context.connection, store_of(context.job), only=context.queues)
-    activity = read_activity(context, window, by=grouping_of(context, "queue", "task"))
+    activity = read_activity(context, window, by=grouping_of(context, "queue", "task"), now=working.now)
     doctor = examined(context)
     queues = working.queues
     oldest = max((queue.oldest for queue in queues if queue.oldest is not None), default=None)
     stale = sum(worker.stale for worker in working.workers)
     paused = [queue.name for queue in queues if queue.paused is not None]
     ended = activity.ended("queue")
+    marks = marks_of(context)
+    alarms = alarms_of([finding for finding in doctor.findings if finding.level != "ok"], marks)
+    found = marked_groups(context, working.now, marks, newest=_NEWEST, most=_ERRORS)
+    errors = [row for row in found if not row["is_hidden"]]
     return {
         "now": working.now,
         "window": window,
@@ -52,10 +50,10 @@ def read_overview(context: PageContext) -> dict[str, Any]:
         "histogram": bars(activity.all.waits),
         "queues": [shown_queue(queue, ended) for queue in queues[:_QUEUES]],
         "more_queues": max(len(queues) - _QUEUES, 0),
-        "errors": [(row, mask_passwords(row.line)) for row in groups(context, newest=_NEWEST, most=_ERRORS)],
+        "errors": errors[:_ERRORS],
         "newest": _NEWEST,
-        "alarms": [finding for finding in doctor.findings if finding.level != "ok"],
-        "seen_at": _SEEN_AT,
+        "alarms": sorted(alarms, key=lambda alarm: alarm.acknowledged is not None),
+        "spans": spans_of(context),
         "examined_at": doctor.at,
     }
 

@@ -17,7 +17,7 @@ from ..request import Page, PageContext
 def read_queues(context: PageContext) -> dict[str, Any]:
     """A row for each queue that has jobs, that a worker serves, that is paused, or whose jobs ended within the last minutes."""
     working = read_working(context.connection, store_of(context.job), only=context.queues)
-    ended = read_activity(context, WINDOWS["1h"]).ended("queue")
+    ended = read_activity(context, WINDOWS["1h"], now=working.now).ended("queue")
     rows = context.connection.execute(arrivals(within=LATELY, job=context.job))
     arrived = {row.queue: row.number * 60 / row.seconds for row in rows}
     return {

@@ -80,7 +80,7 @@
   // What an action came to is said once.
   const here = new URL(location);
   if (here.searchParams.has("did")) {
-    for (const name of ["did", "n", "left", "of", "change", "first", "last", "asked", "waits", "stale", "unserved"]) here.searchParams.delete(name);
+    for (const name of ["did", "n", "left", "of", "change", "entry", "asked", "waits", "stale", "unserved"]) here.searchParams.delete(name);
     history.replaceState(history.state, "", here);
   }
   document.addEventListener("htmx:after:swap", () => { localTimes(document); labelCells(); draw(document, false); });
@@ -90,7 +90,7 @@
   document.addEventListener("click", event => {
     if (!event.target.matches("input[data-all], input[name=id][type=checkbox]")) return;
     const boxes = [...event.target.form.querySelectorAll("input[name=id]")], at = boxes.indexOf(event.target);
-    // With the shift key: all from the last one that was clicked.
+    // With the shift key: all boxes from the box that was clicked last.
     const from = at < 0 ? 0 : event.shiftKey && boxes.includes(ticked) ? boxes.indexOf(ticked) : at, to = at < 0 ? boxes.length : at;
     for (const box of boxes.slice(Math.min(from, to), Math.max(from, to) + 1)) box.checked = event.target.checked;
     if (at >= 0) ticked = event.target;
@@ -118,7 +118,7 @@
   // A key for a page: g, then a letter of its name, the first that no page before it has taken; / for the filter.
   const pages = new Map();
   for (const link of document.querySelectorAll("header nav a")) {
-    const letter = [...link.textContent.trim().toLowerCase()].find(one => !pages.has(one));
+    const letter = [...link.textContent.trim().toLowerCase()].find(character => !pages.has(character));
     pages.set(letter, link);
     link.setAttribute("aria-keyshortcuts", `g ${letter}`);
     link.title = `g ${letter}`;
@@ -153,13 +153,34 @@
 
   // On a narrow screen a filter of many fields is folded, and a table with buttons is a card for each row: see app.css.
   if (matchMedia("(max-width: 40rem)").matches)
-    for (const one of document.querySelectorAll("details.fields")) one.open = false;
+    for (const fields of document.querySelectorAll("details.fields")) fields.open = false;
   const labelCells = () => {
     for (const table of document.querySelectorAll("table:has(td.acts, td.actions)")) {
-      const names = [...table.tHead.rows[0].cells].map(one => one.textContent.trim());
+      const names = [...table.tHead.rows[0].cells].map(cell => cell.textContent.trim());
       for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, i) => { cell.dataset.label = names[i]; });
     }
   };
+
+  // ---- copying: a command, or the address of the page. Without HTTPS by the older command; where there is neither, there is no button.
+  const isCopying = Boolean(navigator.clipboard || document.queryCommandSupported?.("copy"));
+  document.documentElement.classList.toggle("copies", isCopying);
+  document.addEventListener("click", async event => {
+    const button = event.target.closest?.("[data-copy]");
+    if (!button) return;
+    const text = button.dataset.copy || location.href, label = button.textContent;
+    let isDone = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+    if (!isDone) {
+      const field = document.createElement("textarea");
+      field.value = text;
+      document.body.append(field);
+      field.select();
+      isDone = document.execCommand("copy");
+      field.remove();
+      button.focus();
+    }
+    button.textContent = isDone ? "copied" : "not copied";
+    setTimeout(() => { button.textContent = label; }, 1500);
+  });
 
   // ---- times: how long ago, in the viewer's own zone, or in UTC; the title has the two others
   const zone = document.getElementById("zone");
@@ -170,13 +191,13 @@
   }
   const isUtc = () => zone?.value === "utc";
   const localTimes = within => {
-    for (const one of within.querySelectorAll("time[datetime]")) {
-      const at = new Date(one.dateTime);
+    for (const place of within.querySelectorAll("time[datetime]")) {
+      const at = new Date(place.dateTime);
       if (isNaN(at)) continue;
-      const utc = `${one.dateTime.slice(0, 19).replace("T", " ")} UTC`, local = at.toLocaleString([], hours24);
-      if (one.dataset.given === undefined || one.textContent !== one.dataset.shown) one.dataset.given = one.textContent;
-      one.textContent = one.dataset.shown = { utc, local }[zone?.value] ?? one.dataset.given;
-      one.title = `${local} (${utc})`;
+      const utc = `${place.dateTime.slice(0, 19).replace("T", " ")} UTC`, local = at.toLocaleString([], hours24);
+      if (place.dataset.given === undefined || place.textContent !== place.dataset.shown) place.dataset.given = place.textContent;
+      place.textContent = place.dataset.shown = { utc, local }[zone?.value] ?? place.dataset.given;
+      place.title = `${local} (${utc})`;
     }
   };
 
@@ -184,13 +205,13 @@
   // in which the first two series are areas on top of each other, and the others are lines
   const drawn = new WeakMap();
   const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  // An opaque colour between this one and that of the card: one area covers another.
+  // An opaque colour between this colour and that of the card: one area covers another.
   const paled = colour => {
-    const [one, card] = [colour, css("--card")].map(hex => {
+    const [ink, card] = [colour, css("--card")].map(hex => {
       const digits = hex.slice(1).length === 3 ? [...hex.slice(1)].map(digit => digit + digit).join("") : hex.slice(1);
       return [0, 2, 4].map(at => parseInt(digits.slice(at, at + 2), 16));
     });
-    return `rgb(${one.map((part, i) => Math.round(part * 0.55 + card[i] * 0.45)).join(", ")})`;
+    return `rgb(${ink.map((part, i) => Math.round(part * 0.55 + card[i] * 0.45)).join(", ")})`;
   };
   // Each line has its name at its end, so that colour is not needed to tell them apart.
   const nameLines = u => {

@@ -5,7 +5,7 @@ A count that may be large reads an index and stops at `CAP`, so each statement t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -554,28 +554,24 @@ def extent_of_errors(
 
 
 #: The actions that mark a group of errors, and a finding of the doctor; an entry of the audit is the mark.
-_MARKS, _ACKNOWLEDGEMENTS = ("resolve_errors", "mute_errors", "show_errors"), ("acknowledge", "unacknowledge")
+_MARKS = ("resolve_errors", "mute_errors", "show_errors", "acknowledge", "unacknowledge")
 #: How long a group can be muted.
 MUTES = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days=7)}
 
 
-def error_marks(*, most: int = 5_000, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """The newest marks of groups of errors, the last first: `action`, `at`, `who`; the `task`, `error` and `group`; and `for`, a name of MUTES."""
-    return _newest_marks(_MARKS, ("task", "error", "group", "for"), most, job)
-
-
-def acknowledgements(*, most: int = 1_000, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """The newest marks of findings, the last first: `action`, `at`, `who`, `now`; the `check`, `level` and `detail`; and `for`, a time."""
-    marks = _newest_marks(_ACKNOWLEDGEMENTS, ("check", "level", "detail", "for"), most, job)
-    return marks.add_columns(sa.func.now().label("now"))
-
-
-def _newest_marks(actions: Sequence[str], names: Sequence[str], most: int, job: type[JobMixin]) -> sa.Select[Any]:
+def newest_marks(*, most: int = 5_000, job: type[JobMixin] = Job) -> sa.Select[Any]:
+    """The newest marks, the last first: `action`, `at`, `who`, `now`; `task`, `error` and `group` of a group of errors, or `check`, `level` and
+    `detail` of a finding, else empty; and `for`, the name of a time.
+    """
     audit = companions_of(job).audit
-    values = (sa.func.coalesce(audit.target[(name, "0")].astext, "").label(name) for name in names)
+    values = (
+        sa.func.coalesce(audit.target[(name, "0")].astext, "").label(name)
+        for name in ("task", "error", "group", "check", "level", "detail", "for")
+    )
     # Literals, for which the planner takes the index of the marks.
-    is_mark = audit.action.in_([sa.literal(name, literal_execute=True) for name in actions])
-    return sa.select(audit.action, audit.at, audit.who, *values).where(is_mark).order_by(audit.id.desc()).limit(most)
+    is_mark = audit.action.in_([sa.literal(name, literal_execute=True) for name in _MARKS])
+    columns = (audit.action, audit.at, audit.who, sa.func.now().label("now"), *values)
+    return sa.select(*columns).where(is_mark).order_by(audit.id.desc()).limit(most)
 
 
 def mark_state(mark: Any, last: datetime, now: datetime) -> tuple[str, datetime | None]:

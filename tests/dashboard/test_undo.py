@@ -1,0 +1,128 @@
+"""Taking back what was done: by the button next to the message, and later by the number of the action."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, insert, select, text, update
+
+from sa_jobqueue.dashboard import Access
+from sa_jobqueue.models import AuditEntry, Job, UniqueKey, WorkflowRow
+from tests.support.browsing import Seen, Viewer
+from tests.support.factory import make_job, make_jobs, row, statuses
+from tests.support.workflows import Flow
+
+#: What a cancel leaves as it is, so that an undo brings it back.
+KEPT = ("run_at", "attempt", "rescues", "expires_at", "deadline_at", "concurrency_key", "priority", "errors")
+
+
+@pytest.fixture
+def connection(engine: Engine) -> Iterator[Connection]:
+    with engine.connect() as made:
+        yield made
+
+
+def undo(viewer: Viewer, page: Seen) -> Seen:
+    """Press the page's button that undoes a cancel."""
+    assert [form["action"] for form in page.all("form", action="/act/undo_cancel")] == ["/act/undo_cancel"]
+    (number,) = [field["value"] for field in page.all("input", name="number", type="hidden")]
+    return viewer.do("undo_cancel", number=number, next="/jobs")
+
+
+def test_a_cancel_is_undone_as_if_it_had_not_been(engine: Engine, connection: Connection) -> None:
+    """Due time, attempts and keys are as before. A running job was asked to stop, and a job that was cancelled again is not of this cancel."""
+    later = timedelta(hours=3)
+    rule = {"key": "once"}
+    ids = [
+        make_job(connection, run_at=later, attempt=2, rescues=1, expires_at=later, deadline_at=later, priority=7),
+        make_job(connection, uniqueness=rule, concurrency_key="acme", attempt=1),
+        make_job(connection),
+    ]
+    running = make_job(connection, "running")
+    before = [[getattr(row(connection, id), name) for name in KEPT] for id in ids]
+    connection.commit()
+    viewer = Viewer(engine, Access.OPERATE.named("ada"))
+    page = viewer.do("cancel", id=[*ids, running], next="/jobs")
+    assert "Cancelled 3 jobs. Action 1" in page.text
+    assert "Asked to stop, because they are running: 1 job." in page.text
+    viewer.do("retry", id=ids[2])
+    viewer.do("cancel", id=ids[2])
+    assert "Back in the queue, as before the cancel: 2 jobs. Action 4" in undo(viewer, page).text
+    found = statuses(connection)
+    assert [found[id] for id in (*ids, running)] == ["queued", "queued", "cancelled", "running"]
+    assert [[getattr(row(connection, id), name) for name in KEPT] for id in ids[:2]] == before[:2]
+    assert connection.scalars(select(UniqueKey.job_id)).all() == [ids[1]]
+    assert "Nothing was changed." in undo(viewer, page).text
+
+
+def test_what_cannot_come_back_is_counted(engine: Engine, connection: Connection) -> None:
+    """A job whose unique key another job has, and a job of a workflow that was cancelled meanwhile."""
+    lost, free = make_job(connection, uniqueness={"key": "once"}), make_job(connection)
+    flow, other = Flow(connection, "a", "b: a"), Flow(connection, "a", "b: a")
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.do("cancel", id=[lost, free, flow.job("a"), other.job("a")], next="/jobs")
+    make_job(connection, uniqueness={"key": "once"})
+    other.settle()
+    connection.execute(update(WorkflowRow).where(WorkflowRow.id == flow.id).values(cancelled_at=text("now()")))
+    connection.commit()
+    assert statuses(connection)[other.job("b")] == "cancelled"
+    connection.rollback()
+    done = undo(viewer, page)
+    assert "Back in their workflows, where they wait for the jobs before them: 2 jobs." in done.text
+    assert "Not changed, because another job has their unique key, their workflow was cancelled, or" in done.text
+    assert done.text.count("has locked them: 2 jobs.") == 1
+    found = statuses(connection)
+    assert [found[id] for id in (lost, free, flow.job("a"), other.job("a"), other.job("b"))] == [
+        "cancelled", "queued", "cancelled", "blocked", "blocked",
+    ]  # fmt: skip
+
+
+def test_a_long_cancel_is_undone_by_its_number(
+    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entries in the audit name the first; an entry of someone else between them is not touched. Once it is undone there is no button."""
+    monkeypatch.setattr("sa_jobqueue.dashboard.actions.limits._PAGE", 2)
+    ids = make_jobs(connection, 5, queue="mail")
+    connection.commit()
+    viewer = Viewer(engine)
+    assert "Cancelled 5 jobs of queue mail. Action 1" in viewer.do("cancel_queue", queue="mail").text
+    entries = connection.scalars(select(AuditEntry.target["part_of"]).order_by(AuditEntry.id)).all()
+    assert entries == [None, ["1"], ["1"]]
+    other = make_job(connection)
+    connection.commit()
+    viewer.do("cancel", id=other)
+    page = viewer.see("/audit", number="1")
+    assert [entry["id"] for entry in page.all("tr") if entry.get("id")] == ["audit-3", "audit-2", "audit-1"]
+    assert "5 jobs." in undo(viewer, page).text
+    found = statuses(connection)
+    assert ({found[id] for id in ids}, found[other]) == ({"queued"}, "cancelled")
+    assert viewer.see("/audit", number="1").all("form", action="/act/undo_cancel") == []
+    reader = Viewer(engine, Access.READ).see("/audit", number="4")
+    assert (reader.all("form", method="post"), "cancel 1 " in reader.text) == ([], True)
+
+
+@pytest.mark.parametrize(
+    "target",
+    [[], 7, {"ids": "x"}, {"ids": [[1]], "ended": 1}, {"id": ["1"], "ended": ["soon"]}, {"ids": [9**30], "ended": ["2030-01-01"]}],
+)  # fmt: skip
+def test_an_entry_that_was_written_by_hand_undoes_nothing(engine: Engine, connection: Connection, target: Any) -> None:
+    id = make_job(connection, "cancelled")
+    connection.execute(insert(AuditEntry).values(id=1, who="x", action="cancel", count=1, target=target))
+    connection.commit()
+    viewer = Viewer(engine)
+    assert viewer.see("/audit", number="1").all("form", method="post") == []
+    assert "Nothing was changed." in viewer.do("undo_cancel", number="1").text
+    assert statuses(connection)[id] == "cancelled"
+
+
+def test_of_others_nothing_is_brought_back(engine: Engine, connection: Connection) -> None:
+    mine, theirs = make_job(connection, queue="mine"), make_job(connection, queue="theirs")
+    connection.commit()
+    Viewer(engine).do("cancel", id=[mine, theirs])
+    for access in (Access(can={"retry"}, queues={"mine"}), Access(can={"retry"}, where=Job.queue == "mine")):
+        Viewer(engine, access).do("undo_cancel", number="1", next="/jobs")
+    assert statuses(connection) == {mine: "queued", theirs: "cancelled"}
