@@ -602,6 +602,21 @@ def test_a_workflow_is_cancelled_in_three_clicks(browser: Any, site: Site) -> No
 
 
 @pytest.mark.nightly
+def test_the_limit_of_a_tenant_is_lowered_in_three_clicks(browser: Any, site: Site) -> None:
+    """Its key in the field that finds, the key in the list below it, and a number in the form that is open on its page."""
+    with Tab(browser, site) as tab:
+        click = Clicks(tab)
+        click(".find input")
+        tab.page.keyboard.type("tenant-1")
+        click("#found a:text-is('tenant-1')")
+        click("input[name=running] >> nth=0", "2")
+        assert "3 → 2" in tab.page.text_content("main")
+        assert tab.page.input_value("input[name=running] >> nth=0") == "2"
+        assert click.number == 3
+        assert tab.said == []
+
+
+@pytest.mark.nightly
 def test_whether_the_workers_keep_up_is_read_on_the_overview_and_since_yesterday_in_a_click(
     browser: Any, shown: Site
 ) -> None:
