@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 
 from sa_jobqueue.dashboard import Access, dashboard
 from sa_jobqueue.dashboard.app import ACTIONS
-from sa_jobqueue.models import AuditEntry, Job, Schedule, WorkflowRow
+from sa_jobqueue.models import AuditEntry, Job, Schedule, WorkerRow, WorkflowRow
 from tests.support.browsers import chromium, served
 from tests.support.databases import Databases, driver_url
 from tests.support.factory import make_job
@@ -690,6 +690,9 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
                 update(Job).where(Job.id == first).values(failed | {"blocked_by": None, "lease_expires_at": None})
             )
             connection.execute(update(WorkflowRow).where(WorkflowRow.id == clicked.scene.workflow).values(failed))
+    if action == "drain_worker":  # a worker that was not seen for a while is not asked
+        with clicked.engine.begin() as connection:
+            connection.execute(update(WorkerRow).values(seen_at=func.now()))
     with Tab(browser, clicked) as tab:
         tab.context.add_init_script("localStorage.setItem('sa_jobqueue.refresh', '0')")
         button = button_for(tab, action)
