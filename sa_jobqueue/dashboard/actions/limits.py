@@ -90,8 +90,6 @@ def _changed(context: PageContext, place: Place, build: Callable[..., Any], fiel
 # ---- Limits.
 
 _BURSTS = range(1, 1_000_000_001)
-
-
 #: The names of limits in words, if they differ from those of the form.
 _WORDS = {"key_running": "running of each key", "key_rate": "rate of each key"}
 
@@ -115,10 +113,8 @@ def _set(context: PageContext) -> Done:
         limit = table_of(context.tables.limit)
         of_all = sa.select(limit).where(limit.c.owner == place.owner, limit.c.name == place.name)
         each = as_each_key(context.connection.execute(of_all).mappings().first() or {})
-        now, then = (
-            {name: each.get(name, text) if text == "none" else text for name, text in words.items()}
-            for words in (now, then)
-        )
+        for words in (now, then):
+            words.update({name: text for name, text in each.items() if words[name] == "none"})
     changes = {name: f"{_WORDS.get(name, name)} {now[name]} → {then[name]}" for name in now if now[name] != then[name]}
     if not changes and not current:
         raise BadInput("the form", "no limit", "at least one limit")
@@ -143,9 +139,8 @@ def in_words(columns: Mapping[str, Any]) -> dict[str, str]:
     """The limits in a row, by their names in a form."""
     found = {name: f"{columns.get(name) or ''}" for name in ("running", "key_running", "weight")}
     for prefix in ("", "key_"):
-        found[f"{prefix}rate"] = rate_said(
-            *(columns.get(f"{prefix}rate_{part}") for part in ("count", "seconds", "burst"))
-        )
+        parts = (columns.get(f"{prefix}rate_{part}") for part in ("count", "seconds", "burst"))
+        found[f"{prefix}rate"] = rate_said(*parts)
     return {name: text or "none" for name, text in found.items()}
 
 

@@ -162,9 +162,8 @@ LIMITS = Page("limits", "Limits and keys", "/limits", read_limits, adds_up=True)
 
 #: The limits of a key without a row.
 _NO_LIMITS = {
-    **dict.fromkeys(("running", "rate_count", "rate_seconds", "rate_burst", "paused_at", "blocked_until")),
-    "weight": 1,
-}
+    **dict.fromkeys(("running", "rate_count", "rate_seconds", "rate_burst", "paused_at", "blocked_until")), "weight": 1,
+}  # fmt: skip
 
 
 def read_key(context: PageContext) -> dict[str, Any]:

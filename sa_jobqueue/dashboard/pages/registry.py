@@ -29,7 +29,7 @@ from ..database import Anywhere
 from ..query import Query
 from ..refusals import BadForm, BadInput, Refusal, refusal_of
 from ..render import masked_by_name, shown_value
-from ..request import Missing, Options, Page, PageContext
+from ..request import FormatArgs, Missing, Options, Page, PageContext
 
 # ---- A form that enqueues a job. Its fields come from the handler's parameters.
 
@@ -201,28 +201,25 @@ async def _tried(job_id: int, task: AnyTask, options: Options, engine: Anywhere)
         raise Refusal("trial")
     tried, mask = waiting.result(), options.format_args
     jobs = [change for change in tried.effects if change.after.keys() >= _OF_JOBS]
-    rows = [change for change in tried.effects if change not in jobs]
+    rows = [change for change in tried.effects if not change.after.keys() >= _OF_JOBS]
     error = None if tried.error is None else list(map(mask_passwords, astuple(tried.error)))
     return {
         "id": job_id, "task": task.name, "outcome": tried.outcome, "error": error, "writes": tried.writes,
         "result": shown_value("result", task.name, tried.result, mask),
         "jobs": [{**row.after, "args": shown_value("args", row.after["task"], row.after["args"], mask)} for row in jobs],
-        "rows": [_row(change, task.name, options) for change in rows[:_MOST]], "more": max(len(rows) - _MOST, 0),
+        "rows": [_row(change, task.name, mask) for change in rows[:_MOST]], "more": max(len(rows) - _MOST, 0),
         "lines": [(datetime.fromtimestamp(at, UTC), level, mask_passwords(text)) for at, level, text in tried.lines],
     }  # fmt: skip
 
 
-def _row(change: RowChange, task: str, options: Options) -> dict[str, Any]:
+def _row(change: RowChange, task: str, mask: FormatArgs | None) -> dict[str, Any]:
     """A row of the application, with the columns that differ: name, value before and value after. Without them if they cannot be masked."""
-    before, after = (
-        masked_by_name("row", task, dict(columns), options.format_args) for columns in (change.before, change.after)
-    )
+    before, after = (masked_by_name("row", task, dict(row), mask) for row in (change.before, change.after))
     shown: dict[str, Any] = {"table": change.table, "kind": change.kind, "key": [], "values": None}
     if before is not None and after is not None:
+        names = [name for name in change.changed if name not in change.key]
         shown["key"] = [(name, (after or before).get(name)) for name in change.key]
-        shown["values"] = [
-            (name, before.get(name), after.get(name)) for name in change.changed if name not in change.key
-        ]
+        shown["values"] = [(name, before.get(name), after.get(name)) for name in names]
     return shown
 
 
