@@ -115,12 +115,19 @@ class Activity:
 
     def ended(self, by: By) -> Mapping[str, list[Any]]:
         """Jobs that ended, per minute, in each step, by queue or task."""
+        if by in self._ended:
+            return self._ended[by]
         places = {start: place for place, start in enumerate(self.starts)}
         found: dict[str, list[int]] = defaultdict(lambda: [0] * len(places))
         for row in self.ends:
             if row.at in places:
                 found[getattr(row, by)][places[row.at]] += row.completed + row.failed + row.cancelled
-        return {name: self._rates(numbers) for name, numbers in found.items()}
+        self._ended[by] = {name: self._rates(numbers) for name, numbers in found.items()}
+        return self._ended[by]
+
+    @cached_property
+    def _ended(self) -> dict[By, Mapping[str, list[Any]]]:
+        return {}
 
     def _rates(self, numbers: Sequence[float | None]) -> list[Any]:
         """Numbers of each step, per minute."""
@@ -248,10 +255,10 @@ def read_tasks(context: PageContext, window: Window) -> list[tuple[str, Figures,
 
 
 def _kept(
-    context: PageContext, window: Window, keys: tuple[By, ...], of: Of, shown_by: By | None, *, at: datetime | None = None, **sums: Any,
+    page: PageContext, window: Window, keys: tuple[By, ...], of: Of, shown_by: By | None, *, at: datetime | None = None, **sums: Any,
 ) -> Activity:  # fmt: skip
-    def read() -> Activity:
-        now, tables = at or context.now(), context.tables
+    def read(context: PageContext) -> Activity:
+        now, tables = (at if context is page else None) or context.now(), context.tables
         end = window.until or now
         begin, end = end - window.back, min(end, now)
         starts, length = _starts(begin, end, window), window.step.total_seconds()
@@ -273,8 +280,8 @@ def _kept(
                 depths[row.step][row.queue] = Depth(row.due, row.running, row.oldest, row.more)
         return Activity(starts, seconds, shown_by, ended, ends, [depths.get(start) for start in counted])
 
-    key = (window.back, window.until, context.job, context.queues, keys, of, shown_by)
-    return window.kept.get(context.connection, key, read)
+    key = (window.back, window.until, page.job, page.queues, keys, of, shown_by)
+    return window.kept.get_stale(page, key, read)
 
 
 def _figures(rows: Sequence[Any], seconds: float) -> Figures:

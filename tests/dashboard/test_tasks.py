@@ -10,7 +10,7 @@ from sqlalchemy import Engine, insert, select, text, update
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.models import Job, LimitRow, Schedule, WorkerRow
 from tests.support.browsing import Seen, Viewer
-from tests.support.busy_scene import Scene, fill
+from tests.support.busy_scene import Scene, add_stats, fill
 from tests.support.factory import make_job
 
 HOUR = timedelta(hours=1)
@@ -44,6 +44,21 @@ def test_each_task_is_a_row(engine: Engine, scene: Scene) -> None:
         "0",
     ]  # a minute, of the jobs of five minutes
     assert "/tasks/shop.index" in Viewer(engine).see("/tasks").links
+
+
+def test_the_sums_of_a_day_are_read_again_once_the_viewer_has_the_page(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are kept for 15 seconds. The next page has the new sums."""
+    now = [0.0]
+    monkeypatch.setattr("sa_jobqueue.dashboard.shared.monotonic", lambda: now[0])
+    viewer = Viewer(engine, Access.READ)
+    viewer.see("/tasks")
+    with engine.begin() as connection:
+        add_stats(connection, "mail", "a_new_task")
+    for seconds, has_new in ((16, False), (18, True)):
+        now[0] = seconds
+        assert ("a_new_task" in viewer.see("/tasks").text) is has_new
 
 
 def test_a_task_has_a_page(engine: Engine, scene: Scene) -> None:
