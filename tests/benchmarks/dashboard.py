@@ -26,7 +26,7 @@ _VIEWERS = 10
 PAGES = (
     "/", "/jobs", "/jobs?status=failed", "/jobs?status=running", "/jobs?status=blocked", "/jobs?status=completed", "/jobs?queue=q3",
     "/jobs?status=failed&task=t7", "/jobs?status=failed&error=E3", "/jobs?subject=Order:777", "/jobs?workflow={flow}", "/jobs?id={middle}",
-    "/jobs/{middle}", "/errors", "/queues", "/limits", "/workers", "/schedules", "/workflows", "/workflows/{flow}", "/database", "/audit",
+    "/jobs/{middle}", "/errors", "/tasks", "/tasks/t7", "/queues", "/queues/q3", "/limits", "/workers", "/schedules", "/workflows", "/workflows/{flow}", "/database", "/audit",
     "/find?q={middle}",
 )  # fmt: skip
 
