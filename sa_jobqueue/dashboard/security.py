@@ -213,7 +213,7 @@ def _credentials(header: str) -> tuple[str, str]:
     except (binascii.Error, ValueError):
         return "", ""
     name, _, password = said.partition(":")
-    return "".join(one for one in name.strip() if one.isprintable()), password
+    return "".join(letter for letter in name.strip() if letter.isprintable()), password
 
 
 def _digest(text: str) -> bytes:

@@ -60,7 +60,7 @@ class Timeline:
 def timeline_of(seen: JobSeen, failures: Sequence[Failure]) -> Timeline:
     """The timeline of a job. `failures`: the entries of its errors, last first."""
     job, now = seen.job, seen.now
-    failed = [one for one in reversed(failures) if one.at is not None]
+    failed = [failure for failure in reversed(failures) if failure.at is not None]
     end = _end_of_run(job, now, failed)
     ran = None if job.claimed_at is None or end is None or end < job.claimed_at else end - job.claimed_at
     waited = None
@@ -77,7 +77,7 @@ def _end_of_run(job: Any, now: datetime, failed: Sequence[Failure]) -> datetime 
         return now
     if job.finished_at is not None and job.finished_at >= job.claimed_at:
         return job.finished_at  # type: ignore[no-any-return]
-    return next((one.at for one in reversed(failed) if one.at >= job.claimed_at), None)
+    return next((failure.at for failure in reversed(failed) if failure.at >= job.claimed_at), None)
 
 
 def _bars(job: Any, now: datetime, failed: Sequence[Failure], end: datetime | None) -> list[Bar]:
@@ -102,9 +102,9 @@ def _bars(job: Any, now: datetime, failed: Sequence[Failure], end: datetime | No
     if end is not None:
         kind = _COLOURS.get(job.status, "bad")
         bars.append(bar(kind, job.claimed_at, end, f"attempt {job.attempt} ran"))
-    for one in failed:
-        x = min(place(one.at), WIDTH - _LEAST)
-        bars.append(Bar("bad", x, _LEAST, f"attempt {one.attempt} ended: {one.name}"))
+    for failure in failed:
+        x = min(place(failure.at), WIDTH - _LEAST)
+        bars.append(Bar("bad", x, _LEAST, f"attempt {failure.attempt} ended: {failure.name}"))
     return bars
 
 
@@ -129,8 +129,8 @@ def _moments(job: Any, failed: Sequence[Failure]) -> list[Moment]:
         }
         found += [Moment(at, what) for what, at in ends.items() if at is not None]
     # Stable: events of the same time keep their order.
-    found.sort(key=lambda one: one.at)
+    found.sort(key=lambda moment: moment.at)
     return [
-        Moment(one.at, one.what, one.detail, None if before is None else one.at - before.at)
-        for before, one in zip([None, *found], found, strict=False)
+        Moment(moment.at, moment.what, moment.detail, None if before is None else moment.at - before.at)
+        for before, moment in zip([None, *found], found, strict=False)
     ]

@@ -133,7 +133,7 @@ def _misleads(file: Path, data: Path) -> bool:
     if pid is None:  # so it is for a moment while a server starts, and the command that started it may have been killed
         import psutil  # comes with the extra `embedded`
 
-        return not any(_works_in(data, one) for one in psutil.pids())
+        return not any(_works_in(data, pid) for pid in psutil.pids())
     return _is_alive(pid) and not _works_in(data, pid)
 
 

@@ -58,7 +58,7 @@ class JobExplanation:
     @property
     def needs_help(self) -> bool:
         """Whether one of the reasons does not pass by itself: the job will not run, or not again, if nothing is done."""
-        return any(one.needs_help for one in self.reasons)
+        return any(reason.needs_help for reason in self.reasons)
 
     def __iter__(self) -> Iterator[WaitReason]:
         return iter(self.reasons)
@@ -68,7 +68,7 @@ class JobExplanation:
 
     def said(self, moment: Callable[[datetime], str] | None = None) -> str:
         """The sentence. `moment` writes a time as text; without it, a time is followed by how far away it is."""
-        said = "; ".join(one.said(moment or self.distant) for one in self.reasons)
+        said = "; ".join(reason.said(moment or self.distant) for reason in self.reasons)
         return f"job {self.job_id}{'' if self.task is None else f' ({self.task})'} {said}"
 
     def distant(self, time: datetime) -> str:
@@ -97,7 +97,7 @@ def explain_job(place: SyncPlace | AsyncPlace, id: int, *, job: type[JobMixin] =
         raise ValueError(f"{id} cannot be the id of a job: ids have 64 bits")
     own: Any = place() if isinstance(place, (scoped_session, async_scoped_session)) else place
     if isinstance(own, (AsyncSession, AsyncConnection)):
-        return own.run_sync(lambda one: _explain(one, id, job))
+        return own.run_sync(lambda sync: _explain(sync, id, job))
     if not isinstance(own, (Session, sa.Connection)):
         raise TypeError(f"explain_job takes a Session, an AsyncSession or a connection of either, not {own!r}")
     return _explain(own, id, job)
@@ -204,12 +204,12 @@ def reasons_of(row: Any, waits: Sequence[WaitReason], crew: Crew | None = None) 
     if row.status is JobStatus.RUNNING:
         found = [*_held(row, crew), *_limits(row)]
     elif row.status is JobStatus.BLOCKED:
-        found = [*(one._replace(workflow_id=row.workflow_id) for one in waits), *_limits(row)]
+        found = [*(reason._replace(workflow_id=row.workflow_id) for reason in waits), *_limits(row)]
         if not waits:
             found += [_reason("released", workflow_id=row.workflow_id), *_alone(crew)]
     else:
         found = [*_queued(row, waits, crew), *_limits(row)]
-    return tuple(sorted(found, key=lambda one: _PLACE[one.what]))
+    return tuple(sorted(found, key=lambda reason: _PLACE[reason.what]))
 
 
 def _reason(what: What, name: str | None = None, **details: Any) -> WaitReason:
@@ -293,13 +293,13 @@ def _limits(row: Any) -> list[WaitReason]:
 
 
 def _queued(row: Any, waits: Sequence[WaitReason], crew: Crew) -> list[WaitReason]:
-    found = [_retry(row) if one.what == "later" and row.attempt else one for one in waits]
-    is_due = not any(one.what in ("later", "retry") for one in found)
+    found = [_retry(row) if reason.what == "later" and row.attempt else reason for reason in waits]
+    is_due = not any(reason.what in ("later", "retry") for reason in found)
     if not crew.serving:
         found.append(_reason("unserved", row.queue))
     elif not crew.knowing:
         gave_back = row.claims > 0 and row.attempt == 0 and not is_due
-        found = [one for one in found if not (gave_back and one.what == "later")]
+        found = [reason for reason in found if not (gave_back and reason.what == "later")]
         found.append(_reason("unknown", row.task, limit=crew.serving, until=row.run_at if gave_back else None))
     if not is_due:
         return found

@@ -108,7 +108,7 @@ def _long_values(
     )
     # A fence, so that each is made into text once.
     made = sa.select(*short).where(*which).offset(_ZERO).subquery("made").c
-    statement = sa.select(*(sa.case((sa.func.octet_length(one) <= _TEXT, one)) for one in made))
+    statement = sa.select(*(sa.case((sa.func.octet_length(text) <= _TEXT, text)) for text in made))
     row = next(iter(_rows_if_readable(connection, statement)), ())
     return {name: value for name, text in zip(names, row, strict=False) for value in _loaded(text)}
 

@@ -155,7 +155,7 @@ def _summed(counts: Sequence[Sequence[int]]) -> list[int]:
 
 def named(figures: Sequence[Figures]) -> list[str]:
     """The outcomes to show: the usual outcomes, and all others that occurred."""
-    return [name for name in COUNTED if name in ALWAYS or any(one.counts[name] for one in figures)]
+    return [name for name in COUNTED if name in ALWAYS or any(figure.counts[name] for figure in figures)]
 
 
 def _of(counts: Sequence[int], total: float, name: str) -> float | None:

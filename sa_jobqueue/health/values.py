@@ -117,7 +117,7 @@ class IndexSize:
 
 
 def _option(options: Sequence[str], name: str, default: str) -> str:
-    found = (value for one, _, value in (option.partition("=") for option in options) if one == name)
+    found = (value for option_name, _, value in (option.partition("=") for option in options) if option_name == name)
     return next(found, default)
 
 
@@ -174,7 +174,7 @@ class Server:
     def connections_max(self) -> int:
         """How many clients may connect that are not superusers and have no reserved connections."""
         reserved = ("superuser_reserved_connections", "reserved_connections")
-        return int(self.settings["max_connections"]) - sum(int(self.settings.get(one, 0)) for one in reserved)
+        return int(self.settings["max_connections"]) - sum(int(self.settings.get(setting, 0)) for setting in reserved)
 
     @property
     def connections_ratio(self) -> float:

@@ -168,7 +168,7 @@ def _queues(
         limit, since = (None, None) if said is None else (said.running, said.paused)
         served = sum(serves(queues, name) for queues in live)
         found.append(QueueSeen(name, queued, due, oldest, running[name], served, lately, limit, since))
-    return sorted(found, key=lambda one: (-one.due, one.name))
+    return sorted(found, key=lambda queue: (-queue.due, queue.name))
 
 
 def _tasks(sums: Sequence[Any], seconds: float) -> list[tuple[str, Figures]]:
@@ -177,7 +177,7 @@ def _tasks(sums: Sequence[Any], seconds: float) -> list[tuple[str, Figures]]:
     for row in sums:
         counted[row.task].append(row)
     found = [(name, Figures.of(rows, seconds)) for name, rows in counted.items()]
-    return sorted(found, key=lambda one: (-sum(one[1].counts.values()), one[0]))
+    return sorted(found, key=lambda entry: (-sum(entry[1].counts.values()), entry[0]))
 
 
 def _workers(
@@ -209,7 +209,7 @@ def _workers(
         for row in rows
         if only is None or any(serves(row.queues, name) for name in only)
     ]  # fmt: skip
-    return sorted(found, key=lambda one: (not one.stale, one.name))
+    return sorted(found, key=lambda worker: (not worker.stale, worker.name))
 
 
 # ---- Workflows: how many there are, and which do not move on.

@@ -47,7 +47,7 @@ def _histogram(name: str, help: str, *labels: str) -> Metric:
 
 def _defined() -> tuple[Metric, ...]:
     """All metrics defined so far."""
-    return tuple(one for one in globals().values() if isinstance(one, Metric))
+    return tuple(value for value in globals().values() if isinstance(value, Metric))
 
 
 # ---- Metrics of a command's worker processes.

@@ -79,13 +79,15 @@ def add_jobs(connection: sa.Connection, store: Store, families: Families) -> Non
     families.add(names.WORKERS, len(live), "live")
     families.add(names.WORKERS, len(workers) - len(live), "stale")
     named = {queue for worker in live for queue in worker.queues} - {EVERY_QUEUE}
-    queues = sorted({*(one.queue for one in depths), *counted[JobStatus.RUNNING], *counted[JobStatus.FAILED], *named})
+    queues = sorted(
+        {*(depth.queue for depth in depths), *counted[JobStatus.RUNNING], *counted[JobStatus.FAILED], *named}
+    )
     serving = {queue: sum(serves(worker.queues, queue) for worker in live) for queue in queues}
     label = {queue: queue if number < _MOST_QUEUES else OTHER for number, queue in enumerate(queues)}
-    ages = {one.queue: one.oldest_due_age or 0.0 for one in depths}
+    ages = {depth.queue: depth.oldest_due_age or 0.0 for depth in depths}
     for metric, values, together in (
-        (names.QUEUED, {one.queue: one.queued for one in depths}, sum),
-        (names.DUE, {one.queue: one.due for one in depths}, sum),
+        (names.QUEUED, {depth.queue: depth.queued for depth in depths}, sum),
+        (names.DUE, {depth.queue: depth.due for depth in depths}, sum),
         (names.OLDEST_DUE, ages, max),
         (names.RUNNING, counted[JobStatus.RUNNING], sum),
         (names.FAILED, counted[JobStatus.FAILED], sum),
@@ -108,14 +110,14 @@ def _together(
 def add_limits(connection: sa.Connection, store: Store, families: Families) -> None:
     """Limits and pauses of queues and tasks, and how many keys take turns. Without any it reads empty tables."""
     uses, keys = read_limit_uses(connection, store), read_paused_keys(connection, store)
-    said = {(one.owner, one.name): one for one in uses}
-    waiting = {owner: one.due for owner, one in said.items()}
-    for one in keys:  # keys of queues that may have no limits themselves
-        waiting[one.owner, one.name] = waiting.get((one.owner, one.name), 0) + one.due
+    said = {(use.owner, use.name): use for use in uses}
+    waiting = {owner: use.due for owner, use in said.items()}
+    for use in keys:  # keys of queues that may have no limits themselves
+        waiting[use.owner, use.name] = waiting.get((use.owner, use.name), 0) + use.due
     label = _labels(sorted({*said, *waiting}))
     for metric, values, together in (
-        (names.LIMITED, {owner: float(one.limited) for owner, one in said.items()}, max),
-        (names.PAUSED, {owner: float(one.paused is not None) for owner, one in said.items()}, max),
+        (names.LIMITED, {owner: float(use.limited) for owner, use in said.items()}, max),
+        (names.PAUSED, {owner: float(use.paused is not None) for owner, use in said.items()}, max),
         (names.PAUSED_DUE, waiting, sum),
     ):
         for labels, value in _together(label, values, together).items():
@@ -135,8 +137,8 @@ def _labels(owners: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[st
     """The labels of queues and tasks: of each kind, all names beyond a number share a label."""
     found: dict[tuple[str, str], tuple[str, str]] = {}
     for kind in ("queue", "task"):
-        of_kind = [one for one in owners if one[0] == kind]
-        found |= {one: one if number < _MOST_QUEUES else (kind, OTHER) for number, one in enumerate(of_kind)}
+        of_kind = [owner for owner in owners if owner[0] == kind]
+        found |= {owner: owner if number < _MOST_QUEUES else (kind, OTHER) for number, owner in enumerate(of_kind)}
     return found
 
 
@@ -152,7 +154,7 @@ def add_workflows(connection: sa.Connection, store: Store, families: Families) -
     families.add(names.WORKFLOW_OLDEST, counts.oldest or 0.0)
     families.add(names.WORKFLOW_EVENTS, counts.events)
     families.add(names.WORKFLOWS_BEHIND, len(behind))
-    families.add(names.WORKFLOW_BEHIND_SECONDS, max((one.seconds or 0.0 for one in behind), default=0.0))
+    families.add(names.WORKFLOW_BEHIND_SECONDS, max((flow.seconds or 0.0 for flow in behind), default=0.0))
     families.add(names.WORKFLOWS_OVERDUE, counts.overdue)
 
 
@@ -215,17 +217,17 @@ def add_server(connection: sa.Connection, store: Store, families: Families) -> N
     families.add(names.BLOCKS, server.blocks_hit, "buffers")
     families.add(names.BLOCK_SECONDS, server.read_seconds, "read")
     families.add(names.BLOCK_SECONDS, server.write_seconds, "write")
-    for one in readings.io:
+    for process in readings.io:
         for what, value in (
-            ("read", one.reads),
-            ("write", one.writes),
-            ("extend", one.extends),
-            ("hit", one.hits),
-            ("evict", one.evictions),
+            ("read", process.reads),
+            ("write", process.writes),
+            ("extend", process.extends),
+            ("hit", process.hits),
+            ("evict", process.evictions),
         ):
-            families.add(names.IO_BLOCKS, value, one.process, what)
-        families.add(names.IO_SECONDS, one.read_seconds, one.process, "read")
-        families.add(names.IO_SECONDS, one.write_seconds, one.process, "write")
+            families.add(names.IO_BLOCKS, value, process.process, what)
+        families.add(names.IO_SECONDS, process.read_seconds, process.process, "read")
+        families.add(names.IO_SECONDS, process.write_seconds, process.process, "write")
 
 
 PARTS: Mapping[str, Part] = {

@@ -72,7 +72,7 @@ def read_snapshot(worker: Worker) -> Snapshot:
 
 
 def _with_zeros(tallies: Iterable[TaskTally], known: Iterable[tuple[str, str]]) -> list[TaskTally]:
-    counted = {one.key: one for one in tallies}
+    counted = {tally.key: tally for tally in tallies}
     for task, queue in known:
         counted.setdefault((queue, task), TaskTally(queue, task))
     return [counted[key] for key in sorted(counted)]
@@ -91,13 +91,13 @@ class Counters:
     def of(cls, snapshot: Snapshot) -> Counters:
         """Those of one process."""
         state = snapshot.state
-        return cls({one.key: one for one in snapshot.tallies}, state.claimed, state.claims, state.claim_seconds)
+        return cls({tally.key: tally for tally in snapshot.tallies}, state.claimed, state.claims, state.claim_seconds)
 
     def plus(self, other: Counters) -> Counters:
         """Both together."""
         tallies = dict(self.tallies)
-        for key, one in other.tallies.items():
-            tallies[key] = tallies[key].plus(one) if key in tallies else one
+        for key, tally in other.tallies.items():
+            tallies[key] = tallies[key].plus(tally) if key in tallies else tally
         claims = tuple(a + b for a, b in zip(self.claims, other.claims, strict=True))
         return Counters(tallies, self.claimed + other.claimed, claims, self.claim_seconds + other.claim_seconds)
 
@@ -166,8 +166,8 @@ class Sums:
 
 def _sum(all_counters: Iterable[Counters]) -> Counters:
     total = Counters()
-    for one in all_counters:
-        total = total.plus(one)
+    for counters in all_counters:
+        total = total.plus(counters)
     return total
 
 
@@ -204,13 +204,13 @@ class WorkerCollector(TotalsCollector):
 
 def _add_counters(families: Families, totals: Totals) -> None:
     counters = totals.counters
-    for (queue, task), one in sorted(counters.tallies.items()):
+    for (queue, task), tally in sorted(counters.tallies.items()):
         for outcome in _OUTCOMES:
-            families.add(names.JOBS, getattr(one, outcome), queue, task, outcome)
-        families.add(names.RESCUED, one.rescued, queue, task)
-        if any(one.runs):
-            families.add_counts(names.RUN_SECONDS, one.runs, one.run_seconds, queue, task)
-            families.add_counts(names.WAIT_SECONDS, one.waits, one.wait_seconds, queue, task)
+            families.add(names.JOBS, getattr(tally, outcome), queue, task, outcome)
+        families.add(names.RESCUED, tally.rescued, queue, task)
+        if any(tally.runs):
+            families.add_counts(names.RUN_SECONDS, tally.runs, tally.run_seconds, queue, task)
+            families.add_counts(names.WAIT_SECONDS, tally.waits, tally.wait_seconds, queue, task)
     families.add(names.CLAIMED, counters.claimed)
     families.add_counts(names.CLAIM_SECONDS, counters.claims, counters.claim_seconds)
 
@@ -220,10 +220,10 @@ def _add_gauges(families: Families, totals: Totals) -> None:
     states = live.values()
     for queue in sorted({queue for state in states for queue in state.queues}):
         of_each = [state.queues[queue] for state in states if queue in state.queues]
-        families.add(names.SLOTS, sum(one.slots for one in of_each), queue)
-        families.add(names.SLOTS_BUSY, sum(one.running for one in of_each), queue)
-        families.add(names.SLOTS_STUCK, sum(one.stuck for one in of_each), queue)
-        families.add(names.BUFFERED, sum(one.waiting for one in of_each), queue)
+        families.add(names.SLOTS, sum(state.slots for state in of_each), queue)
+        families.add(names.SLOTS_BUSY, sum(state.running for state in of_each), queue)
+        families.add(names.SLOTS_STUCK, sum(state.stuck for state in of_each), queue)
+        families.add(names.BUFFERED, sum(state.waiting for state in of_each), queue)
     families.add(names.PROCESSES, len(states))
     families.add(names.LISTENING, sum(state.listening for state in states))
     families.add(names.UNWRITTEN, sum(state.unwritten for state in states))

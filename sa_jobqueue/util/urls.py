@@ -127,9 +127,9 @@ def masked(value: Any) -> Any:
         case float() if not isfinite(value):
             return str(value)
         case dict():
-            return {mask_passwords(str(name)): masked(one) for name, one in value.items()}
+            return {mask_passwords(str(name)): masked(entry) for name, entry in value.items()}
         case list() | tuple():
-            return [masked(one) for one in value]
+            return [masked(entry) for entry in value]
         case _:
             return value
 

@@ -310,7 +310,7 @@ def steady(
                 )
         _check(here, len(sent))
         workers.stop()
-    began = {n: at for one in workers.results for n, at in one.items()}
+    began = {n: at for result in workers.results for n, at in result.items()}
     done = seen.completed_at(sent)
     span = max(done.values()) - min(sent.values())
     return Steady(
@@ -376,7 +376,7 @@ class _Seen:
 
 
 def _latency(seconds: Sequence[float]) -> Latency:
-    times = sorted(max(one, 0.0) * 1000 for one in seconds)
+    times = sorted(max(wait, 0.0) * 1000 for wait in seconds)
     cuts = statistics.quantiles(times, n=100, method="inclusive") if len(times) > 1 else times * 99
     return Latency(cuts[49], cuts[94], cuts[98], times[-1])
 

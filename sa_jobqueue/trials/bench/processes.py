@@ -327,7 +327,7 @@ class _Progress:
 
     def ended(self) -> datetime | None:
         """The time now, if nothing is live any more."""
-        live = [sa.select(Job.id).where(one, Job.id <= self._last).exists() for one in _LIVE]
+        live = [sa.select(Job.id).where(is_live, Job.id <= self._last).exists() for is_live in _LIVE]
         return self._connection.scalar(sa.select(sa.func.statement_timestamp()).where(~live[0], ~live[1]))
 
     def _front(self) -> int:
@@ -338,7 +338,7 @@ class _Progress:
 
     def _live(self) -> int:
         """How many jobs are queued or running; a slow query."""
-        both = [sa.select(Job.id).where(one, Job.id <= self._last) for one in _LIVE]
+        both = [sa.select(Job.id).where(is_live, Job.id <= self._last) for is_live in _LIVE]
         return self._connection.scalars(
             sa.select(sa.func.count()).select_from(both[0].union_all(both[1]).subquery())
         ).one()
@@ -363,5 +363,5 @@ class _Progress:
 def live_numbers(connection: sa.Connection) -> set[int]:
     """The numbers of the jobs that are queued or running."""
     number = Job.args["n"].astext.cast(sa.Integer)
-    running, queued = (sa.select(number).where(one) for one in _LIVE)
+    running, queued = (sa.select(number).where(is_live) for is_live in _LIVE)
     return set(connection.scalars(queued.union_all(running)))
