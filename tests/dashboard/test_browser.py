@@ -663,7 +663,7 @@ def test_a_page_without_javascript_shows_what_it_has(browser: Any, shown: Site, 
         )
         assert page.locator("[data-graph]").count() == page.locator("table.nodes").count()
         content = "#live table, #live form, #live .none, #live .notice, #live .tiles, #live .found, main form, #live p"
-        assert page.locator(content).first.is_visible()
+        assert page.locator(content).filter(visible=True).count()
         assert not page.locator(".tools button, .tools select").filter(visible=True).count()
 
 
