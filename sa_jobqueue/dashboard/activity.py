@@ -215,12 +215,12 @@ def window_of(context: PageContext, default: str = _DEFAULT) -> Window:
 
 
 def _chosen(context: PageContext) -> Window:
-    """The whole steps of a time that a viewer has chosen. Raises BadInput."""
+    """The whole steps of a time that a viewer has chosen, which is made longer where it is short. Raises BadInput."""
     now, begin, until = context.now(), context.query.moment("from"), context.query.moment("to")
     end = min(until or now, now)
-    if begin is None or begin < now - HOURS_KEPT or end - begin < _SHORTEST:
-        expected = "a time for which there are statistics, at least 5 minutes before the end"
-        raise BadInput("from", context.query.one("from"), expected)
+    if begin is None or begin < now - HOURS_KEPT or begin > end:
+        raise BadInput("from", context.query.one("from"), "a time for which there are statistics, before the end")
+    begin = min(begin, end - _SHORTEST)
     step = next(step for most, step in _STEPS.items() if end - begin <= most)
     length = (max(step, _OLD) if begin < now - MINUTES_KEPT else step).total_seconds()
     first, last = begin.timestamp() // length, -(-end.timestamp() // length)

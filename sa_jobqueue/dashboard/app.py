@@ -246,6 +246,7 @@ class Site:
         back = local_path(query.one("next")) or self._home(access)
         shown: dict[str, Any] = {
             "fields": fields, "number": number, "target": query.only(*action.target), "next": back, "typed": action.to_type(query),
+            "wrong": query.one("typed") if query.one("confirmed") == "yes" else None,
         }  # fmt: skip
         return self._html(request, access, "confirm.html", 200, action=action, **shown)
 

@@ -88,7 +88,9 @@ def test_what_cannot_be_undone_is_typed(engine: Engine, connection: Connection) 
     connection.commit()
     viewer = Viewer(engine)
     fields = {"queue": "mail", "confirmed": "yes"}
-    assert "Type “delete”" in viewer.send("delete", {**fields, "typed": "mail"}).text
+    wrong = viewer.send("delete", {**fields, "typed": "mail"}).text
+    assert "Type “delete”" in wrong
+    assert "“mail” was typed: nothing was done." in wrong
     assert "Type" not in viewer.send("delete", {"id": ids[0]}).text
     assert viewer.send("delete", {**fields, "typed": "delete"}).status_code == 303
     assert statuses(connection) == {}

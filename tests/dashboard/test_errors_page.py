@@ -261,6 +261,7 @@ def test_a_button_reaches_what_its_line_has_counted(
     answer = viewer.send(action, sent)
     ids = next(ids for ids in some.values() if sent["task"] in ("send", "pay", "raw") and ids == _of(connection, sent))
     assert f"{len(ids)} job{'' if len(ids) == 1 else 's'} that failed like this" in Seen(answer.text).text
+    assert ("Type “delete”" in answer.text) == (action == "delete_group")
     connection.rollback()
     assert list(statuses(connection).values()).count("failed") == 9
     connection.rollback()

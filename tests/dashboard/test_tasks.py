@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, insert, select, text, update
+from sqlalchemy import Engine, func, insert, select, text, update
 
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.models import Job, LimitRow, Schedule, WorkerRow
@@ -116,3 +116,14 @@ def test_a_viewer_of_some_queues_sees_their_part_alone(engine: Engine, scene: Sc
     assert "web-1:4711" in viewer.see("/queues/sync").text
     tenant = Viewer(engine, Access(can={"retry"}, where=Job.concurrency_key == "42"))
     assert [tenant.get(path).status_code for path in ("/tasks", "/tasks/shop.index", "/queues/sync")] == [403] * 3
+
+
+def test_a_chosen_time_that_is_short_is_made_longer(engine: Engine, scene: Scene) -> None:
+    """As a part of a chart close to its end; a time in the future is refused."""
+    with engine.connect() as connection:
+        now = connection.scalar(select(func.now()))
+    assert now is not None
+    viewer = Viewer(engine, Access.READ)
+    near = f"{now - timedelta(minutes=1):%Y-%m-%dT%H:%MZ}"
+    assert "Tasks" in viewer.see("/tasks", **{"from": near, "to": near}).text
+    assert viewer.get("/tasks", **{"from": f"{now + HOUR:%Y-%m-%dT%H:%MZ}"}).status_code == 400

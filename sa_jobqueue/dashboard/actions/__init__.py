@@ -67,7 +67,7 @@ class PageAction:
     asks: Callable[[PageContext], bool] | None = None
     """Whether the viewer must confirm it for these things, which were chosen singly."""
     typed: str | None = None
-    """The field whose value the viewer must type again to confirm it; "action": the action's name, if not each thing was chosen singly."""
+    """The field whose value the viewer must type again to confirm it; "action": the first word of the action's name, if not each thing was chosen singly."""
     target: tuple[str, ...] = ("id",)
     """The fields that name the target."""
     variants: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -85,4 +85,4 @@ class PageAction:
         """The text that the viewer must type to confirm it; None: nothing."""
         if self.typed != "action":
             return None if self.typed is None else query.one(self.typed)
-        return None if query.one("id") else self.name
+        return None if query.one("id") else self.name.partition("_")[0]

@@ -173,7 +173,7 @@ ERROR_ACTIONS = {
         ),
         action_on_jobs(
             "delete_group", "Delete all", "Deleted {n}.", "delete", which=of_group, build=prune_jobs,
-            question="Delete {n} {unit} that failed like this, permanently?", target=_NAMES, careful=True, limit=1_000,
+            question="Delete {n} {unit} that failed like this, permanently?", target=_NAMES, careful=True, typed="action", limit=1_000,
         ),
     )
 }  # fmt: skip

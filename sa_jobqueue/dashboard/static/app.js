@@ -237,8 +237,9 @@
     const first = Math.floor(u.posToVal(left, "x") / step) * step, last = Math.ceil(u.posToVal(left + width, "x") / step) * step;
     const to = new URL(location), iso = seconds => `${new Date(seconds * 1000).toISOString().slice(0, 16)}Z`;
     to.searchParams.delete("window");
-    to.searchParams.set("from", iso(first));
-    to.searchParams.set("to", iso(Math.max(last, first + 300)));
+    const end = Math.min(Math.max(last, first + 300), Math.floor(Date.now() / 60000) * 60);
+    to.searchParams.set("from", iso(Math.min(first, end - 300)));
+    to.searchParams.set("to", iso(end));
     location = to;
   };
   const draw = (within, again) => {
