@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from datetime import date
 from enum import Enum
 from typing import Any, Literal
@@ -13,6 +14,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, Snooze, TaskName, enqueue, task
 from sa_jobqueue.dashboard import Access
+from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.models import AuditEntry
 from tests.dashboard.test_hostile import BAD
 from tests.support.browsing import Seen, Viewer
@@ -62,9 +64,19 @@ def commit(ctx: JobContext, by: str) -> None:
     ctx.session.execute(text("INSERT INTO tried VALUES (3, 'new')"))
     connection = ctx.session.connection()
     if by == "text":
+        for end in ("COMMIT", "/* now */ rollback", "-- over\nEND"):
+            with suppress(JobQueueError):
+                connection.execute(text(end))
+        connection.execute(text("INSERT INTO tried VALUES (5, 'new')"))
         connection.execute(text("COMMIT"))
     elif by == "connection":
         connection.commit()
+    elif by == "driver":
+        for end in (connection.connection.commit, connection.connection.rollback):
+            with suppress(JobQueueError):
+                end()
+        connection.execute(text("INSERT INTO tried VALUES (5, 'new')"))
+        connection.connection.commit()
     else:
         connection.rollback()
         connection.execute(text("INSERT INTO tried VALUES (3, 'new')"))
@@ -273,9 +285,9 @@ def test_both_kinds_of_handlers_are_tried_with_both_kinds_of_engines(
     assert rows(connection) == {1: "old", 2: "gone", 4: "other"}
 
 
-@pytest.mark.parametrize("by", ["text", "connection", "rollback"])
+@pytest.mark.parametrize("by", ["text", "connection", "driver", "rollback"])
 def test_a_handler_that_commits_by_itself_leaves_nothing(engine: Engine, connection: Connection, by: str) -> None:
-    """The database refuses a COMMIT."""
+    """Neither before nor after a COMMIT or ROLLBACK, which are refused."""
     id = made(connection, "shop.commit", args={"by": by})
     page = Seen(Viewer(engine, registry=registry).send("try", {"id": id}).text)
     assert "a_trial_is_never_committed" in page.text or "may not end the transaction" in page.text

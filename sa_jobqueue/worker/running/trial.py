@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,13 @@ from .run import Run
 SECONDS, _LOCK_SECONDS = 30.0, 2.0
 #: Log lines that are kept, and bytes of arguments that are read: all that can be read back.
 _LINES, _ALL = 200, 2**30 - 1
-#: A COMMIT fails by this constraint, also if the handler sends it as text.
+_COMMENT = r"--[^\n]*\n|/\*(?:(?!\*/).)*\*/"
+#: A text that ends the transaction first. A savepoint within may be rolled back.
+_END = re.compile(
+    rf"(?:[\s;]|{_COMMENT})*(?:COMMIT|END|ABORT|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b",
+    re.IGNORECASE | re.DOTALL,
+)
+#: A COMMIT fails by this constraint, also if a longer text or the driver's own connection sends it.
 _GUARD = (
     "CREATE TEMPORARY TABLE sa_jobqueue_trial (a int CONSTRAINT a_trial_is_never_committed UNIQUE DEFERRABLE INITIALLY DEFERRED)",
     "INSERT INTO pg_temp.sa_jobqueue_trial VALUES (1), (1)",
@@ -77,7 +84,10 @@ def try_job(
     own = engine.sync_engine if isinstance(engine, AsyncEngine) else engine
 
     def call() -> Tried:
-        connection = sa.Connection(own, own.pool.recreate().connect())
+        driver = own.pool.recreate().connect()
+        for name in ("commit", "rollback"):
+            setattr(driver, name, _refuse)
+        connection = sa.Connection(own, driver)
         try:
             _begin(connection)
             row = connection.execute(as_claimed(id, args_limit=_ALL, job=job)).first()
@@ -86,8 +96,7 @@ def try_job(
             trial = _Trial(Session(connection), registry=registry, job=job)
             return trial.tried(ClaimedJob._make(row), limited, is_async)
         finally:
-            for name in ("commit", "rollback"):
-                event.remove(connection, name, _refuse)
+            event.remove(connection, "before_cursor_execute", _refuse_end)
             connection.invalidate()  # closes it, which ends the transaction
             connection.close()
 
@@ -96,8 +105,7 @@ def try_job(
 
 def _begin(connection: sa.Connection) -> None:
     """Begin a transaction that cannot be committed."""
-    for name in ("commit", "rollback"):
-        event.listen(connection, name, _refuse)
+    event.listen(connection, "before_cursor_execute", _refuse_end)
     connection.execution_options(isolation_level="READ COMMITTED").begin()
     limit, lock = (f"{int(seconds * 1000)}ms" for seconds in (SECONDS, _LOCK_SECONDS))
     limits = {"statement_timeout": limit, "lock_timeout": lock, "idle_in_transaction_session_timeout": limit}
@@ -105,8 +113,14 @@ def _begin(connection: sa.Connection) -> None:
         connection.exec_driver_sql(statement)
 
 
-def _refuse(connection: sa.Connection) -> NoReturn:
+def _refuse() -> NoReturn:
     raise JobQueueError("a trial is rolled back: its handler may not end the transaction of the connection itself")
+
+
+def _refuse_end(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -> None:
+    """Refuse a text that ends the transaction: later statements would be in another transaction, which would stay."""
+    if _END.match(statement):
+        _refuse()
 
 
 class _UnclaimedTransaction(JoinedTransaction):
