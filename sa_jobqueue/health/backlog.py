@@ -16,8 +16,9 @@ from .read import ENDS
 
 #: The outcomes after which a job no longer waits: it has ended, or waits for a later time. What goes back at once has not left.
 LEAVES = (*ENDS, "retried", "snoozed")
-#: Workers fall behind if the backlog grows by more than this share of what arrived, and its oldest job has waited for more than this share
-#: of the time, and for more than these seconds.
+#: Workers fall behind if the backlog grows by more than this share of what arrived, or nothing leaves, and its oldest job has waited for more
+#: than this share of the time, and for more than these seconds. If that job waits longer than the whole time, a smaller share is enough, so
+#: that slow growth is told some day.
 _SLACK, _LONG = 0.02, 60.0
 
 
@@ -97,15 +98,17 @@ class Flow:
         whole, oldest = sum(self.seconds[begin:end]), last.oldest or 0.0
         is_old, longer = oldest > max(_SLACK * whole, _LONG), oldest - (first.oldest or 0.0)
         rest = f"{last.due:,} wait, the oldest for {age(oldest)}" if last.due else "nothing waits"
+        slack = _SLACK * whole / max(oldest, whole)
         known = {place: number for place, number in enumerate(self.arrived) if number is not None}
         if last.more or not known:
-            behind, least = is_old and longer > _SLACK * whole, "at least " if last.more else ""
+            behind, least = is_old and longer > slack * whole, "at least " if last.more else ""
             change = f"{age(longer)} {'longer' if longer > 0 else 'less'} than {age(whole) if begin else time or age(whole)} before"
             return _verdict(f"{least}{rest}, {change}", paused=paused, behind=behind)
         arrived, left = round(sum(known.values())), sum(self.left[place] for place in known)
         growth, seconds = arrived - left, sum(self.seconds[place] for place in known)
-        behind = is_old and growth > _SLACK * arrived
-        if behind:
+        grows = growth > slack * arrived
+        behind = is_old and (grows or not left)
+        if behind and grows:
             rest = f"grows by {growth * 3_600 / seconds:,.0f} an hour"
         elif last.due and not paused and -growth > _SLACK * left:
             rest = f"empty in {age(last.due * seconds / -growth)} at this rate"

@@ -47,6 +47,15 @@ OLD = Depth(due=240, oldest=HOUR)
             "Keeps up: 1,200 in, 1,180 out in 1d; 20 wait, the oldest for 1m 10s.",
         ),
         (flow(0, OLD, left=[60], seconds=2 * HOUR), "Falls behind: 300 in, 60 out in 2h; grows by 120 an hour."),
+        (flow(OLD, OLD, left=[0], seconds=HOUR), "Falls behind: 0 in, 0 out in 1h; 240 wait, the oldest for 1h."),
+        (
+            flow(Depth(9_900, oldest=2 * HOUR), Depth(10_000, oldest=3 * HOUR), left=[9_900], seconds=HOUR),
+            "Falls behind: 10,000 in, 9,900 out in 1h; grows by 100 an hour.",
+        ),
+        (
+            flow(Depth(9_950, oldest=3 * HOUR), Depth(10_000, oldest=3 * HOUR), left=[9_950], seconds=HOUR),
+            "Keeps up: 10,000 in, 9,950 out in 1h; 10,000 wait, the oldest for 3h.",
+        ),
         (flow(300, OLD, left=[90], seconds=HOUR), "Keeps up: 30 in, 90 out in 1h; empty in 4h at this rate."),
         (flow(0, Depth(running=9), left=[0], seconds=HOUR), "Keeps up: 9 in, 0 out in 1h; nothing waits."),
         (
