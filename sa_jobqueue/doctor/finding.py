@@ -60,8 +60,9 @@ def found(
 
 #: How long a finding can be acknowledged.
 SPANS = {"1h": timedelta(hours=1), "8h": timedelta(hours=8), "24h": timedelta(days=1), "7d": timedelta(days=7)}
-#: Text in brackets, and the numbers of things that have no names.
-_DETAILS, _NUMBERED = re.compile(r"\([^()]*\)"), re.compile(r"\b(?:process|jobs?|workflows?) (\d+(?:, \d+)*)")
+#: Text in brackets, the numbers of things that have no names, and names that are numbers: those of keys are often tenants' ids.
+_DETAILS, _NUMBERED = re.compile(r"\([^()]*\)"), re.compile(r"\b(?:process|jobs?|workflows?|queue|key) (\d+(?:, \d+)*)")
+_BEFORE_DETAILS = re.compile(r"(?<!\S)\d+(?= \()")
 #: What varies while a finding is the same: measures, and the words that go with them.
 _MEASURES = re.compile(
     r"(?<!\S)(?:\d[\d.,:]*[smhd%+]?(?! more)(?: (?:ms|s|bytes|[kMG]B))?|(?:job|row|key|outcome)s?)(?=[\s,;:]|$)"
@@ -97,7 +98,7 @@ def _subjects(detail: str) -> set[str]:
     """The words of a finding but its measures."""
     text = _DETAILS.sub("", detail)
     numbers = (number for listed in _NUMBERED.findall(text) for number in listed.split(", "))
-    return {*numbers, *re.findall(r"[^\s,;]+", _MEASURES.sub(" ", text))}
+    return {*numbers, *_BEFORE_DETAILS.findall(detail), *re.findall(r"[^\s,;]+", _MEASURES.sub(" ", text))}
 
 
 # ---- Thresholds.
