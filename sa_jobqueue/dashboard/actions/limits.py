@@ -246,14 +246,14 @@ def _count(context: PageContext) -> int:
 
 
 def _cancel(context: PageContext) -> Done:
-    job = context.job
+    job, name = context.job, context.query.one("queue")
     ids = list(context.connection.scalars(_waiting(context, _PAGE)))
     if not ids:
-        return Done(0)
+        return Done(0, of=name)
     still_queued = (job.id.in_(ids), job.status == status_literal(JobStatus.QUEUED), *context.mine())
     rows = context.connection.execute(cancel_jobs(*still_queued, locked="skip", job=job)).all()
     changed = [row.id for row in rows if row.changed]
-    more, name = cancelled(context, changed), context.query.one("queue")
+    more = cancelled(context, changed)
     if len(ids) == _PAGE and changed:
         return Done(len(changed), after=1, of=name, more=more)  # cancelled jobs are not found again
     return Done(len(changed), left=len(ids) - len(changed), of=name, more=more)
