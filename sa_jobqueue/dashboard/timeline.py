@@ -70,14 +70,15 @@ def timeline_of(seen: JobSeen, failures: Sequence[Failure]) -> Timeline:
 
 
 def _end_of_run(job: Any, now: datetime, failed: Sequence[Failure]) -> datetime | None:
-    """The end of the last attempt; now if it is running."""
+    """The end of the last attempt; now if it is running. A job that has failed may have been retried and cancelled since."""
     if job.claimed_at is None:
         return None
     if job.status is JobStatus.RUNNING:
         return now
+    ended = [failure.at for failure in failed if failure.at is not None and failure.at >= job.claimed_at]
     if job.finished_at is not None and job.finished_at >= job.claimed_at:
-        return job.finished_at  # type: ignore[no-any-return]
-    return next((failure.at for failure in reversed(failed) if failure.at >= job.claimed_at), None)
+        ended = [job.finished_at] if job.status is JobStatus.COMPLETED else [*ended, job.finished_at]
+    return ended[0] if ended else None
 
 
 def _bars(job: Any, now: datetime, failed: Sequence[Failure], end: datetime | None) -> list[Bar]:

@@ -94,6 +94,14 @@ def test_its_way_is_drawn_and_listed(engine: Engine, connection: Connection) -> 
 def sync(shop: int) -> None: ...
 
 
+def test_a_job_that_failed_and_was_cancelled_later_ran_until_it_failed(engine: Engine, connection: Connection) -> None:
+    """As after a retry that was undone."""
+    times = {"created_at": "2026-01-01 10:00Z", "run_at": "2026-01-01 10:00Z", "claimed_at": "2026-01-01 10:00Z"}
+    failed = {"type": "E", "message": "m", "traceback": "", "attempt": 1, "at": "2026-01-01T10:00:03Z"}
+    id = made(connection, "cancelled", **times, finished_at="2026-01-01 10:01Z", attempt=1, errors=[failed])
+    assert "Ran 3 s" in Viewer(engine).see(f"/jobs/{id}").text
+
+
 def test_what_it_belongs_to_is_linked(engine: Engine) -> None:
     with Session(engine) as session:
         flow = Workflow("nightly")
