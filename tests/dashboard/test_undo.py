@@ -81,6 +81,26 @@ def test_what_cannot_come_back_is_counted(engine: Engine, connection: Connection
     ]  # fmt: skip
 
 
+def test_a_job_whose_cancel_cancelled_others_comes_back_with_its_due_time(
+    engine: Engine, connection: Connection
+) -> None:
+    flow = Flow(connection, "a", "b: a")
+    later = {"run_at": text("now() + interval '3 hours'"), "attempt": 2, "rescues": 1}
+    connection.execute(update(Job).where(Job.id == flow.job("a")).values(later))
+    before = [getattr(row(connection, flow.job("a")), name) for name in KEPT]
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.do("cancel", id=flow.job("a"), next="/jobs")
+    flow.settle()
+    connection.commit()
+    assert set(flow.statuses().values()) == {"cancelled"}
+    connection.rollback()
+    undo(viewer, page)
+    flow.settle()
+    assert flow.statuses() == {"a": "queued", "b": "blocked"}
+    assert [getattr(row(connection, flow.job("a")), name) for name in KEPT] == before
+
+
 def test_a_long_cancel_is_undone_by_its_number(
     engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:

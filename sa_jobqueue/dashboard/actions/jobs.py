@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from ...errors import OptionError, PayloadError
 from ...models import status_in, status_literal
 from ...rules.lifecycle import FINISHED, Event, JobStatus, sources
+from ...sql.parts import table_of
 from ...sql.readings.depths import CAP
 from ...statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, prune_jobs, retry_jobs
 from ...tasks.options import MAX_PRIORITY
@@ -297,12 +298,21 @@ def _cancel_again(context: PageContext, entry: Any) -> Done:
 def _bring_back(context: PageContext, entry: Any) -> Done:
     """Queue jobs again as they were before their cancel. Those of a cancelled workflow would be cancelled again."""
     job, workflow = context.job, context.tables.workflow
-    ids = list(context.connection.scalars(sa.select(job.id).where(*to_undo(context, entry))))
+    table = table_of(job)
+    kept = [table.c[name] for name in ("run_at", "attempt", "rescues", "expires_at", "deadline_at")]
+    before = sa.select(
+        table.c.id.label("its_id"), *(sa.cast(column, sa.Text).label(f"old_{column.name}") for column in kept)
+    )
+    rows = context.connection.execute(before.where(*to_undo(context, entry))).mappings().all()
+    ids = [row["its_id"] for row in rows]
     back = reopened(context, ids)
+    if own := [{**row} for row in rows if row["its_id"] in set(back)]:
+        old = {column: sa.cast(sa.bindparam(f"old_{column.name}", type_=sa.Text), column.type) for column in kept}
+        context.connection.execute(sa.update(table).where(table.c.id == sa.bindparam("its_id")).values(old), own)
     is_over = sa.select(ONE).where(workflow.id == job.workflow_id, workflow.cancelled_at.is_not(None)).correlate(job)
     may = [job.id.in_(ids), status_in(job.status, (JobStatus.CANCELLED,)), sa.not_(is_over.exists())]
-    rows = context.connection.execute(retry_jobs(*may, as_before=True, locked="skip", job=job)).all()
-    changed = [*back, *(row.id for row in rows if row.changed)]
+    retried = context.connection.execute(retry_jobs(*may, as_before=True, locked="skip", job=job)).all()
+    changed = [*back, *(row.id for row in retried if row.changed)]
     waits = context.count(sa.select(ONE).where(job.id.in_(changed), status_in(job.status, (JobStatus.BLOCKED,))))
     return Done(len(changed), len(set(ids).difference(changed)), variants={"waits": waits})
 
