@@ -57,6 +57,17 @@ def test_a_list_is_csv_for_those_who_name_it_and_by_its_link(engine: Engine, con
     assert asked(viewer, "/jobs?as=csv", "application/json").headers["content-type"] == "application/json"
 
 
+def test_tags_are_masked_as_meta_is(engine: Engine, connection: Connection) -> None:
+    """In the list, in CSV, and in what the filter suggests."""
+    make_job(connection, meta={"tags": ["vip"]})
+    connection.commit()
+    viewer = Viewer(engine, format_args=lambda task, part, value: {} if part == "meta" else value)
+    assert "vip" in Viewer(engine).get("/jobs").text
+    assert "vip" not in viewer.get("/jobs?cols=tags").text
+    assert table(asked(viewer, "/jobs?cols=tags")) == [["tags"], [""]]
+    assert table(asked(Viewer(engine), "/jobs?cols=tags")) == [["tags"], ["vip"]]
+
+
 @pytest.mark.parametrize("status", ["queued", "failed"])
 def test_a_csv_that_is_not_all_tells_where_it_goes_on(
     engine: Engine, connection: Connection, status: str, monkeypatch: pytest.MonkeyPatch

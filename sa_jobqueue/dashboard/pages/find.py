@@ -166,10 +166,14 @@ _SUGGESTIONS: Kept[dict[str, list[str]]] = Kept(15.0)
 
 
 def suggestions(context: PageContext) -> dict[str, list[str]]:
-    """The known tasks, queues, tags and workers, by the field of a filter: of workers, limits, queued jobs and the newest jobs."""
+    """The known tasks, queues, tags and workers, by the field of a filter: of workers, limits, queued jobs and the newest jobs. Without tags
+    where the application may mask them.
+    """
     if context.access.is_partial:
-        return _suggested(context)
-    return _SUGGESTIONS.get(context.connection, (context.job, context.queues), lambda: _suggested(context))
+        found = _suggested(context)
+    else:
+        found = _SUGGESTIONS.get(context.connection, (context.job, context.queues), lambda: _suggested(context))
+    return found if context.options.format_args is None else {**found, "tag": []}
 
 
 def _suggested(context: PageContext) -> dict[str, list[str]]:

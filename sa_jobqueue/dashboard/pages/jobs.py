@@ -27,7 +27,7 @@ from ..actions.jobs import JOB_ACTIONS
 from ..filters import FILTERS, chips, chosen, due_page, has_archive, highest_id, is_by_due, reach, tabs
 from ..query import Query
 from ..refusals import BadInput
-from ..render import value_of
+from ..render import masked_by_name, value_of
 from ..request import Page, PageContext
 from .errors import group_sign
 from .find import suggestions
@@ -174,12 +174,16 @@ def _cut(value: Any, name: str) -> sa.ColumnElement[Any]:
 
 
 def _long(context: PageContext, row: sa.RowMapping, name: str) -> str:
-    """The arguments, masked as on the page of the job, or the tags."""
+    """The arguments or the tags, masked as on the page of the job."""
     text, value = row[name], cast(Any, None)
     with suppress(ValueError, RecursionError):
         value = None if text is None else load_any(text)
+    if name == "tags" and text is None:
+        return ""
     if name == "tags":
-        return ", ".join(map(str, cast(Sequence[Any], value))) if isinstance(value, list) else text or ""
+        meta = {"tags": text if value is None else value}
+        value = (masked_by_name("meta", row["task"], meta, context.options.format_args) or {}).get("tags")
+        return ", ".join(map(str, cast(Sequence[Any], value))) if isinstance(value, list) else str(value or "")
     job = SimpleNamespace(id=row["id"], task=row["task"], args=value)
     seen = JobSeen(job, row["reading"], row["created_at"], {"args": row["args_size"]} if value is None else {})
     shown = value_of("args", seen, context.options.format_args)
