@@ -272,7 +272,10 @@ class Site:
                 done = action.do(PageContext(connection, query, access, self._options, {}))
                 if not done.count:
                     return done, None
-                about = {**(done.target or target), **done.more, **({"part_of": [str(first)]} if first else {})}
+                # The form names the first entry, so it must be one of this viewer and action.
+                is_own = sa.select(audit.id).where(audit.id == first, audit.who == who, audit.action == action.name)
+                part_of = {"part_of": [str(first)]} if first and connection.scalar(is_own) else {}
+                about = {**(done.target or target), **done.more, **part_of}
                 entry = record_action(action.name, who=who, target=about, count=done.count, job=self._options.job)
                 return done, connection.scalar(entry.returning(audit.id))
 

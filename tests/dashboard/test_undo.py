@@ -125,6 +125,14 @@ def test_a_long_cancel_is_undone_by_its_number(
     assert (reader.all("form", method="post"), "cancel 1 " in reader.text) == ([], True)
 
 
+def test_a_form_does_not_join_the_action_of_someone_else(engine: Engine, connection: Connection) -> None:
+    ids = make_jobs(connection, 2)
+    connection.commit()
+    Viewer(engine, Access.ADMIN.named("ada")).do("cancel", id=ids[0])
+    Viewer(engine, Access.OPERATE.named("eve")).send("cancel", {"id": ids[1], "after": "1", "entry": "1"})
+    assert connection.scalars(select(AuditEntry.target["part_of"])).all() == [None, None]
+
+
 @pytest.mark.parametrize(
     "target",
     [[], 7, {"ids": "x"}, {"ids": [[1]], "ended": 1}, {"id": ["1"], "ended": ["soon"]}, {"ids": [9**30], "ended": ["2030-01-01"]}],
