@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine, func, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, Snooze, TaskName, enqueue, task
+from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, Snooze, TaskName, Unique, enqueue, task
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.models import AuditEntry
@@ -99,6 +99,10 @@ entered, leave = threading.Event(), threading.Event()
 def hang(ctx: JobContext) -> None:
     entered.set()
     leave.wait(60)
+
+
+@task(registry=registry, name="shop.replace", unique=Unique(on_clash="replace"))
+def replace() -> None: ...
 
 
 @task(registry=registry, name="shop.plain")
@@ -223,6 +227,20 @@ def test_a_viewer_enqueues_only_jobs_that_they_may_see(engine: Engine, connectio
     page = Viewer(engine, Access.READ, registry=registry).see("/enqueue", task="shop.report")
     assert "You may not enqueue jobs." in page.text
     assert "shop." not in page.text.replace("shop.tasks", "")
+
+
+def test_a_unique_job_does_not_replace_a_job_that_its_viewer_may_not_see(
+    engine: Engine, connection: Connection
+) -> None:
+    viewer = Viewer(engine, registry=registry)
+    viewer.do("enqueue", task="shop.replace", queue="sync", priority="4")
+    mail = Viewer(engine, Access(can={"enqueue"}, queues={"mail"}), registry=registry)
+    fields = {"task": "shop.replace", "queue": "mail", "priority": "9"}
+    assert "A job that you may not see has this unique key." in Seen(mail.send("enqueue", fields).text).text
+    assert connection.execute(select(Job.queue, Job.priority)).all() == [("sync", 4)]
+    connection.rollback()
+    viewer.do("enqueue", **fields)
+    assert connection.scalars(select(Job.priority).where(Job.queue == "sync")).all() == [9]
 
 
 def test_defaults_are_not_shown_where_arguments_are_masked(engine: Engine) -> None:

@@ -112,6 +112,10 @@ def _enqueue(context: PageContext) -> Done:
             job_id = context.connection.execute(insert_jobs([call], job=job)).scalar_one()
             if context.connection.scalar(sa.select(job.id).where(job.id == job_id, *context.mine())) is None:
                 errors["form"] = "You may not see a job with these values, so you may not enqueue it."
+            # A unique job may have replaced the values of the job that has its key.
+            holder = context.connection.scalar(sa.select(job.duplicate_of).where(job.id == job_id))
+            if holder is not None and not context.seen([holder]):
+                errors["form"] = "A job that you may not see has this unique key."
     if errors:
         raise BadForm({**shown, "page": ENQUEUE, "errors": errors})
     return Done(1, to=f"/jobs/{job_id}")
