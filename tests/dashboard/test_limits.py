@@ -345,6 +345,16 @@ def test_the_page_of_a_key_shows_its_jobs_its_share_and_its_limits(engine: Engin
     assert re.search(r"queue mail 0 / 4 ", page.text)
 
 
+def test_of_a_task_as_a_whole_no_number_is_said_to_wait(engine: Engine) -> None:
+    """No index counts its due jobs, and claims have not passed over all of them."""
+    with engine.begin() as connection:
+        make_jobs(connection, 1, task="send", queue="mail")
+    page = Viewer(engine).do("set_limit", owner="task", name="send", running="2")
+    assert "running none → 2." in page.text
+    for seen in (page, Viewer(engine).see("/limits", name="send")):
+        assert "Waiting behind it" not in seen.text
+
+
 def test_a_key_is_paused_on_its_page_by_who_may(engine: Engine, scene: Scene) -> None:
     """Viewers of some queues see the key in these alone, and viewers of some jobs not at all."""
     with engine.begin() as connection:

@@ -123,9 +123,11 @@ def _set(context: PageContext) -> Done:
     differ = {"per_key" if name.startswith("key_") else name for name in changes}
     count = _changed(context, place, set_limit, "the limit", **{name: given[name] for name in differ})
     target = {name: [value] for name, value in place._asdict().items() if value is not None}
-    waiting = f"Waiting behind it: {capped(waiting_at(context, [place]).get(place, 0))}."
     done, said = done_to(context, place, count), list(changes.values())
-    return replace(done, target={**target, "changes": said}, change=f"{', '.join(said)}. {waiting}")
+    change = f"{', '.join(said)}."
+    if place.owner == "queue" or place.key is not None:  # the due jobs of a task have no index
+        change += f" Waiting behind it: {capped(waiting_at(context, [place]).get(place, 0))}."
+    return replace(done, target={**target, "changes": said}, change=change)
 
 
 def as_each_key(columns: Any) -> dict[str, str]:

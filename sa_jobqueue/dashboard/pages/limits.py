@@ -39,7 +39,9 @@ def read_limits(context: PageContext) -> dict[str, Any]:
     of_keys = _rows(context, context.tables.key, key, *([key == query.one("key")] if query.one("key") else []))
     waiting: dict[_Of, int] = {_of(found): found["waiting"] for found in full}
     if query.one("name") or query.one("key"):  # of all limits it would take long
-        waiting |= waiting_at(context, [_of(row) for row in (*rows, *of_keys)])
+        counted = [_of(row) for row in (*rows, *of_keys)]
+        # Of a task only jobs that claims have passed over could be counted.
+        waiting |= waiting_at(context, [place for place in counted if place.owner == "queue" or place.key is not None])
     owners, keys = ([_shown(row, used, waiting) for row in some] for some in (rows, of_keys))
     paused: list[LimitUse | PausedKey] = [use for use in read_limit_uses(connection, store) if use.paused is not None]
     paused += read_paused_keys(connection, store)
