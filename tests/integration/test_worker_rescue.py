@@ -18,9 +18,10 @@ from sa_jobqueue import JobStatus, Registry, enqueue, task
 from sa_jobqueue.worker.maintenance.renew import Rescue
 from tests.support.databases import Databases, connect, terminate_others
 from tests.support.factory import make_job
+from tests.support.lockstep import Step
 from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
-from tests.support.working import add_one, job_of, long_healthy, services_of, working
+from tests.support.working import add_one, job_of, long_healthy, services_of, worker_for, working
 
 
 def lost_job(engine: Engine, **columns: Any) -> int:
@@ -120,6 +121,14 @@ def test_after_an_outage_longer_than_a_lease_nothing_that_lives_is_rescued(
         wait_until(lambda: job_of(engine, id).status == JobStatus.COMPLETED)
     assert held.starts == 1
     assert job_of(engine, id).rescues == 0
+
+
+async def test_a_worker_is_back_before_others_rescue_after_an_outage(engine: Engine, registry: Registry) -> None:
+    """Others wait for the time of a lease. However long the outage was, it tries again in less than half of that."""
+    step = Step(worker_for(engine, registry, lease=1.0))
+    step._services.maintenance._failures = 10
+    assert step._services.maintenance._pause() < 0.5
+    step.close()
 
 
 def step_clock(engine: Engine, seconds: float) -> None:

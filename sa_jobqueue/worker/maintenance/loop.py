@@ -119,7 +119,8 @@ class Maintenance:
 
     def _pause(self) -> float:
         if self._failures:
-            return backoff(self._failures, first=0.1, most=2.0)
+            # Others rescue after a lease of a database that is there again: this worker must be back before.
+            return backoff(self._failures, first=0.1, most=min(2.0, self._connector.lease / 4))
         due = min(chore.due_at() for chore in self.chores) - monotonic()
         return max(min(due, _TICK if self._timeouts.are_awaited else due), 0.01)
 
