@@ -166,7 +166,7 @@ class Site:
         return next((page.path for page in PAGES if page.in_menu and self._may_see(page, access)), PAGES[-1].path)
 
     async def _status(self, request: Request) -> Response:
-        """The number of the doctor's problems that nobody has acknowledged, and the seconds that a replica is behind; null: unknown, or it is no replica."""
+        """The number of the doctor's unacknowledged problems, and the seconds that a replica is behind; null: unknown, or it is no replica."""
         access = await access_of(self._who, request)
         if not access.may("read") or not access.sees_all:
             return self._forbidden(request, access)

@@ -65,7 +65,7 @@ def folded(
     nodes: Sequence[Any], *, most: int = MOST_BOXES, unfold: bool = False, opened: Collection[int] = ()
 ) -> Picture:
     """The picture of these members, rows of `workflow_graph`. `unfold`: a box for each member, if there are at most `most`; `opened`: the
-    ids of boxes in place of which each member has a box, if all boxes are at most `most` then.
+    ids of groups whose members have a box each, if the picture then has at most `most` boxes.
     """
     graph = _Graph(nodes)
     if unfold and len(nodes) <= most:

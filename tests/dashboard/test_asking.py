@@ -76,7 +76,7 @@ def test_a_retry_is_undone_for_the_jobs_that_have_not_started(engine: Engine, co
     for id, values in ((ids[0], {"status": "running"}), (ids[1], {"claimed_at": text("now()")})):
         connection.execute(update(Job).where(Job.id == id).values(**values))
     connection.commit()
-    fields = {str(one["name"]): str(one["value"]) for one in page.all("input") if one.get("name") == "number"}
+    fields = {str(field["name"]): str(field["value"]) for field in page.all("input") if field.get("name") == "number"}
     assert "Cancelled 2 jobs, because they had not started." in viewer.do("undo", **fields).text
     assert list(statuses(connection).values()) == ["running", "queued", "cancelled", "cancelled"]
     assert "Undo" not in Viewer(engine, Access(can={"retry"})).do("retry", id=ids[2]).text

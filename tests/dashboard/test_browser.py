@@ -717,7 +717,7 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
     assert number_of_actions(clicked, action) == before + 1
 
 
-#: What takes an action back, and what is said then.
+#: By action, the button that takes it back, and the message after that.
 TAKEN_BACK = {
     "retry": ("Undo what has not started", "Cancelled 1 job"),
     "cancel": ("Undo", "Back in the queue"),

@@ -154,7 +154,7 @@ def test_the_form_of_a_limit_shows_it_and_sends_it_back_as_it_is(engine: Engine,
     viewer = Viewer(engine)
     html = viewer.see("/limits", name="mail").html.partition('id="owners-title"')[2]
     form = html.partition('/act/set_limit"')[2].partition("</form>")[0]
-    sent = {str(one["name"]): one["value"] for one in Seen(form).all("input")}
+    sent = {str(field["name"]): field["value"] for field in Seen(form).all("input")}
     assert sent["rate"] == "1,500/1h"
     assert sent["burst"] == "50"
     viewer.do("set_limit", **sent)
@@ -339,7 +339,7 @@ def test_the_page_of_a_key_shows_its_jobs_its_share_and_its_limits(engine: Engin
     assert "/jobs?key=42&status=failed" in page.links
     form = page.html.partition(">mail</a>")[2].partition('/act/set_limit"')[2].partition("</form>")[0]
     assert "Waiting behind it: 3." in Seen(form).text
-    sent = {str(one["name"]): one["value"] for one in Seen(form).all("input")}
+    sent = {str(field["name"]): field["value"] for field in Seen(form).all("input")}
     page = viewer.do("set_limit", **{**sent, "running": "4"})
     assert "running 6 as each key → 4. Waiting behind it: 3." in page.text
     assert re.search(r"queue mail 0 / 4 ", page.text)

@@ -139,7 +139,7 @@ _SEEN_AT: Mapping[str, Sequence[tuple[str, str]]] = {
     "cleanup": [_WORKERS, _TABLES], "archive": [("Archived jobs", "/archived"), _WORKERS], "plans": [_INDEXES_BELOW], "indexes": [_INDEXES_BELOW],
     "snapshot": [("Sessions", "/database#holders-title")], "dead-rows": [_TABLES], "vacuum": [_TABLES], "bloat": [_TABLES, _INDEXES_BELOW],
 }  # fmt: skip
-#: The things that a finding names, of which there are links.
+#: How many links to the things that a finding names are shown.
 _LINKED = 5
 
 

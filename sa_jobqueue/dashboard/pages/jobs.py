@@ -33,7 +33,7 @@ from .errors import group_sign
 from .find import suggestions
 from .job import why_each
 
-#: The jobs of a page, and of a CSV: in a list of queued jobs so many of each queue and key are read.
+#: The number of jobs on a page, and in a CSV. A list of queued jobs reads as many of each queue and key.
 _PAGE, _CSV, _CSV_BY_DUE = 50, 5_000, 500
 _TIMES = ("created_at", "run_at", "claimed_at", "finished_at")
 #: The columns that `cols` in the address can name, with their headings.

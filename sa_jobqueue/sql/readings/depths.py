@@ -26,7 +26,7 @@ CAP = 10_001
 _QUEUES = 10_000
 #: More queues than there can be.
 _ALL = 2**31 - 1
-#: Keys and priorities whose first job is read in the queues of which more are ready than are counted.
+#: The number of keys and priorities whose first job is read, for queues with more ready jobs than are counted.
 _TURNS = 1_000
 
 #: A time before which no job is due, for PostgreSQL has no difference to -infinity before version 17.

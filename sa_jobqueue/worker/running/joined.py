@@ -211,7 +211,7 @@ class JoinedRuns(Generic[R]):
         """The handler has returned `value`."""
         run = call.run
         outcome = of_value(run, value)
-        assert outcome is not LOST, "nobody else has claimed it"
+        assert outcome is not LOST, "no other worker can have claimed the job"
         change = self._decide(run, outcome)
         ending = ToWrite(change) if call.transaction is None else call.transaction.complete(change)
         call.close()
@@ -226,7 +226,7 @@ class JoinedRuns(Generic[R]):
         if not isinstance(error, (Exception, JobStopped)):
             raise error
         outcome = of_error(call.run, error)
-        assert outcome is not LOST, "nobody else has claimed it"
+        assert outcome is not LOST, "no other worker can have claimed the job"
         return self._ended(call.run, outcome, error)
 
     def _ended(self, run: Run, outcome: Any, error: BaseException | None = None) -> R:
