@@ -26,6 +26,7 @@ __all__ = [
     "HandlerTimeout",
     "JobQueueError",
     "JobStopped",
+    "JobSuspended",
     "MiddlewareError",
     "ObjectMissing",
     "OptionError",
@@ -33,7 +34,9 @@ __all__ = [
     "ResultError",
     "SchemaError",
     "SessionUnavailable",
+    "SignalTimeout",
     "StatusError",
+    "StepError",
     "SubjectError",
     "TaskError",
     "TaskWarning",
@@ -54,6 +57,13 @@ class JobStopped(BaseException):
     """The run of a job is to end: `ctx.raise_if_cancelled()` raises it in a handler.
 
     It is no `Exception`, so that an `except Exception` in the handler lets it pass, as asyncio's CancelledError.
+    """
+
+
+class JobSuspended(BaseException):
+    """The handler waits, and its run ends here: it runs again from its top when the wait is over, and recorded steps answer from their rows.
+
+    It is no `Exception`, so that an `except Exception` in the handler lets it pass. A handler that catches it fails.
     """
 
 
@@ -160,6 +170,14 @@ class SubjectError(JobQueueError, ValueError):
 
 class SessionUnavailable(JobQueueError):
     """`ctx.session` cannot be opened."""
+
+
+class StepError(JobQueueError):
+    """A step of a handler cannot be recorded, or is not the one that was recorded."""
+
+
+class SignalTimeout(JobQueueError, TimeoutError):
+    """No signal has come in the time that the handler has given for it."""
 
 
 class WaitTimeout(JobQueueError, TimeoutError):

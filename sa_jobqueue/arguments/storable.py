@@ -259,11 +259,15 @@ def encode_plain(value: Mapping[str, Any], *, what: str, item: str = "argument "
 
 
 def encode_result(value: object, *, task: str, limit: int = MAX_PAYLOAD) -> str:
-    """What a handler returned, as JSON text. Raises PayloadError if it cannot be stored.
+    """What a handler returned, as JSON text. Raises PayloadError if it cannot be stored."""
+    return encode_value(value, what=f"task {task!r}: its result", limit=limit)
+
+
+def encode_value(value: object, *, what: str, limit: int = MAX_PAYLOAD) -> str:
+    """A value as JSON text. Raises PayloadError if it cannot be stored. `what` begins the message.
 
     Dataclasses, models, dates and the like become JSON by pydantic's rules, and stay plain JSON when they are read.
     """
-    what = f"task {task!r}: its result"
     try:
         data = to_json(value, inf_nan_mode="constants", bytes_mode="base64")
     except Exception as error:

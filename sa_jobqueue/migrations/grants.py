@@ -54,6 +54,7 @@ _LOOK = (
     "SELECT ON TABLE {schema}.unique_key",
     "SELECT ON TABLE {schema}.job_progress",
     "SELECT ON TABLE {schema}.job_log",
+    "SELECT ON TABLE {schema}.step, {schema}.signal, {schema}.wait",
     "SELECT ON TABLE {schema}.schedule",
     "SELECT ON TABLE {schema}.stat",
     "SELECT ON TABLE {schema}.backlog",
@@ -68,6 +69,9 @@ _LOOK = (
     "SELECT ON SEQUENCE "
     + ", ".join(f"{{schema}}.{table}_id_seq" for table in ("job", "schedule", "workflow", "workflow_event", "audit")),
 )
+
+# A sender reads back what the server has filled in.
+_SEND = "INSERT (name, payload, expires_at), SELECT (id, sent_at, expires_at, is_new, payload) ON TABLE {schema}.signal"
 
 # A statement that ends a job notifies the programs that wait for it.
 _TELL = (
@@ -116,6 +120,8 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "EXECUTE ON FUNCTION {schema}.due_at(text), {schema}.refuse_argument(text)",
             f"{_WORKFLOW} ON TABLE {{schema}}.workflow",
             "INSERT ON TABLE {schema}.workflow_callback",
+            _SEND,
+            "SELECT, INSERT ON TABLE {schema}.inbox",
             "EXECUTE ON FUNCTION {schema}.add_members",  # there is one of this name
         ),
         Can.WORK: (
@@ -128,6 +134,10 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, DELETE, UPDATE (expires_at) ON TABLE {schema}.unique_key",
             "SELECT, INSERT, DELETE, UPDATE (claim_token, claims, fraction, message, written_at) ON TABLE {schema}.job_progress",
             "SELECT, INSERT, DELETE, UPDATE (lines, written_at) ON TABLE {schema}.job_log",
+            "SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.step, {schema}.wait",
+            "SELECT, UPDATE (is_new), DELETE ON TABLE {schema}.signal",
+            "SELECT, DELETE ON TABLE {schema}.inbox",
+            "EXECUTE ON FUNCTION {schema}.resume_waiting(integer)",
             # The months are made and dropped by functions, which have the rights of the table's owner.
             "INSERT ON TABLE {schema}.archived_job",
             "SELECT, INSERT, DELETE ON TABLE {schema}.archived_task",
@@ -170,6 +180,8 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"DELETE, INSERT ({_WRITTEN_BY_PRODUCERS}), UPDATE ({_WRITTEN_BY_OPERATORS}) ON TABLE {{schema}}.job",
             "DELETE ON TABLE {schema}.job_progress",
             "DELETE ON TABLE {schema}.job_log",
+            _SEND,
+            "DELETE ON TABLE {schema}.step, {schema}.signal, {schema}.wait",
             "DELETE ON TABLE {schema}.archived_job",
             "SELECT, INSERT, DELETE, UPDATE (job_id, keep, expires_at) ON TABLE {schema}.unique_key",
             "EXECUTE ON FUNCTION {schema}.take_key(bigint, jsonb)",

@@ -32,6 +32,7 @@ from .job_readings import JobReadings
 from .limits import TASK_GROUP, KeyRow, LimitRow, LimitState
 from .own_table import is_own, job_schemas, schema_of
 from .schedule import Overlap, Schedule
+from .steps import Inbox, Signal, Step, Wait
 from .tables import AuditEntry, Awaited, Backlog, LogPart, Progress, SchemaVersion, Stat, UniqueKey, Uptime, WorkerRow
 from .unique import insert_in_order, listen_to_sessions, put_in_order
 from .workflow import GATE, WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
@@ -49,6 +50,7 @@ __all__ = [
     "Backlog",
     "Base",
     "Companions",
+    "Inbox",
     "Job",
     "JobMixin",
     "JobReadings",
@@ -61,11 +63,14 @@ __all__ = [
     "Progress",
     "Schedule",
     "SchemaVersion",
+    "Signal",
     "Stat",
     "StatusText",
+    "Step",
     "UnfinishedJson",
     "UniqueKey",
     "Uptime",
+    "Wait",
     "WorkerRow",
     "WorkflowCallback",
     "WorkflowDependency",

@@ -17,6 +17,7 @@ from .archive import ArchivedJob, ArchivedTask
 from .base import DueTime
 from .limits import KeyRow, LimitRow, LimitState
 from .schedule import Schedule
+from .steps import Inbox, Signal, Step, Wait
 from .tables import AuditEntry, Awaited, Backlog, LogPart, Progress, Stat, UniqueKey, Uptime, WorkerRow
 from .workflow import WorkflowCallback, WorkflowDependency, WorkflowEvent, WorkflowJoin, WorkflowRow
 
@@ -42,6 +43,10 @@ class Companions:
     join: type[WorkflowJoin] = WorkflowJoin
     callback: type[WorkflowCallback] = WorkflowCallback
     event: type[WorkflowEvent] = WorkflowEvent
+    step: type[Step] = Step
+    signal: type[Signal] = Signal
+    wait: type[Wait] = Wait
+    inbox: type[Inbox] = Inbox
     archived_job: type[ArchivedJob] = ArchivedJob
     archived_task: type[ArchivedTask] = ArchivedTask
     audit: type[AuditEntry] = AuditEntry

@@ -189,6 +189,7 @@ class Stat(Base):
     """Jobs that failed for good."""
     cancelled: Mapped[int] = mapped_column(sa.BigInteger)
     snoozed: Mapped[int] = mapped_column(sa.BigInteger)
+    suspended: Mapped[int] = mapped_column(sa.BigInteger)
     released: Mapped[int] = mapped_column(sa.BigInteger)
     """Jobs that their worker gave back."""
     rescued: Mapped[int] = mapped_column(sa.BigInteger)

@@ -35,6 +35,7 @@ from .outcomes import (
     Rescued,
     Retry,
     Snooze,
+    Suspended,
     Undecodable,
 )
 from .retry import RetryPolicy, next_delay
@@ -58,6 +59,7 @@ class Event(StrEnum):
     COMPLETE = "complete"  # the handler returned
     RETRY = "retry"  # the attempt failed, attempts are left
     SNOOZE = "snooze"  # the handler asked for later
+    SUSPEND = "suspend"  # the handler waits for a signal, a time or other jobs
     RELEASE = "release"  # the worker gives it back unstarted or unfinished
     RESCUE = "rescue"  # its worker or its child process died; it goes back
     FAIL = "fail"  # attempts or rescues exhausted, or the handler discarded it
@@ -86,6 +88,7 @@ TRANSITIONS: dict[tuple[JobStatus, Event], JobStatus] = {
     (_S.RUNNING, Event.COMPLETE): _S.COMPLETED,
     (_S.RUNNING, Event.RETRY): _S.QUEUED,
     (_S.RUNNING, Event.SNOOZE): _S.QUEUED,
+    (_S.RUNNING, Event.SUSPEND): _S.BLOCKED,
     (_S.RUNNING, Event.RELEASE): _S.QUEUED,
     (_S.RUNNING, Event.RESCUE): _S.QUEUED,
     (_S.RUNNING, Event.FAIL): _S.FAILED,
@@ -106,6 +109,7 @@ OUTCOMES: Mapping[Event, str] = {
     Event.FAIL: "failed",
     Event.CANCEL: "cancelled",
     Event.SNOOZE: "snoozed",
+    Event.SUSPEND: "suspended",
     Event.RELEASE: "released",
     Event.RESCUE: "rescued",
 }
@@ -246,6 +250,8 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, ela
     """
     if isinstance(outcome, Completed):
         return completed(claim, outcome, rules)
+    if isinstance(outcome, Suspended):
+        return _change(claim, Event.SUSPEND, rules.retain, delay=None, attempt=-1)
     change = _decide(claim, outcome, rules, random)
     if claim.extra is None or change.status is not _S.QUEUED:
         return change

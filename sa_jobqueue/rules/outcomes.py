@@ -21,7 +21,7 @@ from .retry import Duration, seconds_of
 _LONGEST_WAIT = 86_400.0
 
 
-class Signal(Exception):
+class HandlerOutcome(Exception):
     """An outcome that a handler may return or raise."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -29,7 +29,7 @@ class Signal(Exception):
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
-class Retry(Signal):
+class Retry(HandlerOutcome):
     """Run the job again; this attempt counts. `after`: seconds or timedelta; by default the policy decides."""
 
     def __init__(self, after: Duration | None = None, *, reason: str = "") -> None:
@@ -38,7 +38,7 @@ class Retry(Signal):
         self.seconds = None if after is None else seconds_of(after, what="Retry(after=...)")
 
 
-class Snooze(Signal):
+class Snooze(HandlerOutcome):
     """Run the job again after `delay` (seconds or timedelta); no attempt is spent."""
 
     def __init__(self, delay: Duration) -> None:
@@ -46,7 +46,7 @@ class Snooze(Signal):
         super().__init__(f"snoozed for {self.seconds:g} s")
 
 
-class RateLimited(Signal):
+class RateLimited(HandlerOutcome):
     """The other side answered "too many requests": run the job again after `retry_after` (seconds or timedelta), and start no other
     job of its key before; without a key, none of its queue. No attempt is spent. More than a day counts as a day: then a single job asks again.
 
@@ -58,7 +58,7 @@ class RateLimited(Signal):
         super().__init__(f"rate limited for {self.seconds:g} s")
 
 
-class Cancel(Signal):
+class Cancel(HandlerOutcome):
     """End the job as `cancelled`, with a reason."""
 
     def __init__(self, reason: str = "") -> None:
@@ -66,7 +66,7 @@ class Cancel(Signal):
         self.reason = str(self.args[0])
 
 
-class Discard(Signal):
+class Discard(HandlerOutcome):
     """End the job as `failed` at once, with a reason, even if attempts are left."""
 
     def __init__(self, reason: str = "") -> None:
@@ -103,6 +103,11 @@ class Failed:
 
     exception: BaseException
     error: ErrorEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The handler waits for a signal, a time or other jobs. No attempt is spent; the job is blocked until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +166,7 @@ Outcome: TypeAlias = (
     | Rescued
     | NotStarted
     | Crashed
+    | Suspended
     | Cancelled
     | Retry
     | Snooze

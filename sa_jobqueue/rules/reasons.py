@@ -26,7 +26,7 @@ CLAIMS_FAIL = "claims fail: "
 #: Kinds of reasons: what keeps a job from being run, or how it ended. `KINDS` has a sentence for each.
 What: TypeAlias = Literal[
     "missing", "archived", "completed", "failed", "duplicate", "cancelled", "overdue", "lost", "claimed", "expired", "later", "retry", "parents",
-    "held", "released", "paused", "unserved", "unknown", "refused", "suspect", "locked", "blocked", "strict", "running", "rate", "pressure",
+    "held", "signal", "join", "sleep", "differs", "released", "paused", "unserved", "unknown", "refused", "suspect", "locked", "blocked", "strict", "running", "rate", "pressure",
     "busy", "turn", "expires", "deadline",
 ]  # fmt: skip
 
@@ -249,6 +249,17 @@ KINDS: Mapping[What, Kind] = {
         lambda _, __: "waits for the pause of its workflow to end",
         True,
         lambda wait, _: f"sa-jobqueue workflow resume {wait.workflow_id or 'ID'}",
+    ),
+    "signal": Kind(
+        lambda wait, at: f"waits for signal {wait.reason}{_until(wait, at, ', at most until ')}",
+        advice=lambda wait, _: f"sa-jobqueue signal {shlex.quote(wait.reason or '')} JSON",
+    ),
+    "join": Kind(lambda wait, _: f"waits for {jobs_of(wait.used or 0)} that it has enqueued to end{_jobs(wait)}"),
+    "sleep": Kind(lambda wait, at: f"sleeps {_until(wait, at)}"),
+    "differs": Kind(
+        lambda wait, _: f"is held: step {wait.reason} was recorded with other arguments than its code passes now",
+        True,
+        _run_again,
     ),
     "released": Kind(lambda _, __: "waits for nothing more: the next look of a worker at its workflow releases it"),
     "paused": Kind(lambda wait, _: f"{_whose(wait, 'pause')} to end{_because(wait)}", True, _resume),

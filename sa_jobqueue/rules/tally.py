@@ -69,6 +69,7 @@ class TaskTally:
     failed: int = 0
     cancelled: int = 0
     snoozed: int = 0
+    suspended: int = 0
     released: int = 0
     rescued: int = 0
     lost: int = 0
@@ -85,7 +86,9 @@ class TaskTally:
     @property
     def jobs(self) -> int:
         """Jobs that this process ended, or gave back to the queue: all outcomes but `rescued` and `lost`."""
-        return self.completed + self.retried + self.failed + self.cancelled + self.snoozed + self.released
+        return (
+            self.completed + self.retried + self.failed + self.cancelled + self.snoozed + self.suspended + self.released
+        )
 
     def plus(self, other: TaskTally) -> TaskTally:
         """Both together."""

@@ -19,6 +19,8 @@ from .ends import fence
 from .parts import FIRST_ID, ONE, array, columns_of, materialized, members, rows, table_of
 from .tables import StorePart
 
+#: For how long the keys of what was done once are kept.
+_KEPT = sa.literal_column("interval '30 days'", sa.Interval)
 #: Claims of a job whose lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
 MAX_RUNS = 20
 
@@ -144,39 +146,29 @@ def drop_old_logs(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Execut
     )
 
 
-def delete_notes(ids: Any, *, job: type[JobMixin] = Job) -> tuple[sa.CTE, sa.CTE]:
-    """CTEs that delete the progress and log lines of the jobs that the query `ids` names, for the statement that deletes the jobs."""
-    tables = companions_of(job)
-    notes, logs = table_of(tables.progress), table_of(tables.log)
-    return (
-        sa.delete(notes).where(members(notes.c.job_id, ids)).cte("progress_gone"),
-        sa.delete(logs).where(members(logs.c.job_id, ids)).cte("logs_gone"),
-    )
+def delete_notes(ids: Any, *, job: type[JobMixin] = Job) -> tuple[sa.CTE, ...]:
+    """CTEs that delete the progress, log lines, steps and waits of the jobs that the query `ids` names, for the statement that deletes them."""
+    tables = [(name, table_of(getattr(companions_of(job), name))) for name, _ in _OF_JOBS]
+    return tuple(sa.delete(table).where(members(table.c.job_id, ids)).cte(f"{name}_gone") for name, table in tables)
 
 
-def drop_stray_progress(*, after: int, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Like `drop_stray_logs`, for progress."""
-    notes = table_of(companions_of(job).progress)
-    page = sa.select(notes.c.job_id).where(notes.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
-    return _drop_strays(notes, page, limit, job)
+#: The tables whose rows belong to jobs, and the columns with their times.
+_OF_JOBS = (("progress", "written_at"), ("log", "written_at"), ("step", "ended_at"), ("wait", "since"))
 
 
-def drop_stray_logs(*, after: int, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of a page of at most `limit` rows, by id of the job from `after` (exclusive) on, delete those whose jobs are gone.
+def drop_strays(table: str, *, after: int, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
+    """Of a page of at most `limit` rows of a companion table, by id of the job from `after` (exclusive) on, delete those whose jobs are gone.
 
     Returns one row: the last id that was read, NULL if there was none; how many rows were read; and how many are deleted.
     """
-    logs = table_of(companions_of(job).log)
-    page = sa.select(logs.c.job_id).where(logs.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
-    return _drop_strays(logs, page, limit, job)
-
-
-def _drop_strays(notes: sa.Table, page: sa.Select[Any], limit: int, job: type[JobMixin]) -> sa.Executable:
-    table = table_of(job)
+    jobs, notes = table_of(job), table_of(getattr(companions_of(job), table))
+    page = sa.select(notes.c.job_id).where(notes.c.job_id > sa.bindparam("after_id", after, sa.BigInteger))
     looked_at = materialized(page.order_by(notes.c.job_id).limit(sa.bindparam("page", limit, sa.Integer)), "page")
     # An id that is used again, after a restore perhaps, belongs to a job that is newer than the note.
     theirs: sa.Select[Any] = (
-        sa.select(ONE).where(table.c.id == notes.c.job_id, table.c.created_at <= notes.c.written_at).correlate(notes)
+        sa.select(ONE)
+        .where(jobs.c.id == notes.c.job_id, jobs.c.created_at <= notes.c[dict(_OF_JOBS)[table]])
+        .correlate(notes)
     )
     gone = (
         sa.delete(notes)
@@ -189,6 +181,19 @@ def _drop_strays(notes: sa.Table, page: sa.Select[Any], limit: int, job: type[Jo
         sa.func.count().label("looked_at"),
         sa.select(sa.func.count()).select_from(gone).scalar_subquery().label("gone"),
     ).select_from(looked_at)
+
+
+def drop_expired(table: str, *, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
+    """Delete at most `limit` signals that nobody has taken in time, or keys of what was done once that are older than 30 days. Returns a row
+    for each.
+    """
+    model = table_of(getattr(companions_of(job), table))
+    (key,) = model.primary_key
+    is_over = model.c.expires_at <= sa.func.now() if table == "signal" else model.c.done_at <= sa.func.now() - _KEPT
+    page = (
+        sa.select(key).where(is_over).limit(sa.bindparam("page", limit, sa.Integer)).with_for_update(skip_locked=True)
+    )
+    return sa.delete(model).where(members(key, page)).returning(ONE)
 
 
 def job_logs(id: int, *, attempt: int | None = None, log: type[LogPart] = LogPart) -> sa.Select[Any]:
@@ -272,18 +277,20 @@ class JobNotes(StorePart):
         return written
 
     def drop_stray_notes(
-        self, connection: sa.Connection, *, after: tuple[int, int] = (FIRST_ID, FIRST_ID), limit: int = 1_000
-    ) -> tuple[tuple[int, int], int]:
-        """Read a page of each table, and delete the rows of jobs that are gone.
+        self, connection: sa.Connection, *, after: Sequence[int] = (FIRST_ID,) * len(_OF_JOBS), limit: int = 1_000
+    ) -> tuple[tuple[int, ...], int]:
+        """Read a page of each table, and delete the rows of jobs that are gone, and signals and keys whose time is over.
 
         Returns where the next pages begin, and how many rows were deleted.
         """
         reached, deleted = [], 0
-        for statement, place in zip((self._stray_progress, self._stray_logs), after, strict=True):
-            found = connection.execute(statement, {"after_id": place, "page": limit}).one()
+        for (table, _), place in zip(_OF_JOBS, after, strict=True):
+            found = connection.execute(drop_strays(table, after=place, limit=limit, job=self.job)).one()
             reached.append(int(found.last) if found.looked_at == limit else FIRST_ID)
             deleted += found.gone
-        return (reached[0], reached[1]), deleted
+        for table in ("signal", "inbox"):
+            deleted += len(connection.execute(drop_expired(table, limit=limit, job=self.job)).all())
+        return tuple(reached), deleted
 
     @staticmethod
     def _write(
@@ -305,5 +312,3 @@ class JobNotes(StorePart):
         )  # fmt: skip
 
     _drop_old_logs = cached_property(lambda self: drop_old_logs([], job=self.job))
-    _stray_progress = cached_property(lambda self: drop_stray_progress(after=FIRST_ID, limit=0, job=self.job))
-    _stray_logs = cached_property(lambda self: drop_stray_logs(after=FIRST_ID, limit=0, job=self.job))

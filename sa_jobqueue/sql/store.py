@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..models import Job, JobMixin
-from .apply import Outcomes
 from .archive import Archive
 from .expiry import Expiry
 from .leases import Leases
@@ -15,6 +14,7 @@ from .readings.backlog import Backlogs
 from .readings.stats import Stats
 from .schedules.declared import DeclaredSchedules
 from .schedules.due import Schedules
+from .steps import Steps
 from .unique import UniqueKeys
 from .waking import EndWaits, Waking
 from .workers import Workers
@@ -22,7 +22,7 @@ from .workflows.pruning import Workflows
 
 
 class Store(
-    Outcomes,
+    Steps,
     LimitedClaims,
     Expiry,
     Leases,

@@ -34,6 +34,8 @@ SCHEDULES_CHANGED = "(schedules)"
 PERMITS_CHANGED = "(limits)"
 #: The notification for jobs that will be due within ten seconds, or that were put back into a queue.
 DUE_SOON = "(due)"
+#: The notification for signals.
+SIGNALS_SENT = "(signals)"
 #: The notification for events of workflows that no worker may know.
 WORKFLOWS_CHANGED = "(workflows)"
 
@@ -93,13 +95,14 @@ def work_for_chores(job: type[JobMixin]) -> Mapping[str, sa.ColumnElement[bool]]
     overdue = workflow.deadline_at <= now, workflow.finished_at.is_(None), workflow.cancelled_at.is_(None)
     waits = status_in(table.status, (JobStatus.QUEUED, JobStatus.BLOCKED))
     return {
+        "waits": any_in(tables.wait, table_of(tables.wait).c.resumed_at.is_(None)),
         "events": sa.or_(any_in(tables.event), any_in(tables.workflow, *overdue)),
         "late": any_in(job, waits, sa.func.least(table.expires_at, table.deadline_at) <= now),
         "kept": any_in(job, table.purge_at <= now),
         "keys": any_in(tables.unique_key),
         "states": any_in(tables.limit_state),
         "workflows": any_in(tables.workflow),
-        "notes": sa.or_(any_in(tables.progress), any_in(tables.log)),
+        "notes": sa.or_(any_in(tables.progress), any_in(tables.log), any_in(tables.step), any_in(tables.signal)),
     }
 
 

@@ -46,6 +46,7 @@ __all__ = [
     "retry_jobs",
     "retry_workflow",
     "run_schedules",
+    "send_signal",
     "set_limit",
     "sum_stats",
     "why_waiting",
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from ..sql.readings.stats import sum_stats
     from ..sql.readings.why import why_waiting
     from ..sql.schedules.admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
+    from ..sql.steps import send_signal
     from ..sql.workers import drain_workers
     from ..sql.workflows.actions import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
     from ..sql.workflows.readings import workflow_counts, workflow_nodes
@@ -93,6 +95,7 @@ else:
             ".sql.readings.stats": "sum_stats",
             ".sql.readings.why": "why_waiting",
             ".sql.workers": "drain_workers",
+            ".sql.steps": "send_signal",
             ".sql.workflows.actions": "cancel_workflows pause_workflows resume_workflows retry_workflow",
             ".sql.workflows.readings": "workflow_counts workflow_nodes",
         },

@@ -55,7 +55,7 @@ from sa_jobqueue.sql.limits.use import (
     running_of_tasks,
     stuck_permits,
 )
-from sa_jobqueue.sql.notes import drop_old_logs, drop_stray_logs, drop_stray_progress, write_logs, write_progress
+from sa_jobqueue.sql.notes import drop_expired, drop_old_logs, drop_strays, write_logs, write_progress
 from sa_jobqueue.sql.parts import complete_arguments
 from sa_jobqueue.sql.prune import first_over, make_months_of_page, move_page, move_this, postpone_purge, prune_page
 from sa_jobqueue.sql.readings.backlog import backlog_in_steps, begin_count, count_backlog, drop_old_backlog
@@ -92,6 +92,7 @@ from sa_jobqueue.sql.schedules.due import (
     pause_failing,
     set_aside,
 )
+from sa_jobqueue.sql.steps import begin_wait, read_steps, record_step, take_signal
 from sa_jobqueue.sql.unique import find_stray_keys
 from sa_jobqueue.sql.waking import (
     channel_of,
@@ -401,8 +402,14 @@ SINGLE: dict[str, Callable[[], object]] = {
     "lock_schedule": lambda: lock_schedule("report"),
     "enqueued_ticks": lambda: enqueued_ticks(7, start=_DAY, end=_DAY),
     "end_backend": lambda: end_backend(1, application="a", seconds=1.0),
-    "drop_stray_progress": lambda: drop_stray_progress(after=5, limit=10),
-    "drop_stray_logs": lambda: drop_stray_logs(after=5, limit=10),
+    "drop_stray_progress": lambda: drop_strays("progress", after=5, limit=10),
+    "drop_stray_logs": lambda: drop_strays("log", after=5, limit=10),
+    "drop_stray_steps": lambda: drop_strays("step", after=5, limit=10),
+    "drop_expired_signals": lambda: drop_expired("signal", limit=10),
+    "record_step": record_step,
+    "take_signal": take_signal,
+    "read_steps": read_steps,
+    "begin_wait": begin_wait,
     "set_limit": lambda: set_limit("sync", running=3, rate=None, strict=True),
     "set_limit_of_a_key": lambda: set_limit("sync", key="42", owner="task", rate=Rate(5), weight=3),
     "remove_limit": lambda: remove_limit("sync"),

@@ -108,7 +108,7 @@ def live(connection: Connection, store: Store) -> None:
     store.attest(connection, lease=60, outage=30)
     assert store.write_progress(connection, [Report(1, held[1], 0.5, "half", False)]) == {(1, held[1])}
     assert store.write_logs(connection, [LogLines(2, held[2], 0, 0, 1, "[]", False)]) == {(2, held[2])}
-    assert store.drop_stray_notes(connection) == ((FIRST_ID, FIRST_ID), 0)
+    assert store.drop_stray_notes(connection) == ((FIRST_ID,) * 4, 0)
     done, again, last = (completion(job) for job in claimed)
     assert store.apply(connection, [done]) == {1: Answer.APPLIED}
     assert store.apply_one(connection, again) is Answer.APPLIED

@@ -18,7 +18,7 @@ COMPATIBLE_WITH: int = 1
 
 UP: Iterable[str] = SqlFiles(
     __file__, "tables", "indexes", "functions", "waking", "unique", "notes", "schedules", "waiting", "stats", "limits", "limited",
-    "workflows", "advance", "workflow_actions", "audit", "archive",
+    "workflows", "advance", "workflow_actions", "steps", "audit", "archive",
 )  # fmt: skip
 DOWN: Iterable[str] = SqlFiles(__file__, "down")
 

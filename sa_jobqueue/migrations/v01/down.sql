@@ -7,6 +7,13 @@ DROP TABLE {schema}.archived_job;
 
 DROP TABLE {schema}.audit;
 
+DROP FUNCTION {schema}.resume_waiting(integer);
+DROP TABLE {schema}.inbox;
+DROP TABLE {schema}.wait;
+DROP TABLE {schema}.signal;
+DROP FUNCTION {schema}.signal_sent();
+DROP TABLE {schema}.step;
+
 DROP FUNCTION {schema}.resume_workflows(bigint[]);
 DROP FUNCTION {schema}.pause_workflows(bigint[]);
 DROP FUNCTION {schema}.retry_workflow(bigint, bigint);

@@ -13,6 +13,7 @@ CREATE TABLE {schema}.stat (
     failed bigint NOT NULL,
     cancelled bigint NOT NULL,
     snoozed bigint NOT NULL,
+    suspended bigint NOT NULL,
     released bigint NOT NULL,
     rescued bigint NOT NULL,
     lost bigint NOT NULL,

@@ -43,7 +43,7 @@ def why_waiting(job_id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
 
     Columns: `owner`, "queue" or "task", and its `name`; `key`, NULL if it holds for all jobs of the owner; `what`, one of "running",
     "rate", "paused", "blocked", "strict", and, without an owner, "later", where the job is not due, "parents", where it waits for others
-    of its workflow, and "held", where that is paused; `limit` and `used`, how many
+    of its workflow, "held", where that is paused, and "signal", "join", "sleep" or "differs", where its handler waits; `limit` and `used`, how many
     may run and how many do, or for a rate how many units may start in `seconds`; `job_ids`, the first 20 that run, or that are
     tried again before it; `until`, when it is over, if that is known; `reason`, of a pause.
 
@@ -80,6 +80,7 @@ def _reasons(job_id: sa.ColumnElement[int], job: type[JobMixin]) -> sa.Select[An
             .where(_blocked(table, job_id), tables.workflow.paused_at.is_not(None))
             .exists()
         ),
+        _suspended(table, job_id, table_of(tables.wait)),
     ]
     found = sa.union_all(*reasons).subquery("found")
     shown = [column for column in found.c if column.key != "place"]
@@ -89,6 +90,31 @@ def _reasons(job_id: sa.ColumnElement[int], job: type[JobMixin]) -> sa.Select[An
 
 def _blocked(table: sa.FromClause, job_id: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
     return sa.and_(table.c.id == job_id, table.c.status == status_literal(JobStatus.BLOCKED))
+
+
+def _suspended(table: sa.Table, job_id: sa.ColumnElement[int], waits: sa.Table) -> sa.Select[Any]:
+    """Its handler waits, in one of its steps."""
+    wait = waits.c
+    kinds = ((wait.signal.is_not(None), "signal"), (wait.jobs.is_not(None), "join"), (wait.until.is_not(None), "sleep"))
+    what = sa.case(
+        *((there, sa.literal_column(f"'{kind}'")) for there, kind in kinds), else_=sa.literal_column("'differs'")
+    )
+    live = sa.func.array(
+        sa.select(table.c.id)
+        .where(table.c.id == sa.func.any(wait.jobs), status_in(table.c.status, LIVE))
+        .order_by(table.c.id)
+        .limit(sa.literal_column(str(_NAMED)))
+        .correlate(waits)
+        .scalar_subquery()
+    )
+    blocked = sa.select(ONE).where(_blocked(table.alias("me"), job_id)).exists()
+    details: dict[str, sa.ColumnElement[Any]] = {
+        "used": sa.cast(sa.func.cardinality(wait.jobs), sa.BigInteger),
+        "job_ids": sa.case((wait.jobs.is_not(None), sa.type_coerce(live, sa.ARRAY(sa.BigInteger)))),
+        "until": wait.until,
+        "reason": sa.func.coalesce(wait.signal, wait.step),
+    }
+    return _row(8, what, **details).where(wait.job_id == job_id, wait.resumed_at.is_(None), blocked)
 
 
 def _behind_parents(table: sa.Table, job_id: sa.ColumnElement[int], edge: sa.Table) -> sa.Select[Any]:
@@ -172,7 +198,9 @@ def _scopes(asked: sa.CTE, limits: sa.Table, keys: sa.Table, states: sa.Table) -
     )
 
 
-def _row(place: int, what: str, scope: sa.CTE | None = None, /, **details: sa.ColumnElement[Any]) -> sa.Select[Any]:
+def _row(
+    place: int, what: str | sa.ColumnElement[str], scope: sa.CTE | None = None, /, **details: sa.ColumnElement[Any]
+) -> sa.Select[Any]:
     """The columns of a reason; those that are not given are NULL."""
     of = [
         sa.cast(sa.null(), sa.Text).label(name) if scope is None else scope.c[name] for name in ("owner", "name", "key")
@@ -181,7 +209,8 @@ def _row(place: int, what: str, scope: sa.CTE | None = None, /, **details: sa.Co
         details["until"] = in_calendar(until)
     columns = [details.get(name, sa.cast(sa.null(), kind)).label(name) for name, kind in _DETAILS.items()]
     number: sa.Label[int] = sa.literal_column(str(place), sa.Integer).label("place")
-    return sa.select(number, *of, sa.literal_column(f"'{what}'", sa.Text).label("what"), *columns)
+    kind = sa.literal_column(f"'{what}'", sa.Text) if isinstance(what, str) else sa.cast(what, sa.Text)
+    return sa.select(number, *of, kind.label("what"), *columns)
 
 
 def _full(table: sa.Table, scope: sa.CTE, *, of_key: bool) -> sa.Select[Any]:

@@ -22,10 +22,28 @@ WITH chosen AS MATERIALIZED (
         )
     ))
 ),
-    logs_gone AS (
+    log_gone AS (
     DELETE
     FROM sa_jobqueue.job_log
     WHERE sa_jobqueue.job_log.job_id = any(array((
+            SELECT chosen.id
+            FROM chosen
+        )
+    ))
+),
+    step_gone AS (
+    DELETE
+    FROM sa_jobqueue.step
+    WHERE sa_jobqueue.step.job_id = any(array((
+            SELECT chosen.id
+            FROM chosen
+        )
+    ))
+),
+    wait_gone AS (
+    DELETE
+    FROM sa_jobqueue.wait
+    WHERE sa_jobqueue.wait.job_id = any(array((
             SELECT chosen.id
             FROM chosen
         )

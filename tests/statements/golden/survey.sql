@@ -29,6 +29,12 @@ SELECT queue.name,
     (
     SELECT array_remove(ARRAY[CASE WHEN ((
             SELECT 1
+            FROM sa_jobqueue.wait
+            WHERE sa_jobqueue.wait.resumed_at IS NULL
+            LIMIT 1
+        ) IS NOT NULL
+    ) THEN 'waits' END, CASE WHEN ((
+            SELECT 1
             FROM sa_jobqueue.workflow_event
             LIMIT 1
         ) IS NOT NULL OR (
@@ -71,6 +77,14 @@ SELECT queue.name,
         ) IS NOT NULL OR (
             SELECT 1
             FROM sa_jobqueue.job_log
+            LIMIT 1
+        ) IS NOT NULL OR (
+            SELECT 1
+            FROM sa_jobqueue.step
+            LIMIT 1
+        ) IS NOT NULL OR (
+            SELECT 1
+            FROM sa_jobqueue.signal
             LIMIT 1
         ) IS NOT NULL
     ) THEN 'notes' END], NULL) AS array_remove_1

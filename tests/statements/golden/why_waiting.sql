@@ -277,6 +277,34 @@ FROM (
         AND sa_jobqueue.job.status = 'blocked'
         AND sa_jobqueue.workflow.paused_at IS NOT NULL
     )
+    UNION ALL
+    SELECT 8 AS place,
+        CAST(NULL AS TEXT) AS owner,
+        CAST(NULL AS TEXT) AS name,
+        CAST(NULL AS TEXT) AS key,
+        CAST(CASE WHEN (sa_jobqueue.wait.signal IS NOT NULL) THEN 'signal' WHEN (sa_jobqueue.wait.jobs IS NOT NULL) THEN 'join' WHEN (sa_jobqueue.wait.until IS NOT NULL) THEN 'sleep' ELSE 'differs' END AS TEXT) AS what,
+        CAST(NULL AS INTEGER) AS "limit",
+        CAST(cardinality(sa_jobqueue.wait.jobs) AS BIGINT) AS used,
+        CASE WHEN (sa_jobqueue.wait.jobs IS NOT NULL) THEN array((
+            SELECT sa_jobqueue.job.id
+            FROM sa_jobqueue.job
+            WHERE sa_jobqueue.job.id = any(sa_jobqueue.wait.jobs) AND sa_jobqueue.job.status IN ('queued', 'blocked', 'running')
+            ORDER BY sa_jobqueue.job.id
+            LIMIT 20
+        )
+    ) END AS job_ids,
+        CASE WHEN (sa_jobqueue.wait.until < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (sa_jobqueue.wait.until > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE sa_jobqueue.wait.until END AS until,
+        CAST(NULL AS FLOAT) AS seconds,
+        coalesce(sa_jobqueue.wait.signal, sa_jobqueue.wait.step) AS reason
+    FROM sa_jobqueue.wait
+    WHERE sa_jobqueue.wait.job_id = %(job_id)s::BIGINT
+    AND sa_jobqueue.wait.resumed_at IS NULL
+    AND (EXISTS (
+        SELECT 1
+        FROM sa_jobqueue.job AS me
+        WHERE me.id = %(job_id)s::BIGINT
+        AND me.status = 'blocked'
+    ))
 ) AS found
 ORDER BY found.place,
     found.owner,

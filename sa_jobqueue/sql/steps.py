@@ -1,0 +1,270 @@
+"""Durable steps: recording them under the fence of the claim, taking signals, suspending a job, and putting it back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from datetime import datetime
+from functools import cached_property
+from typing import Any, NamedTuple, overload
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB, insert
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from ..errors import OptionError
+from ..models import Job, JobMixin, companions_of, schema_function
+from ..rules.lifecycle import Change
+from ..rules.retry import Duration
+from .apply import Answer, Outcomes
+from .ends import fence
+from .parts import ONE, epoch, in_seconds, materialized, packed, table_of
+
+#: Characters of a key of `once`.
+_MAX_KEY = 500
+
+
+class Recorded(NamedTuple):
+    """A step of a job that has ended. `kind`: see `Step.kind`. `result`: JSON text, or None."""
+
+    name: str
+    kind: str
+    revision: int
+    digest: str | None
+    result: str | None
+    is_ours: bool
+    """This claim has recorded it."""
+
+
+class Awaiting(NamedTuple):
+    """The wait that a job began before: the name of its step, and the seconds until it is over; None: it has no end."""
+
+    step: str
+    seconds: float | None
+
+
+class WaitFor(NamedTuple):
+    """What a suspended job is to wait for, see `Wait`. `seconds` or `at`: when it is over; `question`: JSON text."""
+
+    step: str
+    signal: str | None = None
+    seconds: float | None = None
+    at: datetime | None = None
+    question: str | None = None
+    jobs: Sequence[int] | None = None
+
+
+class Resumed(NamedTuple):
+    """What `resume_waiting` has done: jobs put back; whether to come again at once; and the seconds until the next is due."""
+
+    jobs: int
+    busy: bool
+    due_in: float | None
+
+
+def _held(table: sa.Table) -> sa.CTE:
+    """The job, locked, if the claim is still valid: a rescue waits for the commit of what this statement writes."""
+    valid = fence(
+        table, id=sa.bindparam("of_job", type_=sa.BigInteger), token=sa.bindparam("token", type_=sa.BigInteger)
+    )
+    return materialized(sa.select(table.c.id).where(valid).with_for_update(key_share=True), "held")
+
+
+def _no_longer_waits(job: type[JobMixin]) -> sa.CTE:
+    waits = table_of(companions_of(job).wait)
+    mine = (
+        waits.c.job_id == sa.bindparam("of_job", type_=sa.BigInteger),
+        waits.c.step == sa.bindparam("step", type_=sa.Text),
+    )
+    return sa.delete(waits).where(*mine).cte("over")
+
+
+_VALUES = ("claim_token", "revision", "kind", "name", "digest", "took", "result")
+
+
+def record_step(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """Record that a step has ended, if the claim is still valid: then it returns a row. A wait of this name is over.
+
+    Parameters: of_job, token, step, kind, revision, digest, took, result (JSON text).
+    """
+    table, steps = table_of(job), table_of(companions_of(job).step)
+    held = _held(table)
+    values = (
+        sa.bindparam("token", type_=sa.BigInteger), sa.bindparam("revision", type_=sa.Integer), sa.bindparam("kind", type_=sa.Text),
+        sa.bindparam("step", type_=sa.Text), sa.bindparam("digest", type_=sa.Text), sa.bindparam("took", type_=sa.Float(53)),
+        sa.cast(sa.bindparam("result", type_=sa.Text), JSONB),
+    )  # fmt: skip
+    # Given again after an answer was lost, or in place of an older revision.
+    written = insert(steps).from_select(["job_id", *_VALUES], sa.select(held.c.id, *values), include_defaults=False)
+    again = {name: written.excluded[name] for name in _VALUES} | {"ended_at": sa.func.clock_timestamp()}
+    return (
+        written.on_conflict_do_update(index_elements=["job_id", "name"], set_=again)
+        .returning(steps.c.job_id)
+        .add_cte(held, _no_longer_waits(job))
+    )
+
+
+def take_signal(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """Take the oldest signal of this name and record it as the result of a step, if the claim is still valid. A row if there was one.
+
+    It steps over signals that another handler takes just now. Parameters: of_job, token, step, signal. Returns the payload as JSON text.
+    """
+    tables = companions_of(job)
+    table, steps, signals = table_of(job), table_of(tables.step), table_of(tables.signal)
+    held = _held(table)
+    oldest = (
+        sa.select(signals.c.id)
+        .where(
+            signals.c.name == sa.bindparam("signal", type_=sa.Text),
+            signals.c.expires_at > sa.func.now(),
+            sa.select(held.c.id).exists(),
+        )
+        .order_by(signals.c.id)
+        .limit(ONE)
+        .with_for_update(skip_locked=True, of=signals)
+        .scalar_subquery()
+    )
+    taken = sa.delete(signals).where(signals.c.id == oldest).returning(signals.c.payload).cte("taken")
+    made: sa.Select[Any] = sa.select(
+        held.c.id, sa.bindparam("token", type_=sa.BigInteger), sa.literal_column("1"), sa.literal_column("'signal'"),
+        sa.bindparam("step", type_=sa.Text), taken.c.payload,
+    ).select_from(held.join(taken, sa.true()))  # fmt: skip
+    names = ["job_id", "claim_token", "revision", "kind", "name", "result"]
+    written = sa.insert(steps).from_select(names, made, include_defaults=False)
+    return written.returning(sa.cast(steps.c.result, sa.Text)).add_cte(held, taken, _no_longer_waits(job))
+
+
+def read_steps(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """The recorded steps of a job, and its wait as a row of the kind "wait" with the seconds that are left in place of the result.
+
+    Parameters: of_job, token.
+    """
+    tables = companions_of(job)
+    steps, waits = table_of(tables.step).c, table_of(tables.wait).c
+    of_job = sa.bindparam("of_job", type_=sa.BigInteger)
+    left = sa.cast(epoch(waits.until) - epoch(sa.func.clock_timestamp()), sa.Text)
+    return sa.union_all(
+        sa.select(
+            steps.name, steps.kind, steps.revision, steps.digest, sa.cast(steps.result, sa.Text),
+            steps.claim_token == sa.bindparam("token", type_=sa.BigInteger),
+        ).where(steps.job_id == of_job),
+        sa.select(
+            waits.step, sa.literal_column("'wait'"), ONE, sa.null(), left, sa.literal_column("false", sa.Boolean)
+        ).where(waits.job_id == of_job),
+    )  # fmt: skip
+
+
+def begin_wait(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """Note what a job waits for that has just been suspended. A wait that goes on keeps its end.
+
+    Parameters: of_job, step, signal, seconds, at, question (JSON text), jobs.
+    """
+    waits = table_of(companions_of(job).wait)
+    seconds = sa.bindparam("seconds", type_=sa.Float(53))
+    until = sa.func.coalesce(sa.bindparam("at", type_=sa.DateTime(timezone=True)), in_seconds(seconds))
+    others = sa.cast(sa.bindparam("jobs", type_=sa.Text), sa.ARRAY(sa.BigInteger))
+    due = sa.case((others.is_not(None), sa.func.now()), else_=until)
+    names = ["job_id", "step", "signal", "until", "due_at", "question", "jobs"]
+    values = (
+        sa.bindparam("of_job", type_=sa.BigInteger), sa.bindparam("step", type_=sa.Text), sa.bindparam("signal", type_=sa.Text), until, due,
+        sa.cast(sa.bindparam("question", type_=sa.Text), JSONB), others,
+    )  # fmt: skip
+    written = insert(waits).from_select(names, sa.select(*values), include_defaults=False)
+    goes_on = waits.c.step == written.excluded.step
+    again = {name: written.excluded[name] for name in names[1:]} | {"resumed_at": sa.null(), "is_new": sa.true()}
+    for name, kept in (("until", waits.c.until), ("since", waits.c.since)):
+        again[name] = sa.case((goes_on, kept), else_=written.excluded[name])
+    again["due_at"] = sa.case((goes_on & others.is_(None), waits.c.until), else_=written.excluded.due_at)
+    return written.on_conflict_do_update(index_elements=["job_id"], set_=again)
+
+
+def send_signal(
+    name: str, payload: object = None, *, expires_in: Duration | None = None, job: type[JobMixin] = Job
+) -> sa.Executable:
+    """Insert a `Signal`, in the caller's transaction. Returns its id. Raises what `Signal` raises."""
+    model = companions_of(job).signal
+    given = model(name, payload, expires_in=expires_in)
+    values = {key: value for key, value in vars(given).items() if key in {"name", "payload", "expires_at"}}
+    return sa.insert(model).values(**values).returning(model.id)
+
+
+@overload
+def once(session: Session, key: str, *, job: type[JobMixin] = Job) -> bool: ...
+@overload
+def once(session: AsyncSession, key: str, *, job: type[JobMixin] = Job) -> Awaitable[bool]: ...
+def once(session: Session | AsyncSession, key: str, *, job: type[JobMixin] = Job) -> bool | Awaitable[bool]:
+    """Whether this is the first time that something with this key is done; to be asked in the transaction that does it.
+
+    For consumers that may get a message again: `if once(session, message.id): ...`, and `await once(...)` with an AsyncSession. A transaction
+    that asks for a key at the same time waits for the end of the first, and gets True if that rolls back. Keys are kept for 30 days.
+
+    Raises OptionError for a key that is no text of 1 to 500 characters.
+    """
+    if not (isinstance(key, str) and 0 < len(key) <= _MAX_KEY and "\0" not in key):
+        raise OptionError(f"the key of once() is a text of 1 to {_MAX_KEY} characters, not {key!r:.80}")
+    if isinstance(session, AsyncSession):
+        return session.run_sync(once, key, job=job)
+    inbox = table_of(companions_of(job).inbox)
+    noted = insert(inbox).values(key=key).on_conflict_do_nothing().returning(inbox.c.key)
+    return session.execute(noted).first() is not None
+
+
+class Steps(Outcomes):
+    """The recorded steps of jobs, their signals and waits."""
+
+    def read_steps(self, connection: sa.Connection, id: int, token: int) -> tuple[dict[str, Recorded], Awaiting | None]:
+        """The recorded steps of a job by name, and the wait that it began before."""
+        found, waits = {}, None
+        for name, kind, revision, digest, result, is_ours in connection.execute(
+            self._read_steps, {"of_job": id, "token": token}
+        ):
+            if kind == "wait":
+                waits = Awaiting(name, None if result is None else float(result))
+            else:
+                found[name] = Recorded(name, kind, revision, digest, result, is_ours)
+        return found, waits
+
+    def record_step(
+        self, connection: sa.Connection, id: int, token: int, step: Recorded, *, took: float | None = None
+    ) -> bool:
+        """Record a step; False: the claim is no longer valid."""
+        values = {
+            "of_job": id, "token": token, "step": step.name, "kind": step.kind, "revision": step.revision, "digest": step.digest,
+            "took": took, "result": step.result,
+        }  # fmt: skip
+        return connection.execute(self._record_step, values).first() is not None
+
+    def take_signal(self, connection: sa.Connection, id: int, token: int, *, step: str, signal: str) -> str | None:
+        """The payload of the signal that was taken, as JSON text; None: there is none, or the claim is no longer valid."""
+        values = {"of_job": id, "token": token, "step": step, "signal": signal}
+        return connection.execute(self._take_signal, values).scalar()
+
+    def suspend(self, connection: sa.Connection, change: Change, wait: WaitFor) -> Answer:
+        """Block a job until `wait` is over, in a transaction of the caller's. Applied as a cancel, if one was asked for.
+
+        A job that has begun does not expire.
+        """
+        table = table_of(self.job)
+        answer = self.apply_one(connection, change)
+        if answer is Answer.APPLIED:
+            expires = table.c.id == change.id, table.c.expires_at.is_not(None)
+            connection.execute(sa.update(table).where(*expires).values(expires_at=None))
+            jobs = None if wait.jobs is None else packed(wait.jobs)
+            connection.execute(self._begin_wait, {"of_job": change.id, **wait._asdict(), "jobs": jobs})
+        return answer
+
+    def resume_waiting(self, connection: sa.Connection, *, most: int) -> Resumed:
+        """Put waiting jobs back into their queues."""
+        function = schema_function(
+            "resume_waiting", table_of(self.job).schema, sa.bindparam("most", most, sa.Integer), of=sa.Integer()
+        )
+        found = sa.select(sa.text("resumed, busy, due_in")).select_from(
+            function.table_valued("resumed", "busy", "due_in")
+        )  # type: ignore[attr-defined]
+        resumed, busy, due_in = connection.execute(found).one()
+        return Resumed(resumed or 0, busy, due_in)
+
+    _read_steps = cached_property(lambda self: read_steps(job=self.job))
+    _record_step = cached_property(lambda self: record_step(job=self.job))
+    _take_signal = cached_property(lambda self: take_signal(job=self.job))
+    _begin_wait = cached_property(lambda self: begin_wait(job=self.job))
