@@ -44,6 +44,7 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Schedule",
+    "Signal",
     "Snooze",
     "Subject",
     "Task",
@@ -66,6 +67,7 @@ __all__ = [
     "every",
     "explain_job",
     "jobs_relationship",
+    "once",
     "remove_middleware",
     "statements",
     "task",
@@ -84,7 +86,7 @@ if TYPE_CHECKING:
     from .enqueueing.select import enqueue_select
     from .errors import JobQueueError
     from .health.explain import JobExplanation, explain_job
-    from .models import ArchivedJob, Job, JobMixin, Schedule, companions_of
+    from .models import ArchivedJob, Job, JobMixin, Schedule, Signal, companions_of
     from .models.job import JobRead
     from .models.relationship import jobs_relationship
     from .rules.lifecycle import JobStatus
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from .rules.schedules import every
     from .rules.settings import WorkerSettings
     from .rules.tally import TaskTally
+    from .sql.steps import once
     from .tasks.calls import Call
     from .tasks.decorator import task
     from .tasks.middleware import Attempt, Middleware, add_middleware, remove_middleware
@@ -111,6 +114,7 @@ else:
         {
             "errors": "errors JobQueueError",
             "statements": "statements",
+            "sql.steps": "once",
             "tasks.calls": "Call",
             "arguments.context": "AsyncJobContext JobContext",
             "enqueueing.jobs": "Enqueue enqueue enqueue_many",
@@ -119,7 +123,7 @@ else:
             "rules.lifecycle": "JobStatus",
             "rules.limits": "KeyLimits Limits Rate",
             "tasks.middleware": "Attempt Middleware add_middleware remove_middleware",
-            "models": "ArchivedJob Job JobMixin Schedule companions_of",
+            "models": "ArchivedJob Job JobMixin Schedule Signal companions_of",
             "arguments.annotations": "Fresh Load",
             "arguments.subjects": "Subject",
             "rules.outcomes": "Cancel Discard RateLimited Retry Snooze",

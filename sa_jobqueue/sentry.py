@@ -26,7 +26,7 @@ from sentry_sdk.scope import Scope, add_global_event_processor, use_isolation_sc
 from sentry_sdk.utils import event_from_exception
 
 from .rules.failures import name_of
-from .rules.outcomes import Signal
+from .rules.outcomes import HandlerOutcome
 from .tasks.calls import Call
 from .tasks.middleware import Attempt, Middleware, add_middleware
 from .util.log import get_logger
@@ -99,11 +99,11 @@ class _Reporting(Middleware):
             if not integration.trace:
                 yield
                 return
-            signal: Signal | None = None
+            signal: HandlerOutcome | None = None
             with _transaction(attempt):
                 try:
                     yield
-                except Signal as raised:  # an outcome, not an error of the transaction
+                except HandlerOutcome as raised:  # an outcome, not an error of the transaction
                     signal = raised
             if signal is not None:
                 raise signal
@@ -116,7 +116,12 @@ class _Reporting(Middleware):
 
     def _report(self, attempt: Attempt, scope: Scope, outcome: str, error: BaseException | None) -> None:
         integration = _integration()
-        if error is None or isinstance(error, Signal) or integration is None or outcome not in integration.reported:
+        if (
+            error is None
+            or isinstance(error, HandlerOutcome)
+            or integration is None
+            or outcome not in integration.reported
+        ):
             return
         options = sentry_sdk.get_client().options
         mechanism = {"type": SaJobqueueIntegration.identifier, "handled": False}

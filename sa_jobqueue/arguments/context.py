@@ -8,13 +8,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -22,7 +24,7 @@ from sqlalchemy.orm import Session
 from ..errors import JobStopped, OptionError
 from ..rules.lifecycle import extra
 from ..rules.outcomes import RateLimited
-from ..rules.retry import Duration
+from ..rules.retry import Duration, RetryPolicy, seconds_of
 
 logger = logging.getLogger("sa_jobqueue.job")
 
@@ -32,6 +34,8 @@ MAX_MESSAGE = 500
 _ROUNDING = 1e-9
 
 S = TypeVar("S", Session, AsyncSession)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Seconds since 1970: any time between these two can be a `datetime`, in any time zone.
@@ -169,20 +173,50 @@ class Notes(Protocol):
         ...
 
 
+class StepCall(NamedTuple):
+    """What a step calls, and how."""
+
+    name: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    retry: RetryPolicy | None
+    revision: int
+
+
+class StepRuntime(Protocol):
+    """What runs and records the steps of a handler. The methods whose names begin with "a" are for async handlers."""
+
+    def run(self, call: StepCall) -> Any: ...
+    async def arun(self, call: StepCall) -> Any: ...
+    def session(self, name: str) -> AbstractContextManager[Session]: ...
+    def asession(self, name: str) -> AbstractAsyncContextManager[AsyncSession]: ...
+    def patched(self, name: str) -> bool: ...
+    def wait_signal(self, name: str, hint: Any, timeout: Duration | None, question: object) -> Any: ...
+    def sleep(self, *, seconds: float | None = None, at: datetime | None = None) -> None: ...
+    def join(self, ids: Sequence[int]) -> list[Any]: ...
+
+
+#: The job whose step the running code is in, and the name of the step.
+current_step: ContextVar[tuple[int, str] | None] = ContextVar("sa_jobqueue_step", default=None)
+
+
 class HandlerContext(JobFacts, Generic[S]):
     """What both contexts share. The executor passes all but the job; `keep_logs`: see `Task.keep_logs`."""
 
-    __slots__ = ("_is_stopping", "_keep_logs", "_logger", "_notes", "_open_session", "_session")
+    __slots__ = ("_is_stopping", "_keep_logs", "_logger", "_notes", "_open_session", "_open_steps", "_session")
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  # keywords would take longer for each job
         self,
         job: ClaimedJob,
         open_session: Callable[[], S],
         is_stopping: Callable[[], bool],
         notes: Notes,
         keep_logs: int,
+        open_steps: Callable[[], StepRuntime],
     ) -> None:
         self._job = job
+        self._open_steps = open_steps
         self._open_session: Callable[[], S] = open_session
         self._is_stopping = is_stopping
         self._notes, self._keep_logs = notes, keep_logs
@@ -247,6 +281,18 @@ class HandlerContext(JobFacts, Generic[S]):
         if self._is_stopping():
             raise JobStopped(f"job {self._job.id} is to stop")
 
+    @property
+    def idempotency_key(self) -> str:
+        """A text that is the same whenever this step of this job runs: for systems that take a key to do something once.
+
+        In a step: "JOB:STEP:OCCURRENCE", as "17:charge:1". Outside of steps, that of the job: "17".
+        """
+        inside = current_step.get()
+        if inside is None or inside[0] != self._job.id:
+            return str(self._job.id)
+        name, _, number = inside[1].partition("#")
+        return f"{self._job.id}:{name}:{number or 1}"
+
     def rate_limited(self, retry_after: Duration) -> RateLimited:
         """The outcome for a "429 Too Many Requests" of the other side: return it or raise it, as `return ctx.rate_limited(30)`.
 
@@ -298,13 +344,159 @@ def _shown(value: object) -> str:
         return f"a {type(value).__name__}"
 
 
+def _ids(jobs: Iterable[Any]) -> list[int]:
+    ids = [job if isinstance(job, int) else getattr(job, "id", None) for job in jobs]
+    if wrong := [job for job, job_id in zip(jobs, ids, strict=True) if not isinstance(job_id, int)]:
+        raise OptionError(
+            f"ctx.join takes jobs that were inserted, or their ids, not {_shown(wrong[0])}: flush the session first"
+        )
+    return ids  # type: ignore[return-value]
+
+
+def _checked_time(when: datetime) -> datetime:
+    if when.tzinfo is None:
+        raise OptionError(f"ctx.sleep_until takes a time with its zone, not {when!r}: datetime.now(UTC), say")
+    return when
+
+
 class JobContext(HandlerContext[Session]):
     """The context of a `def` handler; `session` is a `sqlalchemy.orm.Session`."""
 
     __slots__ = ()
+
+    @overload
+    def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    def step(
+        self,
+        name: str,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        retry: RetryPolicy | None = None,
+        revision: int = 1,
+        **kwargs: Any,
+    ) -> R: ...
+    def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        retry: RetryPolicy | None = None,
+        revision: int = 1,
+        **kwargs: Any,
+    ) -> Any:
+        """Call `function(*args, **kwargs)` and record what it returns: a later run of the job gets the recorded value, and does not call it.
+
+        `name`: of the step; steps of the same name are told apart by the order of their calls. `retry`: try a failed call again here, as long
+        as the lease would last; by default the job's attempt fails. `revision`: a recorded step of a lower revision runs again.
+
+        Returns the value as the record has it, checked against what the function is annotated to return. Raises PayloadError for a value
+        that cannot be stored, StepError for a step inside of a step and after 10,000 steps, and what the function raises.
+        """
+        return self._open_steps().run(StepCall(name, function, args, kwargs, retry, revision))
+
+    def step_session(self, name: str) -> AbstractContextManager[Session]:
+        """A session for a step: what is written through it and the record of the step are one commit, at the end of the block.
+
+        A block whose step is recorded runs again in a transaction that is rolled back, so put nothing but work on the database into it.
+        """
+        return self._open_steps().session(name)
+
+    def wait_signal(
+        self, name: str, type: Any = Any, *, timeout: Duration | None = None, question: object = None
+    ) -> Any:
+        """The payload of the next `Signal` of this name, checked against `type`. Until it comes the job is blocked, and holds no slot.
+
+        `timeout`: seconds or timedelta, after which it raises SignalTimeout. `question`: what a person is asked whose signal this is.
+        """
+        return self._open_steps().wait_signal(name, type, timeout, question)
+
+    def sleep_for(self, delay: Duration) -> None:
+        """Go on after `delay` (seconds or timedelta). Until then the job is blocked, and holds no slot; no attempt is spent."""
+        self._open_steps().sleep(seconds=seconds_of(delay, what="ctx.sleep_for(...)"))
+
+    def sleep_until(self, when: datetime) -> None:
+        """Go on at this time, which has a zone. Raises OptionError for a time without one."""
+        self._open_steps().sleep(at=_checked_time(when))
+
+    def join(self, jobs: Iterable[Any]) -> list[Any]:
+        """The results of these jobs or ids, in their order, with a `Failed` for each that did not complete. Until all have ended the job is
+        blocked. The results are plain JSON, of tasks with `record=True`; None for others.
+        """
+        return self._open_steps().join(_ids(list(jobs)))
+
+    def patched(self, name: str) -> bool:
+        """Whether this job began after the patch `name` of the code: True if no step had been recorded when the job first came here."""
+        return self._open_steps().patched(name)
 
 
 class AsyncJobContext(HandlerContext[AsyncSession]):
     """The context of an `async def` handler; `session` is a `sqlalchemy.ext.asyncio.AsyncSession`."""
 
     __slots__ = ()
+
+    @overload
+    async def step(self, name: str, function: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
+    @overload
+    async def step(
+        self, name: str, function: Callable[..., Awaitable[R]], /, *args: Any, retry: RetryPolicy | None = None, revision: int = 1,
+        **kwargs: Any,
+    ) -> R: ...  # fmt: skip
+    @overload
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        retry: RetryPolicy | None = None,
+        revision: int = 1,
+        **kwargs: Any,
+    ) -> R: ...
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        retry: RetryPolicy | None = None,
+        revision: int = 1,
+        **kwargs: Any,
+    ) -> Any:
+        """As `JobContext.step`. An `async def` function is awaited, a `def` function runs on a thread."""
+        return await self._open_steps().arun(StepCall(name, function, args, kwargs, retry, revision))
+
+    def step_session(self, name: str) -> AbstractAsyncContextManager[AsyncSession]:
+        """As `JobContext.step_session`: `async with ctx.step_session("mark") as session:`."""
+        return self._open_steps().asession(name)
+
+    async def wait_signal(
+        self,
+        name: str,
+        type: Any = Any,
+        *,
+        timeout: Duration | None = None,  # noqa: ASYNC109
+        question: object = None,
+    ) -> Any:
+        """As `JobContext.wait_signal`."""
+        return await asyncio.to_thread(self._open_steps().wait_signal, name, type, timeout, question)
+
+    async def sleep_for(self, delay: Duration) -> None:
+        """As `JobContext.sleep_for`."""
+        await asyncio.to_thread(self._open_steps().sleep, seconds=seconds_of(delay, what="ctx.sleep_for(...)"))
+
+    async def sleep_until(self, when: datetime) -> None:
+        """As `JobContext.sleep_until`."""
+        await asyncio.to_thread(self._open_steps().sleep, at=_checked_time(when))
+
+    async def join(self, jobs: Iterable[Any]) -> list[Any]:
+        """As `JobContext.join`."""
+        return await asyncio.to_thread(self._open_steps().join, _ids(list(jobs)))
+
+    async def patched(self, name: str) -> bool:
+        """As `JobContext.patched`."""
+        return await asyncio.to_thread(self._open_steps().patched, name)

@@ -15,9 +15,9 @@ from pydantic import PydanticUserError, TypeAdapter
 
 from ..arguments.subjects import Subject
 from ..errors import ConfigurationError, OptionError, PayloadError
-from ..models import Job, JobMixin, is_own, own_column
-from ..rules.words import age
-from ..statements import insert_jobs
+from ..models import Job, JobMixin, Wait, is_own, own_column
+from ..rules.words import age, jobs_of
+from ..statements import insert_jobs, send_signal
 from ..tasks.calls import Call
 from ..tasks.options import Unique
 from ..tasks.registry import Registry, TaskName
@@ -129,6 +129,34 @@ def enqueue(
     labels = f" · {'tag' if len(tags) == 1 else 'tags'} {', '.join(tags)}" if tags else ""
     key = "" if call.key is None else f" · key {call.key}"
     note(f"{call.task} · queue {call.queue}{key} · priority {call.priority} · {when}{labels}")
+
+
+def signal(
+    config: Config,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The signal's name, as in order:17:approve.")],
+    payload: Annotated[str, typer.Argument(metavar="JSON", help="What the handler gets. Default: null.")] = "null",
+    *,
+    expires_in: Annotated[
+        timedelta | None, duration_option(help="Keep it for this time if no handler takes it. Default: 30d.")
+    ] = None,
+) -> None:
+    """Send a signal, for which a handler waits or will wait by ctx.wait_signal(NAME). Print its id.
+
+    sa-jobqueue signal order:17:approve '{"by": "ann"}'
+    """
+    try:
+        value = jsonlib.loads(payload)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f'the payload must be JSON, as in \'{{"by": "ann"}}\': {error}') from error
+    with transaction(config) as connection:
+        sent = connection.execute(send_signal(name, value, expires_in=expires_in)).scalar_one()
+        waiting = connection.execute(sa.select(sa.func.count()).where(Wait.signal == name)).scalar_one()
+    typer.echo(sent)
+    note(
+        f"{jobs_of(waiting)} {'waits' if waiting == 1 else 'wait'} for signal {name}"
+        if waiting
+        else f"no job waits for signal {name} now"
+    )
 
 
 def _columns(job: type[JobMixin], given: list[str]) -> dict[str, Any]:

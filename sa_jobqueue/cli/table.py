@@ -7,6 +7,7 @@ FIRST_LINES = {
     "demo": "Index a code base with jobs, kill a worker in the middle, and prove that nothing is lost and nothing done twice.",
     "work": "Run a worker: claim jobs of some queues and run their handlers.",
     "enqueue": "Enqueue one job. Print its id, and describe the job on stderr.",
+    "signal": "Send a signal, for which a handler waits or will wait by ctx.wait_signal(NAME). Print its id.",
     "list": "List jobs, newest first.",
     "show": "Show one job: why it waits, its arguments, its times, its progress, every attempt with its error, its last log lines.",
     "why": "Explain why a job is not running, which worker runs it, or how it ended.",

@@ -65,6 +65,7 @@ COMMANDS: Entries = {
     "demo": Entry("trials:demo", _RUN),
     "work": Entry("work:work", _RUN, {"app": True, "log_level": LogLevel.INFO}),
     "enqueue": Entry("enqueue:enqueue", _RUN, {"app": True}),
+    "signal": Entry("enqueue:signal", _RUN),
     "list": Entry("jobs:list_jobs", _INSPECT),
     "show": Entry("show:show", _INSPECT),
     "why": Entry("show:why", _INSPECT),

@@ -79,6 +79,7 @@ def task(
     archive: bool | None = None,
     record: bool = False,
     keep_logs: bool | int = False,
+    steps: Literal["warn", "fail", "hold"] = "warn",
     rescue: bool = True,
     unique: Unique | None = None,
     expires_in: Duration | None = None,
@@ -104,6 +105,7 @@ def task(
     archive: bool | None = None,
     record: bool = False,
     keep_logs: bool | int = False,
+    steps: Literal["warn", "fail", "hold"] = "warn",
     rescue: bool = True,
     unique: Unique | None = None,
     expires_in: Duration | None = None,
@@ -135,6 +137,9 @@ def task(
     deleting it; None: as the registry says. `record`: store what the handler returns in `Job.result`, checked
     against its return annotation, if there is any. `keep_logs`: store the last log lines that an attempt writes through
     `ctx.logger`; their number, up to 1,000, or True for 200.
+
+    `steps`: what becomes of a job one of whose steps was recorded with other arguments: "warn", and use the record; "fail" the attempt;
+    or "hold" the job until it is retried.
 
     `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds its timeout; None: on a
     thread. `memory_limit`: bytes that such a process may have resident, at least 16 MiB.
@@ -168,6 +173,8 @@ def task(
         raise TaskError(
             f"dry_run=True runs a handler in the dashboard's process, and executor={executor!r} needs another"
         )
+    if steps not in {"warn", "fail", "hold"}:
+        raise TaskError(f'steps must be "warn", "fail" or "hold", not {steps!r}')
     if limits is not None and not isinstance(limits, Limits):
         raise TaskError(f"limits must be Limits(...), not {shown(limits)}")
     lines = _LINES if keep_logs is True else keep_logs
@@ -204,6 +211,7 @@ def task(
             executor=executor,
             memory_limit=memory_limit,
             keep_logs=int(lines),
+            steps=steps,
             limits=limits,
             dry_run=dry_run,
             registry=home,

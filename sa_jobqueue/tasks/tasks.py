@@ -77,6 +77,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         executor: str | None,
         memory_limit: int | None,
         keep_logs: int,
+        steps: str = "warn",
         limits: Limits | None,
         dry_run: bool,
         registry: Home,
@@ -97,6 +98,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         """Bytes that the child process may have resident while it runs the handler, or None."""
         self.keep_logs = keep_logs
         """How many log lines of an attempt are kept; 0: none."""
+        self.steps = steps
+        """What becomes of a job one of whose steps was recorded with other arguments: "warn", "fail" or "hold"."""
         self.limits = limits
         """The limits of its jobs, in any queue, as the code declares them; None: no limits."""
         self.dry_run = dry_run

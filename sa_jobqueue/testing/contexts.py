@@ -54,7 +54,7 @@ class _FakeContext(HandlerContext[S]):
         claimed = ClaimedJob(job_id, 1, queue, task, 4, enqueued, attempt, max_attempts, 0, "{}", text, enqueued, extra)
         self._heard = _Heard()
         opened: Callable[[], Any] = lambda: session or _none()  # noqa: E731
-        super().__init__(claimed, opened, lambda: self._heard.is_stopping, self._heard, keep_logs=1)
+        super().__init__(claimed, opened, lambda: self._heard.is_stopping, self._heard, 1, _no_steps)
 
     def cancel(self) -> None:
         """From now on `ctx.cancelled` is true."""
@@ -84,6 +84,10 @@ class FakeAsyncJobContext(_FakeContext[AsyncSession], AsyncJobContext):
     """The context of an `async def` handler, likewise: `await send_receipt(FakeAsyncJobContext(async_session), 7)`."""
 
     __slots__ = ()
+
+
+def _no_steps() -> NoReturn:
+    raise SessionUnavailable("this context records no steps: run the job by the testing kit, jobqueue.drain()")
 
 
 def _none() -> NoReturn:

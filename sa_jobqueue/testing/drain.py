@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from ..errors import JobQueueError
 from ..models import JobMixin
-from ..rules.outcomes import Signal
+from ..rules.outcomes import HandlerOutcome
 from ..tasks.registry import Registry, default_registry
 from ..worker.running.joined import at_once
 from ..worker.running.run import Run
@@ -173,7 +173,7 @@ class _Work:
 
     def _checked(self, ran: Ran, before: list[Ran]) -> Ran:
         error = ran.error
-        if self.raise_errors and error is not None and not isinstance(error, Signal):
+        if self.raise_errors and error is not None and not isinstance(error, HandlerOutcome):
             error.add_note(
                 f"From {ran}. With raise_errors=False it is left to the task's retry policy, as a worker would."
             )

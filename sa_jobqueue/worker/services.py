@@ -11,7 +11,7 @@ import os
 import socket
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..rules.reasons import CLAIMS_FAIL
 from ..rules.settings import WorkerSettings
 from ..sql.claims import MOST_TEXT
 from ..sql.store import Store
-from ..sql.waking import DUE_SOON, PERMITS_CHANGED, SCHEDULES_CHANGED, WORKFLOWS_CHANGED
+from ..sql.waking import DUE_SOON, PERMITS_CHANGED, SCHEDULES_CHANGED, SIGNALS_SENT, WORKFLOWS_CHANGED
 from ..tasks.registry import Registry
 from ..util.log import get_logger
 from .children.loading import ChildSetup
@@ -38,6 +38,7 @@ from .maintenance.pressure import WatchPressure
 from .maintenance.prune import KeepArchive, Prune
 from .maintenance.renew import Renewal, Rescue
 from .maintenance.schedules import EnqueueTicks
+from .maintenance.steps import ResumeWaiting
 from .maintenance.timeouts import Cancels, EndLate, FreeKeys, Timeouts
 from .maintenance.workflows import FindWorkflows, KeepWorkflows
 from .process.inside import ServiceThread, resident
@@ -46,6 +47,7 @@ from .running.reopening import Reopening, Reports, Sessions
 from .running.run import Kind, Run, Runs
 from .running.runners import Runners
 from .running.slots import AllSlots, Slots
+from .running.steps import Checkpoints
 from .running.writer import OutcomeWriter
 from .tally import Observer, QueueState, Tally, WorkerState
 from .watchdog import Watchdog
@@ -115,9 +117,11 @@ class Services:
             self.runs.end, store=store, was_ours=lambda change: self.runs.has_lasted(change, settings.lease)
         )
         self.reopening = Reopening(loop, self.all_slots, self._wake)
+        self.waits = ResumeWaiting(connector)
+        self.checkpoints = Checkpoints(connector)
         self.executor = Executor(
-            spec.sessions,
-            report=Reports(self.runs, self.writer).report,
+            replace(spec.sessions, checkpoints=self.checkpoints),
+            report=Reports(self.runs, self.writer, self._announce_waits).report,
             pause=self.reopening.pause,
             leaving=leaving,
             max_rescues=settings.max_rescues,
@@ -173,6 +177,7 @@ class Services:
         pressure = WatchPressure(connector, self.governor, hold_back=self.claimer.hold_back, tell=presence.hasten)
         self._presence, every = presence, settings.prune_every
         self._spared: Mapping[str, Chore] = {
+            "waits": self.waits,
             "events": self.workflows,
             "late": EndLate(connector, registry=spec.registry, observer=self.observer),
             "kept": Prune(connector, archive, every=every),
@@ -251,6 +256,7 @@ class Services:
         written = self.claimer.finish(_FLUSH)
         self.reopening.finish()
         self.runners.finish()
+        self.checkpoints.close()
         self.executor.telling.finish(_LAST_CHORE)
         self.maintenance.finish(_LAST_CHORE)
         if self.listener is not None:
@@ -331,12 +337,19 @@ class Services:
             self.ticks.announce()
         elif payload == WORKFLOWS_CHANGED:
             self.workflows.announce()
+        elif payload == SIGNALS_SENT:
+            self.waits.announce()
         elif not payload:
             self.cancels.announce()
             if payload is None:
                 self.workflows.announce()
+                self.waits.announce()
         else:
             return
+        self.maintenance.wake()
+
+    def _announce_waits(self) -> None:
+        self.waits.announce()
         self.maintenance.wake()
 
     def _is_listening(self) -> bool:

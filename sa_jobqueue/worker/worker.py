@@ -131,6 +131,7 @@ class Worker:
                 translate=tuple(engines.translate.items()),
                 pooled=self.settings.pooled,
                 idle=self.settings.session_idle_timeout,
+                lease=self.settings.lease,
                 max_rescues=self.settings.max_rescues,
                 log_jobs=self.settings.log_jobs,
                 job=ChildSetup.job_class(job),

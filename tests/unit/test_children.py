@@ -183,7 +183,7 @@ def test_the_setup_comes_back_as_it_was_and_hides_the_password() -> None:
     """It is sent over the socket, because other users may read a command line. The URL is not in its repr either."""
     setup = ChildSetup(
         url="postgresql://me:secret@localhost/shop", maker=Maker.REGISTRY, translate=((None, "a"), ("b", None)), pooled=True,
-        idle=1.5, max_rescues=5, log_jobs=False, job=("sa_jobqueue.models.job", "Job"), app=("shop",),
+        idle=1.5, lease=30.0, max_rescues=5, log_jobs=False, job=("sa_jobqueue.models.job", "Job"), app=("shop",),
     )  # fmt: skip
     back = sent({"setup": setup.now([heavy.add])})["setup"]
     assert (back.url, back.maker, dict(back.translate)) == (setup.url, Maker.REGISTRY, {None: "a", "b": None})

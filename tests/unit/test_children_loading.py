@@ -52,7 +52,15 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def loaded(maker: Maker = Maker.NONE, app: str = "loaded_shop", **options: Any) -> Loaded:
-    values = {"url": URL, "translate": (), "pooled": False, "idle": None, "max_rescues": 5, "log_jobs": False}
+    values = {
+        "url": URL,
+        "translate": (),
+        "pooled": False,
+        "idle": None,
+        "lease": 30.0,
+        "max_rescues": 5,
+        "log_jobs": False,
+    }
     return Loaded(ChildSetup(maker=maker, job=ChildSetup.job_class(Job), app=(app,), **(values | options)))
 
 

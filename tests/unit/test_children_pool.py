@@ -57,7 +57,15 @@ class Stub:
 def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[Children]:
     monkeypatch.setattr(pool, "Child", Stub)
     setup = ChildSetup(
-        url=None, maker=Maker.NONE, translate=(), pooled=True, idle=None, max_rescues=5, log_jobs=False, job=("a", "b")
+        url=None,
+        maker=Maker.NONE,
+        translate=(),
+        pooled=True,
+        idle=None,
+        lease=30.0,
+        max_rescues=5,
+        log_jobs=False,
+        job=("a", "b"),
     )
     made = Children(setup, max_jobs=2)
     yield made

@@ -74,7 +74,7 @@ def make_executor() -> tuple[Executor, OutcomeWriter]:
     writer = OutcomeWriter(runs.end, store=default_store)
     executor = Executor(
         Sessions(),
-        report=Reports(runs, writer).report,
+        report=Reports(runs, writer, lambda: None).report,
         pause=Mock(),
         leaving=lambda: False,
         max_rescues=5,

@@ -20,7 +20,9 @@ from ...tasks.registry import Registry, default_registry
 from ...tasks.tasks import AnyTask, Task
 from ...util.urls import database_url
 from ..connections.engines import Engines
+from ..connections.service import Connector
 from ..running.reopening import Sessions
+from ..running.steps import Checkpoints
 from .messages import place_of_task
 
 
@@ -41,6 +43,7 @@ class ChildSetup:
     translate: tuple[tuple[str | None, str | None], ...]
     pooled: bool
     idle: float | None
+    lease: float
     max_rescues: int
     log_jobs: bool
     job: tuple[str, str]
@@ -128,6 +131,7 @@ class Loaded:
     def sessions(self, task: AnyTask) -> Sessions:
         """Makes the session of this task's handler."""
         if self._of_worker is not None:
+            self._of_worker = self._with_steps(self._of_worker)
             return self._of_worker
         key = id(task.registry)
         if key not in self._sessions:
@@ -152,7 +156,16 @@ class Loaded:
             ).main  # fmt: skip
         if setup.maker is Maker.OWN or (engine is None and maker is None):
             maker = _refuse
-        return Sessions(engine=engine, maker=maker, translate=translate, idle_timeout=setup.idle, store=store_of(job))
+        made = Sessions(engine=engine, maker=maker, translate=translate, idle_timeout=setup.idle, store=store_of(job))
+        return self._with_steps(made)
+
+    def _with_steps(self, sessions: Sessions) -> Sessions:
+        """These sessions, and the connections for the steps of their handlers, where there is an engine for them."""
+        if sessions.checkpoints is not None or sessions.engine is None:
+            return sessions
+        setup = self._setup
+        connector = Connector(sessions.engine, setup.lease, setup.pooled, sessions.translate, sessions.store)
+        return replace(sessions, checkpoints=Checkpoints(connector))
 
 
 def _named(name: str) -> Any:

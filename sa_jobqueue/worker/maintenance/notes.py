@@ -97,12 +97,13 @@ class WriteNotes(Chore):
 
 
 class DropStrayNotes(Chore):
-    """Deletes progress and log lines whose jobs are gone: a page of each table, and the next page the next time.
+    """Deletes progress, log lines, steps and waits whose jobs are gone: a page of each table, and the next page the next time; and signals that
+    nobody has taken in time.
 
     Pruning deletes them together with their jobs. This is for jobs that were deleted otherwise: by hand, or at once (`retain=0`).
     """
 
-    _after = (FIRST_ID, FIRST_ID)
+    _after: tuple[int, ...] = (FIRST_ID,) * 4
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Check a page of each table; go on soon if rows were deleted."""

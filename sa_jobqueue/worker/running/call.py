@@ -26,6 +26,7 @@ from ...util.log import get_logger
 from .attempt_end import AttemptEnd
 from .reopening import Sessions
 from .run import Run
+from .steps import Steps
 from .transaction import HandlerTransaction
 
 
@@ -235,12 +236,13 @@ _opening = Lock()
 class Call:
     """The call of a run's handler. The thread or task that runs the handler makes and ends it."""
 
-    __slots__ = ("_ended", "_notes", "_sessions", "_settled", "async_session", "run", "transaction")
+    __slots__ = ("_ended", "_notes", "_sessions", "_settled", "async_session", "run", "steps", "transaction")
 
     def __init__(self, run: Run, sessions: Sessions, notes: Notes) -> None:
         self.run, self._sessions, self._notes = run, sessions, notes
         self.transaction: HandlerTransaction | None = None
         self.async_session: AsyncSession | None = None
+        self.steps: Steps | None = None
         self._settled = self._ended = False
 
     def invoke(self) -> Any:
@@ -283,9 +285,11 @@ class Call:
         if task.context is None:
             return handler(*args, **kwargs)
         if task.is_async:
-            async_context = AsyncJobContext(job, self._open_async, run.notice_stop, self._notes, task.keep_logs)
+            async_context = AsyncJobContext(
+                job, self._open_async, run.notice_stop, self._notes, task.keep_logs, self._open_steps
+            )
             return handler(async_context, *args, **kwargs)
-        context = JobContext(job, self._open, run.notice_stop, self._notes, task.keep_logs)
+        context = JobContext(job, self._open, run.notice_stop, self._notes, task.keep_logs, self._open_steps)
         return handler(context, *args, **kwargs)
 
     def settle(self) -> bool:
@@ -321,6 +325,15 @@ class Call:
         self.async_session, self.transaction = self._sessions.open_async()
         self._refuse_late()
         return self.async_session
+
+    def _open_steps(self) -> Steps:
+        self._refuse_late()
+        if (checkpoints := self._sessions.checkpoints) is None:
+            raise SessionUnavailable("there are no steps here: nothing can record them")
+        run = self.run
+        with _opening:
+            self.steps = self.steps or Steps(run.job, checkpoints, self._sessions, lambda: run.renewed, run.task.steps)
+        return self.steps
 
     def _refuse_late(self) -> None:
         """Raise after the end of the job: a session opened then would be neither committed nor closed."""

@@ -72,7 +72,8 @@ class Executor:
             decided = self._decide(run, of_value(run, value))
             self._end(run, self._conclude(call, decided, value))
         except BaseException as error:
-            self._end(run, self._conclude(call, self._judge(call, error), _RAISED), error)
+            ending = self._conclude(call, self._judge(call, error), _RAISED)
+            self._end(run, ending if call.steps is None else self._suspend(call, ending), error)
 
     async def run_async(self, run: Run, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the current task."""
@@ -101,6 +102,9 @@ class Executor:
             else:
                 judged = self._judge(call, error)
             ending = await call.in_greenlet(lambda: self._conclude(call, judged, _RAISED))
+            if call.steps is not None:
+                await call.steps.idle()
+                ending = await asyncio.to_thread(self._suspend, call, ending)
             self._end(run, ending, None if leaving and cancelled else error)
             if leaving and cancelled:
                 raise
@@ -155,6 +159,8 @@ class Executor:
 
         None: another thread has given the run up, and reports it. In a greenlet for an async handler.
         """
+        if value is not _RAISED and call.steps is not None:
+            call.steps.refuse_swallowed()
         if (transaction := call.transaction) is None:
             call.close()
             return decided if call.settle() else None
@@ -167,6 +173,16 @@ class Executor:
             job = call.run.job
             logger.warning("job %d: its claim was lost; nothing it wrote was kept", job.id, extra=job.fields)
         return ending
+
+    def _suspend(self, call: Call, ending: RunEnding | None) -> RunEnding | None:
+        """Write the ending of a run that waits. Where that fails, the job goes back, and waits with its next run."""
+        if not (isinstance(ending, ToWrite) and ending.change.event is Event.SUSPEND and call.steps is not None):
+            return ending
+        try:
+            return call.steps.write(ending.change)
+        except Exception as error:
+            logger.warning("job %d could not be suspended: %r", call.run.job.id, error, extra=call.run.job.fields)
+            return self._decide(call.run, Released(_AGAIN * random.uniform(0.5, 1.5)))
 
     # ---- the end of a run
 

@@ -20,6 +20,7 @@ _ENDS = {
     Event.COMPLETE: "completed in",
     Event.RETRY: "asked for a retry after",
     Event.SNOOZE: "snoozed after",
+    Event.SUSPEND: "suspended after",
     Event.RELEASE: "was given back after",
     Event.CANCEL: "was cancelled after",
 }

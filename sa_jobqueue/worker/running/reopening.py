@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import Session
 
 from ...errors import SessionUnavailable
+from ...rules.lifecycle import Event
 from ...rules.retry import backoff
 from ...sql.apply import Answer
 from ...sql.store import Store, default_store
@@ -27,6 +28,7 @@ from ...util.log import get_logger
 from .attempt_end import InDoubt, MaybeWritten, RunEnding, ToWrite, Written
 from .run import Run, Runs
 from .slots import Slots
+from .steps import Checkpoints
 from .transaction import HandlerTransaction
 from .writer import OutcomeWriter
 
@@ -120,10 +122,10 @@ async def _open_async(engine: sa.Engine) -> None:
 
 
 class Reports:
-    """Passes changes to `writer`; claims that need no change end in `runs`. For any thread."""
+    """Passes changes to `writer`; claims that need no change end in `runs`. `suspended()` is called when a job waits. For any thread."""
 
-    def __init__(self, runs: Runs, writer: OutcomeWriter) -> None:
-        self._runs, self._writer = runs, writer
+    def __init__(self, runs: Runs, writer: OutcomeWriter, suspended: Callable[[], None]) -> None:
+        self._runs, self._writer, self._suspended = runs, writer, suspended
 
     def report(self, run: Run, ending: RunEnding) -> None:
         """Note the end of a run."""
@@ -137,6 +139,8 @@ class Reports:
             self._writer.ask(ending.change)
         elif isinstance(ending, Written):
             self._runs.end([ending.change], Answer.APPLIED)
+            if ending.change.event is Event.SUSPEND:
+                self._suspended()
         else:
             self._runs.drop(run)
 
@@ -157,6 +161,7 @@ class Sessions:
     translate: Mapping[str | None, str | None] | None = None
     idle_timeout: float | None = None
     store: Store = default_store
+    checkpoints: Checkpoints | None = None
 
     def open(self) -> tuple[Session, HandlerTransaction]:
         """A session for a `def` handler, and its transaction."""

@@ -284,6 +284,26 @@ class HandlerTransaction:
         connection.commit()
         return Written(change)
 
+    def commit_step(self, record: Callable[[sa.Connection], None]) -> bool:
+        """Commit what was written together with the record of a step; `record` raises if the claim is no longer valid.
+
+        False: the session was never used, so there is nothing to commit and the step must still be recorded. In any case call `close` next.
+        """
+        session = self.session
+        session.flush()
+        if (connection := self.connection) is None:
+            return False
+        if not connection.in_transaction():
+            self._begin(connection)
+        translate = self._options.get("schema_translate_map")
+        connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
+        record(connection)
+        if session.in_transaction():
+            session.commit()
+        self._closed = True
+        connection.commit()
+        return True
+
     def _is_left_busy(self) -> bool:
         """Whether a command of the handler is still under way. If so the connection is closed, because a ROLLBACK would wait for
         the command's end, too.

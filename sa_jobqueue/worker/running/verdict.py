@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from ...errors import JobStopped, PayloadError
+from ...errors import JobStopped, JobSuspended, PayloadError
 from ...rules.failures import describe, entry
 from ...rules.lifecycle import Change, decide, not_started
 from ...rules.outcomes import (
@@ -29,6 +29,7 @@ from ...rules.outcomes import (
     Released,
     Retry,
     Snooze,
+    Suspended,
     Undecodable,
 )
 from ...rules.retry import RetryPolicy
@@ -85,6 +86,10 @@ def of_error(run: Run, error: BaseException) -> Outcome | Lost:
         return LOST
     if isinstance(error, _SIGNALS):
         return error
+    if isinstance(error, JobSuspended) or (
+        isinstance(error, BaseExceptionGroup) and error.subgroup(JobSuspended) is not None
+    ):
+        return Suspended()
     if run.stop is Stop.SHUTDOWN:
         return of_stop(run)
     if run.stop in {Stop.CANCEL, Stop.TIMEOUT} and isinstance(error, asyncio.CancelledError | JobStopped):

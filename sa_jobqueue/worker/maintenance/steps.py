@@ -1,0 +1,44 @@
+"""Putting suspended jobs back into their queues when what they wait for is there."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+import sqlalchemy as sa
+
+from ..connections.service import Connector
+from .chore import Chore, Turn
+
+#: Seconds between two searches that nothing has asked for.
+_EVERY = 5.0
+_PAGE = 1_000
+#: Seconds until the next try where a job was locked.
+_BUSY = 0.02
+
+
+class ResumeWaiting(Chore):
+    """Puts suspended jobs back: at once when a signal was announced or a job of this worker was suspended, and when a wait is over."""
+
+    def __init__(self, connector: Connector) -> None:
+        super().__init__(connector, _EVERY)
+        self._next = float("inf")
+        """When the next wait is over that this worker knows of, by `monotonic()`."""
+
+    def due_at(self) -> float:
+        """A wait that is over does not wait for the next search."""
+        return min(super().due_at(), self._next)
+
+    def announce(self) -> None:
+        """Note that a signal was sent, or a job suspended. For any thread; wake maintenance after it."""
+        self.at = 0.0
+
+    def do(self, connection: sa.Connection, turn: Turn) -> bool:
+        """Put a page of them back."""
+        self._next = float("inf")
+        with self._connector.begin_one(connection):
+            done = self._store.resume_waiting(connection, most=_PAGE)
+        if done.busy:
+            self._next = monotonic() + _BUSY
+        elif done.due_in is not None:
+            self._next = monotonic() + max(done.due_in, 0.0)
+        return False
