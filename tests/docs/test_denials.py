@@ -37,7 +37,6 @@ DENIALS = [
     ("docs/tutorial/set-up.md", "`sa_jobqueue` is not on PyPI yet", *RELEASE),
     ("docs/howto/deploy.md", "They should run on macOS, but that is not tested", *MACOS),
     (CHOOSING, "this is alpha software", *STABLE),
-    (CHOOSING, "Choose **DBOS** if one function has many steps", "docs/howto/steps.md", ""),
     (CHOOSING, "Fan-out: each message goes to many receivers", "docs/howto/relay.md", ""),
     (CHOOSING, "Replay: read last week's events again", "docs/howto/events.md", ""),
     (CHOOSING, "Many consumer groups, each with its own position", "docs/howto/events.md", ""),

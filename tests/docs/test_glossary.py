@@ -38,6 +38,7 @@ PLAIN = {
     "relationship",
     "remove",
     "select",
+    "send",
     "set",
     "setting",
     "sum",
