@@ -367,17 +367,14 @@ class JobContext(HandlerContext[Session]):
     @overload
     def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
-    def step(
-        self,
-        name: str,
-        function: Callable[..., R],
-        /,
-        *args: Any,
-        retry: RetryPolicy | None = None,
-        revision: int = 1,
-        **kwargs: Any,
+    def step(  # type: ignore[overload-cannot-match]  # it does, with `retry` or `revision`
+        self, name: str, function: Callable[..., R], /, *args: Any, retry: RetryPolicy | None, revision: int = 1, **kwargs: Any
+    ) -> R: ...  # fmt: skip
+    @overload
+    def step(  # type: ignore[overload-cannot-match]
+        self, name: str, function: Callable[..., R], /, *args: Any, revision: int, **kwargs: Any
     ) -> R: ...
-    def step(
+    def step(  # type: ignore[misc]
         self,
         name: str,
         function: Callable[..., Any],
@@ -442,22 +439,23 @@ class AsyncJobContext(HandlerContext[AsyncSession]):
     @overload
     async def step(self, name: str, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R: ...
     @overload
-    async def step(
-        self, name: str, function: Callable[..., Awaitable[R]], /, *args: Any, retry: RetryPolicy | None = None, revision: int = 1,
+    async def step(  # type: ignore[overload-cannot-match]
+        self, name: str, function: Callable[..., Awaitable[R]], /, *args: Any, retry: RetryPolicy | None, revision: int = 1,
         **kwargs: Any,
     ) -> R: ...  # fmt: skip
     @overload
-    async def step(
-        self,
-        name: str,
-        function: Callable[..., R],
-        /,
-        *args: Any,
-        retry: RetryPolicy | None = None,
-        revision: int = 1,
-        **kwargs: Any,
+    async def step(  # type: ignore[overload-cannot-match]
+        self, name: str, function: Callable[..., R], /, *args: Any, retry: RetryPolicy | None, revision: int = 1, **kwargs: Any
+    ) -> R: ...  # fmt: skip
+    @overload
+    async def step(  # type: ignore[overload-cannot-match]
+        self, name: str, function: Callable[..., Awaitable[R]], /, *args: Any, revision: int, **kwargs: Any
     ) -> R: ...
-    async def step(
+    @overload
+    async def step(  # type: ignore[overload-cannot-match]
+        self, name: str, function: Callable[..., R], /, *args: Any, revision: int, **kwargs: Any
+    ) -> R: ...
+    async def step(  # type: ignore[misc]
         self,
         name: str,
         function: Callable[..., Any],

@@ -248,10 +248,6 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, ela
 
     A job that would be queued again for a time after its deadline fails instead.
     """
-    if isinstance(outcome, Completed):
-        return completed(claim, outcome, rules)
-    if isinstance(outcome, Suspended):
-        return _change(claim, Event.SUSPEND, rules.retain, delay=None, attempt=-1)
     change = _decide(claim, outcome, rules, random)
     if claim.extra is None or change.status is not _S.QUEUED:
         return change
@@ -281,11 +277,14 @@ def _kept(retain: float | None, workflow: int | None) -> float | None:
 def _decide(claim: Claimed, outcome: Outcome, rules: Rules, random: float) -> Change:
     match outcome:
         case Completed():
-            raise AssertionError("decided before")
-        case NotStarted(failed=True):
-            return _change(claim, Event.FAIL, rules.retain_failed, attempt=-1, error=DEADLINE_OVER)
-        case NotStarted():
-            return _change(claim, Event.CANCEL, rules.retain, attempt=-1, error=EXPIRED)
+            return completed(claim, outcome, rules)
+        case NotStarted(failed):
+            event, kept, error = (
+                (Event.FAIL, rules.retain_failed, DEADLINE_OVER) if failed else (Event.CANCEL, rules.retain, EXPIRED)
+            )
+            return _change(claim, event, kept, attempt=-1, error=error)
+        case Suspended():
+            return _change(claim, Event.SUSPEND, rules.retain, delay=None, attempt=-1)
         case Snooze() | RateLimited():
             return _snoozed(claim, outcome, rules)
         case Released() | Rescued() | Crashed():

@@ -19,10 +19,10 @@ from .ends import fence
 from .parts import FIRST_ID, ONE, array, columns_of, materialized, members, rows, table_of
 from .tables import StorePart
 
-#: For how long the keys of what was done once are kept.
-_KEPT = sa.literal_column("interval '30 days'", sa.Interval)
 #: Claims of a job whose lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
 MAX_RUNS = 20
+#: For how long the keys of what was done once are kept.
+ONCE_KEPT = sa.literal_column("interval '30 days'", sa.Interval)
 
 
 def write_progress(
@@ -189,7 +189,7 @@ def drop_expired(table: str, *, limit: int, job: type[JobMixin] = Job) -> sa.Exe
     """
     model = table_of(getattr(companions_of(job), table))
     (key,) = model.primary_key
-    is_over = model.c.expires_at <= sa.func.now() if table == "signal" else model.c.done_at <= sa.func.now() - _KEPT
+    is_over = model.c.expires_at <= sa.func.now() if table == "signal" else model.c.done_at <= sa.func.now() - ONCE_KEPT
     page = (
         sa.select(key).where(is_over).limit(sa.bindparam("page", limit, sa.Integer)).with_for_update(skip_locked=True)
     )

@@ -125,7 +125,7 @@ def take_signal(*, job: type[JobMixin] = Job) -> sa.Executable:
         .scalar_subquery()
     )
     taken = sa.delete(signals).where(signals.c.id == oldest).returning(signals.c.payload).cte("taken")
-    made: sa.Select[Any] = sa.select(
+    made: Any = sa.select(
         held.c.id, sa.bindparam("token", type_=sa.BigInteger), sa.literal_column("1"), sa.literal_column("'signal'"),
         sa.bindparam("step", type_=sa.Text), taken.c.payload,
     ).select_from(held.join(taken, sa.true()))  # fmt: skip
@@ -171,7 +171,10 @@ def begin_wait(*, job: type[JobMixin] = Job) -> sa.Executable:
     )  # fmt: skip
     written = insert(waits).from_select(names, sa.select(*values), include_defaults=False)
     goes_on = waits.c.step == written.excluded.step
-    again = {name: written.excluded[name] for name in names[1:]} | {"resumed_at": sa.null(), "is_new": sa.true()}
+    again: dict[str, Any] = {name: written.excluded[name] for name in names[1:]} | {
+        "resumed_at": sa.null(),
+        "is_new": sa.true(),
+    }
     for name, kept in (("until", waits.c.until), ("since", waits.c.since)):
         again[name] = sa.case((goes_on, kept), else_=written.excluded[name])
     again["due_at"] = sa.case((goes_on & others.is_(None), waits.c.until), else_=written.excluded.due_at)
@@ -258,10 +261,8 @@ class Steps(Outcomes):
         function = schema_function(
             "resume_waiting", table_of(self.job).schema, sa.bindparam("most", most, sa.Integer), of=sa.Integer()
         )
-        found = sa.select(sa.text("resumed, busy, due_in")).select_from(
-            function.table_valued("resumed", "busy", "due_in")
-        )  # type: ignore[attr-defined]
-        resumed, busy, due_in = connection.execute(found).one()
+        found: Any = function.table_valued("resumed", "busy", "due_in")
+        resumed, busy, due_in = connection.execute(sa.select(found.c.resumed, found.c.busy, found.c.due_in)).one()
         return Resumed(resumed or 0, busy, due_in)
 
     _read_steps = cached_property(lambda self: read_steps(job=self.job))

@@ -23,6 +23,7 @@ from ..util.schema import GATES, SCHEMA
 from .archived import archived_ends
 from .claims import PRIORITIES
 from .limits.state import is_keyless, is_later, knows_limits
+from .notes import ONCE_KEPT
 from .parts import ONE, ZERO, array, columns_of, epoch, in_seconds, packed, packed_texts, rows, table_of
 from .readings.depths import due_queues
 from .tables import Compiled, StorePart
@@ -93,6 +94,7 @@ def work_for_chores(job: type[JobMixin]) -> Mapping[str, sa.ColumnElement[bool]]
         return sa.select(ONE).select_from(table_of(model)).where(*where).limit(ONE).scalar_subquery().is_not(None)
 
     overdue = workflow.deadline_at <= now, workflow.finished_at.is_(None), workflow.cancelled_at.is_(None)
+    done = table_of(tables.inbox).c.done_at <= now - ONCE_KEPT
     waits = status_in(table.status, (JobStatus.QUEUED, JobStatus.BLOCKED))
     return {
         "waits": any_in(tables.wait, table_of(tables.wait).c.resumed_at.is_(None)),
@@ -102,7 +104,13 @@ def work_for_chores(job: type[JobMixin]) -> Mapping[str, sa.ColumnElement[bool]]
         "keys": any_in(tables.unique_key),
         "states": any_in(tables.limit_state),
         "workflows": any_in(tables.workflow),
-        "notes": sa.or_(any_in(tables.progress), any_in(tables.log), any_in(tables.step), any_in(tables.signal)),
+        "notes": sa.or_(
+            any_in(tables.progress),
+            any_in(tables.log),
+            any_in(tables.step),
+            any_in(tables.signal),
+            any_in(tables.inbox, done),
+        ),
     }
 
 

@@ -168,11 +168,7 @@ def task(
         expires=_limit_of_all(expires_in, "expires_in"),
         deadline=_limit_of_all(deadline, "deadline"),
     )
-    _check_executor(executor, memory_limit)
-    if dry_run and executor is not None:
-        raise TaskError(
-            f"dry_run=True runs a handler in the dashboard's process, and executor={executor!r} needs another"
-        )
+    _check_executor(executor, memory_limit, dry_run)
     if steps not in {"warn", "fail", "hold"}:
         raise TaskError(f'steps must be "warn", "fail" or "hold", not {steps!r}')
     if limits is not None and not isinstance(limits, Limits):
@@ -234,9 +230,13 @@ def _check_given(registry: object, unknown: dict[str, object]) -> None:
         raise TaskError(f"registry must be a Registry, not {registry!r}")
 
 
-def _check_executor(executor: object, memory_limit: int | None) -> None:
+def _check_executor(executor: object, memory_limit: int | None, dry_run: bool) -> None:
     if executor not in {None, "process"}:
         raise TaskError(f'executor must be "process", or None for a thread or the event loop, not {executor!r}')
+    if dry_run and executor is not None:
+        raise TaskError(
+            f"dry_run=True runs a handler in the dashboard's process, and executor={executor!r} needs another"
+        )
     if memory_limit is not None:
         if executor is None:
             raise TaskError('memory_limit is the limit of a child process: give executor="process" with it')

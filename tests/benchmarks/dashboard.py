@@ -66,9 +66,9 @@ _REST = (
     f"INSERT INTO {SCHEMA}.workflow (name) SELECT 'flow' || n % 10 FROM generate_series(1, 200) AS n",
     (f"INSERT INTO {SCHEMA}.job ({_COLUMNS}, {_BEGUN}, status, workflow_id, finished_at) "
     f"SELECT {_COMMON}, 1, 1, 1, 'w', 'completed', w.id, now() FROM {SCHEMA}.workflow AS w, generate_series(1, 9) AS n"),
-    (f"INSERT INTO {SCHEMA}.stat (seconds, at, queue, task, completed, retried, failed, cancelled, snoozed, released, rescued, lost, "
+    (f"INSERT INTO {SCHEMA}.stat (seconds, at, queue, task, completed, retried, failed, cancelled, snoozed, suspended, released, rescued, lost, "
     "run_seconds, wait_seconds, runs, waits) "
-    "SELECT 60, date_trunc('minute', now()) - m * interval '1 min', 'q' || t % 20, 't' || t, 100, 1, 1, 0, 0, 0, 0, 0, 12.5, 30.0, "
+    "SELECT 60, date_trunc('minute', now()) - m * interval '1 min', 'q' || t % 20, 't' || t, 100, 1, 1, 0, 0, 0, 0, 0, 0, 12.5, 30.0, "
     "array_fill(0::bigint, ARRAY[19]), array_fill(5::bigint, ARRAY[19]) FROM generate_series(0, 1440) AS m, generate_series(0, 99) AS t"),
 )  # fmt: skip
 

@@ -10,6 +10,7 @@ from sqlalchemy import Connection, Engine, insert, select, text, update
 
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.models import AuditEntry, Job, LimitRow, Schedule, Stat, WorkflowRow
+from sa_jobqueue.rules.lifecycle import COUNTED
 from tests.support.browsing import Seen, Viewer
 from tests.support.busy_scene import fill
 from tests.support.factory import make_job, row
@@ -209,9 +210,6 @@ def test_the_field_is_on_every_page_and_leads_to_what_is_meant(engine: Engine, c
     assert leads_to(viewer, "sync") == "/jobs?queue=sync"
     assert leads_to(viewer, "shop.send") == "/jobs?task=shop.send"
     assert leads_to(viewer, "Order:7") == "/jobs?subject=Order%3A7"
-
-
-COUNTED = ("completed", "retried", "failed", "cancelled", "snoozed", "released", "rescued", "lost")
 
 
 def test_what_is_not_known_is_asked(engine: Engine, connection: Connection) -> None:

@@ -35,8 +35,8 @@ def counted(engine: Engine) -> None:
         assert store.add_stats(connection, tallies, worker=WORKER, number=1)
         connection.execute(
             text(
-                "INSERT INTO sa_jobqueue.stat SELECT seconds, at - interval '2 hours', completed, retried, failed, cancelled, snoozed, released, "
-                "rescued, lost, run_seconds, wait_seconds, queue, task, runs, waits FROM sa_jobqueue.stat WHERE queue = 'slow'"
+                "INSERT INTO sa_jobqueue.stat SELECT seconds, at - interval '2 hours', completed, retried, failed, cancelled, snoozed, suspended, "
+                "released, rescued, lost, run_seconds, wait_seconds, queue, task, runs, waits FROM sa_jobqueue.stat WHERE queue = 'slow'"
             )
         )
 

@@ -126,8 +126,8 @@ def test_a_name_is_not_judged_where_it_may_be_known(engine: Engine, database_url
         connection.execute(ABLE_WORKER, [60.0, "{}"])
         assert "has that name: queue mial;" in about_limits(database_url).detail
         connection.execute(
-            "INSERT INTO sa_jobqueue.stat (seconds, at, queue, task, completed, failed, retried, cancelled, snoozed, released, rescued,"
-            " lost, run_seconds, wait_seconds, runs, waits) VALUES (60, date_trunc('minute', now()), 'mial', 'snde', 1, 0, 0, 0, 0, 0, 0, 0, 0, 0,"
+            "INSERT INTO sa_jobqueue.stat (seconds, at, queue, task, completed, failed, retried, cancelled, snoozed, suspended, released,"
+            " rescued, lost, run_seconds, wait_seconds, runs, waits) VALUES (60, date_trunc('minute', now()), 'mial', 'snde', 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,"
             " array_fill(0, ARRAY[18]), array_fill(0, ARRAY[18]))"
         )
     assert about_limits(database_url).level == "ok"

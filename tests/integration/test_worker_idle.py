@@ -307,6 +307,7 @@ async def test_maintenance_is_spared_only_while_there_is_nothing_to_do(
 ) -> None:
     """A survey finds what each chore may have to do."""
     there = {
+        "waits": "INSERT INTO sa_jobqueue.wait (job_id, step) VALUES (0, 'x')",
         "events": "INSERT INTO sa_jobqueue.workflow_event (workflow_id, job_id) VALUES (1, 1)",
         "late": "INSERT INTO sa_jobqueue.job (task, run_at, expires_at) VALUES ('x', now() + interval '1 day', now())",
         "kept": "UPDATE sa_jobqueue.job SET purge_at = now()",

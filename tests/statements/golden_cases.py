@@ -92,7 +92,7 @@ from sa_jobqueue.sql.schedules.due import (
     pause_failing,
     set_aside,
 )
-from sa_jobqueue.sql.steps import begin_wait, read_steps, record_step, take_signal
+from sa_jobqueue.sql.steps import begin_wait, read_steps, record_step, send_signal, take_signal
 from sa_jobqueue.sql.unique import find_stray_keys
 from sa_jobqueue.sql.waking import (
     channel_of,
@@ -410,6 +410,7 @@ SINGLE: dict[str, Callable[[], object]] = {
     "take_signal": take_signal,
     "read_steps": read_steps,
     "begin_wait": begin_wait,
+    "send_signal": lambda: send_signal("paid", {"by": "ann"}, expires_in=60),
     "set_limit": lambda: set_limit("sync", running=3, rate=None, strict=True),
     "set_limit_of_a_key": lambda: set_limit("sync", key="42", owner="task", rate=Rate(5), weight=3),
     "remove_limit": lambda: remove_limit("sync"),

@@ -317,8 +317,15 @@ def test_a_survey_reads_a_row_for_each_priority(statements: Statements) -> None:
     """However many jobs wait, and however many are due later."""
     plan = statements.survey.explain({"queue_names": packed_texts(["a", "b", "c"])})
 
-    tables = ("unique_key", "job_progress", "job_log", "limit_state", "workflow", "workflow_event")
-    of_chores = ("job_limit_idx", "job_purge_idx", "workflow_deadline_idx", *(f"{table}_pkey" for table in tables))
+    tables = ("unique_key", "job_progress", "job_log", "step", "limit_state", "workflow", "workflow_event")
+    of_chores = (
+        "job_limit_idx",
+        "job_purge_idx",
+        "workflow_deadline_idx",
+        "signal_expires_idx",
+        "inbox_done_idx",
+        *(f"{table}_pkey" for table in tables),
+    )
     assert_by(plan, "job_claim_idx", *of_chores, *KEYS)
     assert max(node["Actual Rows"] for node in plan.on("job")) <= 1, plan
     # What other tests changed and rolled back is still in the index.
@@ -329,7 +336,16 @@ def test_pruning_reads_what_it_deletes(statements: Statements) -> None:
     """The oldest come first out of their index."""
     plan = statements.prune.explain({"page": 100})
 
-    assert_by(plan, "job_purge_idx", "job_pkey", "job_progress_pkey", "job_log_pkey", "archived_task_pkey")
+    assert_by(
+        plan,
+        "job_purge_idx",
+        "job_pkey",
+        "job_progress_pkey",
+        "job_log_pkey",
+        "step_pkey",
+        "wait_pkey",
+        "archived_task_pkey",
+    )
     assert plan.blocks <= 100 + 100 * 20, plan
 
 

@@ -98,7 +98,7 @@ def make(connection: Connection, *, days: float, seconds: int = 60, task: str = 
     connection.execute(
         text(
             "INSERT INTO sa_jobqueue.stat SELECT :seconds, date_trunc('hour', now() - :days * interval '1 day', 'UTC') + "
-            "number * interval '1 minute', :completed, 0, 0, 0, 0, 0, 0, 0, 0.5, 0, 'mail', :task, "
+            "number * interval '1 minute', :completed, 0, 0, 0, 0, 0, 0, 0, 0, 0.5, 0, 'mail', :task, "
             "array_fill(1, ARRAY[19]), array_fill(2, ARRAY[19]) FROM generate_series(0, CASE :seconds WHEN 60 THEN 59 ELSE 0 END) AS number"
         ),
         {"days": days, "seconds": seconds, "task": task, "completed": completed},

@@ -272,5 +272,6 @@ def _check_plan(engine: Engine, *, analyzed: bool) -> None:
         "workflow_pkey",
         "workflow_dependency_pkey",
         "job_workflow_idx",
+        "wait_pkey",
     }, plan
     assert plan.blocks <= 2_000, plan

@@ -49,10 +49,10 @@ def add_stats(
     """What each of the last minutes came to; the waits are in the buckets of 5 ms to 1 s."""
     connection.execute(
         text("""
-        INSERT INTO sa_jobqueue.stat (seconds, at, queue, task, completed, retried, failed, cancelled, snoozed, released, rescued, lost,
-            run_seconds, wait_seconds, runs, waits)
+        INSERT INTO sa_jobqueue.stat (seconds, at, queue, task, completed, retried, failed, cancelled, snoozed, suspended, released, rescued,
+            lost, run_seconds, wait_seconds, runs, waits)
         SELECT 60, date_trunc('minute', now()) - n * interval '1 min', :queue, :task,
-            CAST(:each * (1.2 + sin(n / 7.0)) AS bigint), n % 4, CASE WHEN n % 5 = 0 THEN :failed ELSE 0 END, n % 9 / 8, 0, 0, 0, 0,
+            CAST(:each * (1.2 + sin(n / 7.0)) AS bigint), n % 4, CASE WHEN n % 5 = 0 THEN :failed ELSE 0 END, n % 9 / 8, 0, 0, 0, 0, 0,
             12.5, 30.0, array_fill(0::bigint, ARRAY[19]), ARRAY[0, 0, 5, 20, 40, 20, 10, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]::bigint[]
         FROM generate_series(0, :minutes) AS n
         """),

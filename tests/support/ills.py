@@ -219,10 +219,10 @@ def ran(connection: psycopg.Connection, task: str, *, seconds: float, completed:
     """Runs of a task in the last minutes, as workers count them."""
     runs = [0] * BUCKETS
     runs[bucket_of(seconds)] = completed + failed
-    names = "retried, cancelled, snoozed, released, rescued, lost"
+    names = "retried, cancelled, snoozed, suspended, released, rescued, lost"
     connection.execute(
         f"INSERT INTO sa_jobqueue.stat (seconds, at, queue, task, completed, failed, {names}, run_seconds, wait_seconds, runs, waits)"
-        f" SELECT 60, date_trunc('minute', now()) - count(*) * interval '1 min', 'mail', %s, %s, %s, 0, 0, 0, 0, 0, 0, 0, 0, %s, %s"
+        f" SELECT 60, date_trunc('minute', now()) - count(*) * interval '1 min', 'mail', %s, %s, %s, 0, 0, 0, 0, 0, 0, 0, 0, 0, %s, %s"
         " FROM sa_jobqueue.stat".encode(),
         [task, completed, failed, runs, [0] * BUCKETS],
     )

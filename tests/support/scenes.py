@@ -390,7 +390,7 @@ def _stats(connection: Connection, chance: random.Random) -> None:
             rows.append(
                 {
                     "seconds": 60, "at": at - minute * MINUTE, "queue": queue, "task": task, "completed": number, "retried": failed * 2,
-                    "failed": failed, "cancelled": 0, "snoozed": 0, "released": 0, "rescued": 0, "lost": 0, "run_seconds": number * run,
+                    "failed": failed, "cancelled": 0, "snoozed": 0, "suspended": 0, "released": 0, "rescued": 0, "lost": 0, "run_seconds": number * run,
                     "wait_seconds": number * 0.1, "runs": runs, "waits": waits,
                 }
             )  # fmt: skip

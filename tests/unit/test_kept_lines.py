@@ -43,7 +43,7 @@ def claimed(id: int = 1) -> ClaimedJob:
 
 
 def context(collected: JobReports, job: ClaimedJob) -> JobContext:
-    return JobContext(job, pytest.fail, lambda: False, collected, 100)
+    return JobContext(job, pytest.fail, lambda: False, collected, 100, pytest.fail)
 
 
 def end(collected: JobReports, *jobs: ClaimedJob) -> None:

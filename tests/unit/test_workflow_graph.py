@@ -225,7 +225,7 @@ def test_only_a_member_adds_to_its_workflow() -> None:
     def context(extra: str | None) -> JobContext:
         job = ClaimedJob(3, 1, "default", "t", 4, 0.0, 1, 10, 0, "{}", "{}", 0.0, extra)
         no: Any = None
-        return JobContext(job, no, no, no, 0)
+        return JobContext(job, no, no, no, 0, no)
 
     assert Workflow.of(context('{"workflow": 7}')).workflow_id == 7
     assert Workflow.of(context('{"workflow": 7}')).me.job_id == 3

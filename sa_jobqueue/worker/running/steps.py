@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import json
 import random
 import threading
@@ -191,25 +192,21 @@ class Steps:
     def _read(self) -> None:
         with self._lock:
             if self._recorded is None:
-                self._read_again()
-                assert self._recorded is not None
-                self._began_before = any(not step.is_ours for step in self._recorded.values())
+                self._began_before = any(not step.is_ours for step in self._read_again().values())
 
-    def _read_again(self) -> None:
+    def _read_again(self) -> dict[str, Recorded]:
         with self._checkpoints.begin() as connection:
             self._recorded, self._wait = self._store.read_steps(connection, self._job.id, self._job.claim_token)
         self._read_at = monotonic()
+        return self._recorded
 
     def _try(self, name: str, write: Callable[[sa.Connection], T]) -> T | Recorded:
         """Write a record; again while the database is away and the lease holds. A record whose answer was lost is read."""
         tries = 0
         while True:
             try:
-                if tries:
-                    self._read_again()
-                    assert self._recorded is not None
-                    if (found := self._recorded.get(name)) is not None and found.is_ours:
-                        return found
+                if tries and (found := self._read_again().get(name)) is not None and found.is_ours:
+                    return found
                 with self._checkpoints.begin() as connection:
                     return write(connection)
             except DBAPIError as error:
@@ -277,15 +274,15 @@ class Steps:
             token = current_step.set((self._job.id, full))
             try:
                 value = call.function(*call.args, **call.kwargs)
-                break
             except Exception as error:
                 tries += 1
                 time.sleep(self._delay(error, call, tries, began))
+                continue
             finally:
                 current_step.reset(token)
-        step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
-        self.record(step, monotonic() - began)
-        return _typed(step, results.hint)
+            step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
+            self.record(step, monotonic() - began)
+            return _typed(step, results.hint)
 
     async def arun(self, call: StepCall) -> Any:
         """Run a step of an async handler: `async def` functions on the loop, others on a thread."""
@@ -302,15 +299,15 @@ class Steps:
                 token = current_step.set((self._job.id, full))
                 try:
                     value = await _called(call)
-                    break
                 except Exception as error:
                     tries += 1
                     await asyncio.sleep(self._delay(error, call, tries, began))
+                    continue
                 finally:
                     current_step.reset(token)
-            step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
-            await asyncio.to_thread(self.record, step, monotonic() - began)
-            return _typed(step, results.hint)
+                step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
+                await asyncio.to_thread(self.record, step, monotonic() - began)
+                return _typed(step, results.hint)
         finally:
             self._busy -= 1
             if not self._busy:
@@ -350,7 +347,7 @@ class Steps:
             yield session
             if found is None:
                 step = Recorded(full, "step", 1, _NOTHING, None, is_ours=True)
-                if not transaction.commit_step(lambda connection: self.record(step, connection=connection)):
+                if not transaction.commit_step(partial(self.record, step, None)):
                     self.record(step)
         except DBAPIError:
             if found is None:
@@ -458,7 +455,7 @@ class Steps:
 
 
 async def _called(call: StepCall) -> Any:
-    if asyncio.iscoroutinefunction(call.function):
+    if inspect.iscoroutinefunction(call.function):
         return await call.function(*call.args, **call.kwargs)
     value = await asyncio.to_thread(call.function, *call.args, **call.kwargs)
     return await value if asyncio.iscoroutine(value) else value  # a lambda, or a partial of an `async def`

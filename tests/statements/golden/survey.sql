@@ -86,6 +86,11 @@ SELECT queue.name,
             SELECT 1
             FROM sa_jobqueue.signal
             LIMIT 1
+        ) IS NOT NULL OR (
+            SELECT 1
+            FROM sa_jobqueue.inbox
+            WHERE sa_jobqueue.inbox.done_at <= now() - interval '30 days'
+            LIMIT 1
         ) IS NOT NULL
     ) THEN 'notes' END], NULL) AS array_remove_1
 ) AS anon_2,
