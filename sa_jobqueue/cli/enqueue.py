@@ -16,6 +16,7 @@ from pydantic import PydanticUserError, TypeAdapter
 from ..arguments.subjects import Subject
 from ..errors import ConfigurationError, OptionError, PayloadError
 from ..models import Job, JobMixin, Wait, is_own, own_column
+from ..rules.lifecycle import JobStatus
 from ..rules.words import age, jobs_of
 from ..statements import insert_jobs, send_signal
 from ..tasks.calls import Call
@@ -150,7 +151,8 @@ def signal(
         raise PayloadError(f'the payload must be JSON, as in \'{{"by": "ann"}}\': {error}') from error
     with transaction(config) as connection:
         sent = connection.execute(send_signal(name, value, expires_in=expires_in)).scalar_one()
-        waiting = connection.execute(sa.select(sa.func.count()).where(Wait.signal == name)).scalar_one()
+        blocked = Wait.job_id == Job.id, Job.status == JobStatus.BLOCKED
+        waiting = connection.execute(sa.select(sa.func.count()).where(Wait.signal == name, *blocked)).scalar_one()
     typer.echo(sent)
     note(
         f"{jobs_of(waiting)} {'waits' if waiting == 1 else 'wait'} for signal {name}"

@@ -9,7 +9,7 @@ GRANT SELECT ON SEQUENCE "sa_jobqueue".gate_any TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text), "sa_jobqueue".refuse_argument(text) TO "web"
 GRANT INSERT (name, deadline_at, fail_fast, retain, meta), SELECT (id, created_at, watched_id, is_broken, status, meta) ON TABLE "sa_jobqueue".workflow TO "web"
 GRANT INSERT ON TABLE "sa_jobqueue".workflow_callback TO "web"
-GRANT INSERT (name, payload, expires_at), SELECT (id, sent_at, expires_at, is_new) ON TABLE "sa_jobqueue".signal TO "web"
+GRANT INSERT (name, payload, expires_at), SELECT (id, sent_at, expires_at, look_at) ON TABLE "sa_jobqueue".signal TO "web"
 GRANT SELECT, INSERT ON TABLE "sa_jobqueue".inbox TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".add_members TO "web"
 
@@ -73,7 +73,7 @@ _LOOK = (
 )
 
 # A sender reads back what the server has filled in.
-_SEND = "INSERT (name, payload, expires_at), SELECT (id, sent_at, expires_at, is_new) ON TABLE {schema}.signal"
+_SEND = "INSERT (name, payload, expires_at), SELECT (id, sent_at, expires_at, look_at) ON TABLE {schema}.signal"
 
 # A statement that ends a job notifies the programs that wait for it.
 _TELL = (
@@ -137,7 +137,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, INSERT, DELETE, UPDATE (claim_token, claims, fraction, message, written_at) ON TABLE {schema}.job_progress",
             "SELECT, INSERT, DELETE, UPDATE (lines, written_at) ON TABLE {schema}.job_log",
             "SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.step, {schema}.wait",
-            "SELECT, UPDATE (is_new), DELETE ON TABLE {schema}.signal",
+            "SELECT, UPDATE (look_at), DELETE ON TABLE {schema}.signal",
             "SELECT, DELETE, UPDATE (done_at) ON TABLE {schema}.inbox",
             "EXECUTE ON FUNCTION {schema}.resume_waiting(integer)",
             # The months are made and dropped by functions, which have the rights of the table's owner.

@@ -60,15 +60,15 @@ class Signal(Base):
     id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(), primary_key=True)
     sent_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
     expires_at: Mapped[datetime] = mapped_column(server_default=sa.text("now() + interval '30 days'"))
-    is_new: Mapped[bool] = mapped_column(server_default=sa.text("true"))
-    """Waiting jobs have not been looked at since it came."""
+    look_at: Mapped[datetime] = mapped_column(server_default=sa.text("'epoch'"))
+    """When workers look next for a job that waits for it."""
     name: Mapped[str] = mapped_column(sa.Text(collation="C"))
     payload: Mapped[Any] = mapped_column(JSONB, server_default=sa.text("'null'::jsonb"))
 
     __table_args__ = (
         sa.CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="signal_name_check"),
         sa.Index("signal_name_idx", "name", "id"),
-        partial_index("signal_new_idx", "id", where="is_new"),
+        sa.Index("signal_look_idx", "look_at"),
         sa.Index("signal_expires_idx", "expires_at"),
     )
 
