@@ -66,6 +66,8 @@ class JobSuspended(BaseException):
     It is no `Exception`, so that an `except Exception` in the handler lets it pass. A handler that catches it fails.
     """
 
+    wait: Any = None
+
 
 class ConfigurationError(JobQueueError):
     """A setting is wrong."""

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -191,10 +190,12 @@ class StepRuntime(Protocol):
     async def arun(self, call: StepCall) -> Any: ...
     def session(self, name: str) -> AbstractContextManager[Session]: ...
     def asession(self, name: str) -> AbstractAsyncContextManager[AsyncSession]: ...
-    def patched(self, name: str) -> bool: ...
-    def wait_signal(self, name: str, hint: Any, timeout: Duration | None, question: object) -> Any: ...
-    def sleep(self, *, seconds: float | None = None, at: datetime | None = None) -> None: ...
-    def join(self, ids: Sequence[int]) -> list[Any]: ...
+    def patched(self, name: str) -> Callable[[], bool]: ...
+    def wait_signal(self, name: str, hint: Any, timeout: Duration | None, question: object) -> Callable[[], Any]: ...
+    def sleep(self, *, seconds: float | None = None, at: datetime | None = None) -> Callable[[], None]: ...
+    def join(self, ids: Sequence[int]) -> Callable[[], list[Any]]: ...
+    def now(self, ask: Callable[[], R]) -> R: ...
+    async def soon(self, ask: Callable[[], R]) -> R: ...
 
 
 #: The job whose step the running code is in, and the name of the step.
@@ -290,8 +291,8 @@ class HandlerContext(JobFacts, Generic[S]):
         inside = current_step.get()
         if inside is None or inside[0] != self._job.id:
             return str(self._job.id)
-        name, _, number = inside[1].partition("#")
-        return f"{self._job.id}:{name}:{number or 1}"
+        name, _, number = inside[1].rpartition("#")
+        return f"{self._job.id}:{name}:{number}" if number.isdecimal() and name else f"{self._job.id}:{inside[1]}:1"
 
     def rate_limited(self, retry_after: Duration) -> RateLimited:
         """The outcome for a "429 Too Many Requests" of the other side: return it or raise it, as `return ctx.rate_limited(30)`.
@@ -408,25 +409,30 @@ class JobContext(HandlerContext[Session]):
 
         `timeout`: seconds or timedelta, after which it raises SignalTimeout. `question`: what a person is asked whose signal this is.
         """
-        return self._open_steps().wait_signal(name, type, timeout, question)
+        steps = self._open_steps()
+        return steps.now(steps.wait_signal(name, type, timeout, question))
 
     def sleep_for(self, delay: Duration) -> None:
         """Go on after `delay` (seconds or timedelta). Until then the job is blocked, and holds no slot; no attempt is spent."""
-        self._open_steps().sleep(seconds=seconds_of(delay, what="ctx.sleep_for(...)"))
+        steps = self._open_steps()
+        steps.now(steps.sleep(seconds=seconds_of(delay, what="ctx.sleep_for(...)")))
 
     def sleep_until(self, when: datetime) -> None:
         """Go on at this time, which has a zone. Raises OptionError for a time without one."""
-        self._open_steps().sleep(at=_checked_time(when))
+        steps = self._open_steps()
+        steps.now(steps.sleep(at=_checked_time(when)))
 
     def join(self, jobs: Iterable[Any]) -> list[Any]:
         """The results of these jobs or ids, in their order, with a `Failed` for each that did not complete. Until all have ended the job is
         blocked. The results are plain JSON, of tasks with `record=True`; None for others.
         """
-        return self._open_steps().join(_ids(list(jobs)))
+        steps = self._open_steps()
+        return steps.now(steps.join(_ids(list(jobs))))
 
     def patched(self, name: str) -> bool:
         """Whether this job began after the patch `name` of the code: True if no step had been recorded when the job first came here."""
-        return self._open_steps().patched(name)
+        steps = self._open_steps()
+        return steps.now(steps.patched(name))
 
 
 class AsyncJobContext(HandlerContext[AsyncSession]):
@@ -481,20 +487,25 @@ class AsyncJobContext(HandlerContext[AsyncSession]):
         question: object = None,
     ) -> Any:
         """As `JobContext.wait_signal`."""
-        return await asyncio.to_thread(self._open_steps().wait_signal, name, type, timeout, question)
+        steps = self._open_steps()
+        return await steps.soon(steps.wait_signal(name, type, timeout, question))
 
     async def sleep_for(self, delay: Duration) -> None:
         """As `JobContext.sleep_for`."""
-        await asyncio.to_thread(self._open_steps().sleep, seconds=seconds_of(delay, what="ctx.sleep_for(...)"))
+        steps = self._open_steps()
+        await steps.soon(steps.sleep(seconds=seconds_of(delay, what="ctx.sleep_for(...)")))
 
     async def sleep_until(self, when: datetime) -> None:
         """As `JobContext.sleep_until`."""
-        await asyncio.to_thread(self._open_steps().sleep, at=_checked_time(when))
+        steps = self._open_steps()
+        await steps.soon(steps.sleep(at=_checked_time(when)))
 
     async def join(self, jobs: Iterable[Any]) -> list[Any]:
         """As `JobContext.join`."""
-        return await asyncio.to_thread(self._open_steps().join, _ids(list(jobs)))
+        steps = self._open_steps()
+        return await steps.soon(steps.join(_ids(list(jobs))))
 
     async def patched(self, name: str) -> bool:
         """As `JobContext.patched`."""
-        return await asyncio.to_thread(self._open_steps().patched, name)
+        steps = self._open_steps()
+        return await steps.soon(steps.patched(name))

@@ -12,19 +12,24 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import Any, TypeGuard, cast
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...arguments.context import Notes
+from ...errors import HandlerTimeout
+from ...rules.failures import describe
 from ...rules.lifecycle import Event, completed, decide
 from ...rules.outcomes import Completed, Crashed, Failed, Outcome, Released
+from ...sql.claims import is_data_fault
 from ...util.log import get_logger
 from .attempt_end import LOST, InDoubt, Lost, MaybeWritten, RunEnding, Telling, ToWrite, outcome_of
 from .call import Call
 from .joblog import JobLog
 from .reopening import Sessions
 from .run import Run, Stop
+from .steps import Steps, on_thread
 from .timeouts import timeout_of, within
 from .verdict import left_early, may_go_back, of_error, of_value, unruly, unstarted
 
@@ -73,7 +78,7 @@ class Executor:
             self._end(run, self._conclude(call, decided, value))
         except BaseException as error:
             ending = self._conclude(call, self._judge(call, error), _RAISED)
-            self._end(run, ending if call.steps is None else self._suspend(call, ending), error)
+            self._end(run, self._suspend(call, ending) if is_suspended(ending) else ending, error)
 
     async def run_async(self, run: Run, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the current task."""
@@ -92,6 +97,7 @@ class Executor:
             else:
                 self._end(run, await call.in_greenlet(lambda: self._conclude(call, decided, value)))
         except BaseException as error:
+            error = await self._record_others(call, error)
             run.runner = None
             if not (leaving := self.leaving()):
                 await _take_back(runner, run)
@@ -102,12 +108,11 @@ class Executor:
             else:
                 judged = self._judge(call, error)
             ending = await call.in_greenlet(lambda: self._conclude(call, judged, _RAISED))
-            if call.steps is not None:
-                await call.steps.idle()
-                ending = await asyncio.to_thread(self._suspend, call, ending)
+            if is_suspended(ending):
+                ending = await on_thread(self._suspend, call, ending)
             self._end(run, ending, None if leaving and cancelled else error)
             if leaving and cancelled:
-                raise
+                raise error
         finally:
             if run.interrupted:
                 runner.uncancel()  # the runner goes on with other jobs, which were not cancelled
@@ -174,13 +179,24 @@ class Executor:
             logger.warning("job %d: its claim was lost; nothing it wrote was kept", job.id, extra=job.fields)
         return ending
 
-    def _suspend(self, call: Call, ending: RunEnding | None) -> RunEnding | None:
-        """Write the ending of a run that waits. Where that fails, the job goes back, and waits with its next run."""
-        if not (isinstance(ending, ToWrite) and ending.change.event is Event.SUSPEND and call.steps is not None):
-            return ending
+    async def _record_others(self, call: Call, error: BaseException) -> BaseException:
+        """Let the steps that other tasks of the handler still run be recorded, though it has raised. Returns what it has raised in the end."""
+        run, steps = call.run, call.steps
+        if steps is None or run.stop is not None or isinstance(error, (asyncio.CancelledError, HandlerTimeout)):
+            return error
         try:
-            return call.steps.write(ending.change)
+            await (steps.idle() if run.timeout_at is None else within(run.timeout_at - monotonic(), run, steps.idle()))
+        except BaseException as interrupted:
+            return interrupted
+        return error
+
+    def _suspend(self, call: Call, ending: ToWrite) -> RunEnding:
+        """Write the ending of a run that waits. Where that fails, the job goes back, and waits with its next run."""
+        try:
+            return cast(Steps, call.steps).write(ending.change)
         except Exception as error:
+            if not isinstance(error, SQLAlchemyError) or (isinstance(error, DBAPIError) and is_data_fault(error)):
+                return self._decide(call.run, Failed(error, describe(error)))
             logger.warning("job %d could not be suspended: %r", call.run.job.id, error, extra=call.run.job.fields)
             return self._decide(call.run, Released(_AGAIN * random.uniform(0.5, 1.5)))
 
@@ -235,6 +251,11 @@ class Executor:
                     self._report(run, ending)
                 finally:
                     run.attempt_end.tell(outcome_of(ending), error)
+
+
+def is_suspended(ending: RunEnding | None) -> TypeGuard[ToWrite]:
+    """Whether the run ends because its handler waits."""
+    return isinstance(ending, ToWrite) and ending.change.event is Event.SUSPEND
 
 
 async def _take_back(runner: asyncio.Task[Any], run: Run) -> None:

@@ -6,24 +6,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import dataclasses
 import hashlib
 import inspect
 import json
 import random
+import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache, partial
 from time import monotonic
+from types import FunctionType
 from typing import Any, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -32,9 +37,10 @@ from ...arguments.ends import JobEnd, typed
 from ...arguments.inputs import Failed
 from ...arguments.results import Results
 from ...arguments.storable import encode_value
-from ...errors import JobStopped, JobSuspended, ResultError, SignalTimeout, StepError
+from ...errors import JobStopped, JobSuspended, OptionError, ResultError, SignalTimeout, StepError
 from ...models.steps import checked_name
 from ...rules.lifecycle import Change
+from ...rules.outcomes import HandlerOutcome
 from ...rules.retry import Duration, next_delay, seconds_of
 from ...sql.apply import Answer
 from ...sql.claims import Fault, fault_of
@@ -92,9 +98,16 @@ class Checkpoints:
                 self._free.pop().close()
 
 
-@lru_cache(256)
 def _results(function: Callable[..., Any], what: str) -> Results:
-    """The results of a step's function, with its annotation resolved: an error in that is raised before the function is called."""
+    """The results of a step's function, with its annotation resolved: an error in that is raised before the function is called.
+
+    Kept for functions that hold nothing: a closure may hold much.
+    """
+    plain = isinstance(function, FunctionType) and function.__closure__ is None
+    return _kept_results(function, what) if plain else _new_results(function, what)
+
+
+def _new_results(function: Callable[..., Any], what: str) -> Results:
     try:
         results = Results(function, task=what)
         results.resolve()
@@ -104,11 +117,20 @@ def _results(function: Callable[..., Any], what: str) -> Results:
     return results
 
 
+_kept_results = lru_cache(256)(_new_results)
+
+
 def _anything() -> Any: ...
 
 
 def _comparable(value: Any) -> Any:
-    """`value` with what has no order in a fixed order, so that its JSON is the same in each process."""
+    """`value` with what has no order in a fixed order, so that its JSON is the same in each process. It reads no iterator."""
+    if isinstance(value, BaseModel):
+        value = dict(value)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Iterator):
+        return f"<{type(value).__qualname__}>"
     if isinstance(value, Mapping):
         return {str(key): _comparable(entry) for key, entry in value.items()}
     if isinstance(value, (set, frozenset)):
@@ -119,18 +141,53 @@ def _comparable(value: Any) -> Any:
 
 
 def digest_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """A hash of a step's arguments. What has no JSON counts as its class."""
-    data = to_json(
-        [_comparable(args), _comparable(kwargs)],
-        inf_nan_mode="constants",
-        bytes_mode="base64",
-        fallback=lambda v: f"<{type(v).__qualname__}>",
-    )
+    """A hash of a step's arguments. What has no JSON counts as its class; arguments that hold themselves are not told apart."""
+    try:
+        data = to_json(
+            [_comparable(args), _comparable(kwargs)],
+            inf_nan_mode="constants",
+            bytes_mode="base64",
+            fallback=lambda v: f"<{type(v).__qualname__}>",
+        )
+    except (ValueError, RecursionError):
+        data = b"0"
     return hashlib.sha256(json.dumps(json.loads(data), sort_keys=True).encode()).hexdigest()[:32]
 
 
 #: Of a step without arguments.
 _NOTHING = digest_of((), {})
+#: Names that end as those of later occurrences do.
+_NUMBERED = re.compile("#[0-9]+$")
+
+
+def full_name(name: str, number: int) -> str:
+    """The name of an occurrence of a step: "charge", then "charge#2". A name that ends so has its number the first time, too."""
+    return name if number == 1 and not _NUMBERED.search(name) else f"{name}#{number}"
+
+
+async def on_thread(function: Callable[..., T], *args: Any) -> T:
+    """Await a call on a daemon thread of its own: it waits for no other thread, and does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(set_it: Callable[[Any], None], outcome: Any) -> None:
+        if not done.done():
+            set_it(outcome)
+
+    def call() -> None:
+        outcome: Any
+        try:
+            set_it, outcome = done.set_result, context.run(function, *args)
+        except StopIteration as error:  # no future takes it
+            set_it, outcome = done.set_exception, RuntimeError(f"the step raised {error!r}")
+        except BaseException as error:
+            set_it, outcome = done.set_exception, error
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, set_it, outcome)
+
+    threading.Thread(target=call, name="sa-jobqueue step", daemon=True).start()
+    return await done
 
 
 class SessionSource(Protocol):
@@ -163,73 +220,100 @@ class Steps:
         self._wait: Awaiting | None = None
         self._read_at = 0.0
         self._began_before = False
-        """Whether an earlier claim has recorded steps."""
+        """Whether an earlier claim has recorded steps, or waited."""
         self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._begun = 0
+        self._lock, self._naming = threading.Lock(), threading.Lock()
         self.suspension: WaitFor | None = None
         """What the handler is to wait for, once it has unwound."""
-        self._busy = 0
-        self._quiet = asyncio.Event()
-        """Steps of an async handler that run just now, and that none does. On the event loop alone."""
+        self._ended = False
+        """The handler has raised: no more steps begin."""
+        self._running: set[asyncio.Task[Any]] = set()
+        self._on_threads: set[asyncio.Task[Any] | None] = set()
+        """Steps of an async handler that run just now, and those of them that a thread runs. On the event loop alone."""
 
     # ---- names and records
 
-    def _begin(self, name: str, what: str = "step") -> tuple[str, Recorded | None]:
-        """The name of the next step of this name, and its record."""
-        checked_name(name, what)
+    def _name(self, name: str) -> str:
+        """The full name of the next step of this name. On the handler's thread or loop, so that the order is that of the calls."""
         if (inside := current_step.get()) is not None and inside[0] == self._job.id:
             raise StepError(
                 f"step {name!r} was begun inside of step {inside[1]!r}: a step has no steps of its own; call them one after the other"
             )
+        if self.suspension is not None:  # in a `finally` of the handler, or in another task
+            raise _suspended(self._job.id, self.suspension)
+        if self._ended:
+            raise JobStopped(f"job {self._job.id}: its handler has ended; step {name!r} is not begun")
+        with self._naming:
+            self._counts[name] += 1
+            self._begun += 1
+            if self._begun > MOST_STEPS:
+                self._refuse_more()
+            return full_name(name, self._counts[name])
+
+    def _refuse_more(self) -> None:
+        raise StepError(
+            f"job {self._job.id} has {MOST_STEPS:,} steps, and may not have more: do several things in a step, or go on in a new job that a "
+            "step enqueues"
+        )
+
+    def _find(self, full: str) -> Recorded | None:
+        """The record of a step."""
         self._read()
         assert self._recorded is not None
-        with self._lock:
-            self._counts[name] += 1
-            number = self._counts[name]
-        full = name if number == 1 else f"{name}#{number}"
-        return full, self._recorded.get(full)
+        if (found := self._recorded.get(full)) is None and len(self._recorded) >= MOST_STEPS:
+            self._refuse_more()
+        return found
 
     def _read(self) -> None:
+        if self._recorded is not None:
+            return
         with self._lock:
             if self._recorded is None:
-                self._began_before = any(not step.is_ours for step in self._read_again().values())
+                self._patiently("the steps", self._read_again)
 
     def _read_again(self) -> dict[str, Recorded]:
         with self._checkpoints.begin() as connection:
-            self._recorded, self._wait = self._store.read_steps(connection, self._job.id, self._job.claim_token)
+            recorded, self._wait = self._store.read_steps(connection, self._job.id, self._job.claim_token)
         self._read_at = monotonic()
-        return self._recorded
+        if self._recorded is None:
+            self._began_before = self._wait is not None or any(not step.is_ours for step in recorded.values())
+        self._recorded = recorded
+        return recorded
 
-    def _try(self, name: str, write: Callable[[sa.Connection], T]) -> T | Recorded:
-        """Write a record; again while the database is away and the lease holds. A record whose answer was lost is read."""
+    def _patiently(self, what: str, work: Callable[[], T]) -> T:
+        """Do it; again while the database is away, or another transaction is in the way, and the lease holds."""
         tries = 0
         while True:
             try:
-                if tries and (found := self._read_again().get(name)) is not None and found.is_ours:
-                    return found
-                with self._checkpoints.begin() as connection:
-                    return write(connection)
-            except DBAPIError as error:
-                if fault_of(error) is not Fault.AWAY or monotonic() - self._renewed() >= self._checkpoints.lease:
+                return work()
+            except (DBAPIError, PoolTimeout) as error:
+                is_away = isinstance(error, PoolTimeout) or fault_of(error) is not Fault.ROW
+                if not is_away or monotonic() - self._renewed() >= self._checkpoints.lease:
                     raise
                 tries += 1
-                logger.warning(
-                    "job %d: step %r cannot be recorded just now: %s",
-                    self._job.id,
-                    name,
-                    error.orig,
-                    extra=self._job.fields,
-                )
+                reason = getattr(error, "orig", error)
+                text = "job %d: %s cannot be recorded or read just now: %s"
+                logger.warning(text, self._job.id, what, reason, extra=self._job.fields)
                 time.sleep(min(_FIRST_TRY * 2**tries, _LAST_TRY) * random.uniform(0.5, 1.0))
+
+    def _try(self, name: str, write: Callable[[sa.Connection], T]) -> T | Recorded:
+        """Write a record. A record whose answer was lost is read."""
+        tries = 0
+
+        def work() -> T | Recorded:
+            nonlocal tries
+            tries += 1
+            if tries > 1 and (found := self._read_again().get(name)) is not None and found.is_ours:
+                return found
+            with self._checkpoints.begin() as connection:
+                return write(connection)
+
+        return self._patiently(f"step {name!r}", work)
 
     def record(self, step: Recorded, took: float | None = None, connection: sa.Connection | None = None) -> None:
         """Record a step, in a transaction of its own or that of `connection`. Raises JobStopped if the claim is no longer valid."""
         assert self._recorded is not None
-        if len(self._recorded) >= MOST_STEPS and step.name not in self._recorded:
-            raise StepError(
-                f"job {self._job.id} has {MOST_STEPS:,} steps, and may not have more: do several things in a step, or go on in a new job that a "
-                "step enqueues"
-            )
 
         def write(connection: sa.Connection) -> bool:
             return self._store.record_step(connection, self._job.id, self._job.claim_token, step, took=took)
@@ -240,16 +324,15 @@ class Steps:
 
     # ---- steps
 
-    def _known(self, call: StepCall, digest: str) -> tuple[str, Recorded | None]:
-        """The full name of a step, and its record if that holds. Raises for a step with other arguments, as the task wants it."""
-        full, found = self._begin(call.name)
-        if found is None or found.revision < call.revision:
-            return full, None
-        if found.kind != "step":
+    def _known(self, full: str, digest: str, kind: str = "step", revision: int = 1) -> Recorded | None:
+        """The record of a step, if it holds. Raises for a step with other arguments, as the task wants it."""
+        if (found := self._find(full)) is None or (found.kind == kind and found.revision < revision):
+            return None
+        if found.kind != kind:
             raise StepError(f"step {full!r} was recorded as a {found.kind}: give one of them another name")
         if found.digest != digest:
             self._differs(full)
-        return full, found
+        return found
 
     def _differs(self, name: str) -> None:
         text = (
@@ -260,12 +343,13 @@ class Steps:
             raise StepError(text)
         logger.warning("%s", text, extra=self._job.fields)
         if self._policy == "hold":
-            self.suspend(WaitFor(name))
+            self.suspension = WaitFor(name)
+            raise _suspended(self._job.id, self.suspension)
 
     def run(self, call: StepCall) -> Any:
         """Run a step of a `def` handler, or return what was recorded."""
-        digest = digest_of(call.args, call.kwargs)
-        full, found = self._known(call, digest)
+        full, digest = self._name(checked_name(call.name, "step")), digest_of(call.args, call.kwargs)
+        found = self._known(full, digest, revision=call.revision)
         results = _results(call.function, self._what(full))
         if found is not None:
             return _typed(found, results.hint)
@@ -285,38 +369,64 @@ class Steps:
             return _typed(step, results.hint)
 
     async def arun(self, call: StepCall) -> Any:
-        """Run a step of an async handler: `async def` functions on the loop, others on a thread."""
-        digest = digest_of(call.args, call.kwargs)
-        self._busy += 1
-        self._quiet.clear()
+        """Run a step of an async handler: `async def` functions on the loop, others on a thread.
+
+        A step that a thread runs cannot be stopped, nor is a step stopped because another task begins to wait: they are recorded.
+        """
+        full, digest = self._name(checked_name(call.name, "step")), digest_of(call.args, call.kwargs)
+        if self._recorded is None:
+            await on_thread(self._read)
+        found = self._known(full, digest, revision=call.revision)
+        results = _results(call.function, self._what(full))
+        if found is not None:
+            return _typed(found, results.hint)
+        step = asyncio.create_task(self._perform(call, full, digest, results))
+        self._running.add(step)
+        step.add_done_callback(self._running.discard)
         try:
-            full, found = await asyncio.to_thread(self._known, call, digest)
-            results = _results(call.function, self._what(full))
-            if found is not None:
-                return _typed(found, results.hint)
-            began, tries = monotonic(), 0
-            while True:
-                token = current_step.set((self._job.id, full))
-                try:
-                    value = await _called(call)
-                except Exception as error:
-                    tries += 1
-                    await asyncio.sleep(self._delay(error, call, tries, began))
-                    continue
-                finally:
-                    current_step.reset(token)
-                step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
-                await asyncio.to_thread(self.record, step, monotonic() - began)
-                return _typed(step, results.hint)
+            return await asyncio.shield(step)
+        except asyncio.CancelledError:
+            if self.suspension is None and step not in self._on_threads:
+                step.cancel()
+            raise
+
+    async def _perform(self, call: StepCall, full: str, digest: str, results: Results) -> Any:
+        current_step.set((self._job.id, full))  # in the context of this task
+        began, tries = monotonic(), 0
+        while True:
+            try:
+                if inspect.iscoroutinefunction(call.function):
+                    value = await call.function(*call.args, **call.kwargs)
+                else:
+                    value = await self._unstopped(partial(call.function, *call.args, **call.kwargs))
+                    if asyncio.iscoroutine(value):  # of a lambda, say
+                        value = await value
+                break
+            except Exception as error:
+                tries += 1
+                await asyncio.sleep(self._delay(error, call, tries, began))
+        step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
+        await self._unstopped(self.record, step, monotonic() - began)
+        return _typed(step, results.hint)
+
+    async def _unstopped(self, function: Callable[..., T], *args: Any) -> T:
+        task = asyncio.current_task()
+        self._on_threads.add(task)
+        try:
+            return await on_thread(function, *args)
         finally:
-            self._busy -= 1
-            if not self._busy:
-                self._quiet.set()
+            self._on_threads.discard(task)
 
     async def idle(self) -> None:
-        """Wait for the steps that others of a `gather` still run, when the handler unwinds to wait: they are recorded."""
-        if self.suspension is not None and self._busy:
-            await self._quiet.wait()
+        """Wait for the steps that others of a `gather` still run when the handler raises: they are recorded. No more begin."""
+        self._ended = True
+        try:
+            while self._running:
+                await asyncio.wait(self._running)
+        except BaseException:
+            for step in self._running:
+                step.cancel()
+            raise
 
     def refuse_swallowed(self) -> None:
         """Raise where the handler has caught the exception that unwinds it, and has gone on."""
@@ -327,8 +437,9 @@ class Steps:
             )
 
     def _delay(self, error: Exception, call: StepCall, tries: int, began: float) -> float:
-        """Seconds until a step is tried again; raises `error` if it is not, because the lease would not last so long."""
-        wait = None if call.retry is None else next_delay(call.retry, error, tries, random.random())
+        """Seconds until a step is tried again; raises `error` if it is not, because the lease would not last so long, or it is no failure."""
+        tried = call.retry is not None and not isinstance(error, HandlerOutcome)
+        wait = next_delay(call.retry, error, tries, random.random()) if tried and call.retry is not None else None
         if wait is None or monotonic() - began + wait > self._checkpoints.lease:
             raise error
         text = "job %d: step %r failed (%r) and is tried again in %.3g s"
@@ -341,52 +452,72 @@ class Steps:
     @contextmanager
     def session(self, name: str) -> Generator[Session]:
         """A session whose writes and whose checkpoint are one commit. See `JobContext.step_session`."""
-        full, found = self._begin(name)
+        full = self._name(checked_name(name, "step"))
+        found = self._find(full)
         session, transaction = self._sessions.open()
+        token = current_step.set((self._job.id, full))
         try:
             yield session
             if found is None:
                 step = Recorded(full, "step", 1, _NOTHING, None, is_ours=True)
                 if not transaction.commit_step(partial(self.record, step, None)):
                     self.record(step)
-        except DBAPIError:
+        except Exception:
             if found is None:
-                raise
+                raise  # else what the block has done is there already, which may be why it fails
         finally:
+            current_step.reset(token)
             transaction.close()
 
     @asynccontextmanager
     async def asession(self, name: str) -> AsyncGenerator[AsyncSession]:
         """The same for an async handler."""
-        full, found = await asyncio.to_thread(self._begin, name)
+        full = self._name(checked_name(name, "step"))
+        found = await on_thread(self._find, full)
         session, transaction = self._sessions.open_async()
+        token = current_step.set((self._job.id, full))
         try:
             yield session
             if found is None:
                 step = Recorded(full, "step", 1, _NOTHING, None, is_ours=True)
                 record = partial(self.record, step, None)
                 if not await session.run_sync(lambda _: transaction.commit_step(record)):
-                    await asyncio.to_thread(self.record, step)
-        except DBAPIError:
+                    await on_thread(self.record, step)
+        except Exception:
             if found is None:
                 raise
         finally:
+            current_step.reset(token)
             await session.run_sync(lambda _: transaction.close())
 
-    def patched(self, name: str) -> bool:
-        """Whether this job began after the patch. See `HandlerContext.patched`."""
-        full, found = self._begin(f"patch:{name}")
-        if found is None and not self._began_before:
-            self.record(Recorded(full, "patch", 1, None, None, is_ours=True))
-            return True
+    def patched(self, name: str) -> Callable[[], bool]:
+        """Asks whether this job began after the patch. See `JobContext.patched`."""
+        return partial(self._is_patched, f"patch:{checked_name(name, 'patch')}")
+
+    def _is_patched(self, full: str) -> bool:
+        if (found := self._find(full)) is None and not self._began_before:
+            self.record(found := Recorded(full, "patch", 1, None, None, is_ours=True))
         return found is not None
 
     # ---- waits
 
-    def suspend(self, wait: WaitFor) -> None:
-        """Unwind the handler, to wait."""
-        self.suspension = wait
-        raise JobSuspended(f"job {self._job.id} waits in step {wait.step!r}")
+    # `wait_signal`, `sleep`, `join` and `patched` name the step, and return the call that waits for the database.
+
+    def now(self, ask: Callable[[], T]) -> T:
+        """Ask, in a `def` handler; unwind it where it must wait."""
+        try:
+            return ask()
+        except JobSuspended as error:
+            self.suspension = error.wait
+            raise
+
+    async def soon(self, ask: Callable[[], T]) -> T:
+        """Ask, in an async handler; unwind it where it must wait."""
+        try:
+            return await on_thread(ask)
+        except JobSuspended as error:
+            self.suspension = self.suspension or error.wait
+            raise
 
     def _is_over(self, name: str) -> bool:
         """Whether the wait that the job began before is this one, and its time is over."""
@@ -398,11 +529,16 @@ class Steps:
             and monotonic() >= self._read_at + wait.seconds
         )
 
-    def wait_signal(self, name: str, hint: Any, timeout: Duration | None, question: object) -> Any:
-        """The payload of the next signal of this name."""
-        checked_name(name, "signal")
-        full, found = self._begin(f"signal:{name}"[:200], "signal")
-        if found is None:
+    def wait_signal(self, name: str, hint: Any, timeout: Duration | None, question: object) -> Callable[[], Any]:
+        """Asks for the payload of the next signal of this name."""
+        full = self._name(f"signal:{checked_name(name, 'signal')}")
+        seconds = None if timeout is None else seconds_of(timeout, what="wait_signal(timeout=...)")
+        asked = None if question is None else encode_value(question, what="wait_signal(question=...)")
+        return partial(self._take, WaitFor(full, signal=name, seconds=seconds, question=asked), hint)
+
+    def _take(self, wait: WaitFor, hint: Any) -> Any:
+        full, name = wait.step, cast(str, wait.signal)
+        if (found := self._find(full)) is None:
             taken = self._try(full, lambda connection: self._store.take_signal(
                 connection, self._job.id, self._job.claim_token, step=full, signal=name))  # fmt: skip
             if isinstance(taken, Recorded):
@@ -413,36 +549,48 @@ class Steps:
                 found = Recorded(full, "timeout", 1, None, None, is_ours=True)
                 self.record(found)
             else:
-                seconds = None if timeout is None else seconds_of(timeout, what="wait_signal(timeout=...)")
-                asked = None if question is None else encode_value(question, what="wait_signal(question=...)")
-                self.suspend(WaitFor(full, signal=name, seconds=seconds, question=asked))
-                raise AssertionError
+                raise _suspended(self._job.id, wait)
             cast("dict[str, Recorded]", self._recorded)[full] = found
         if found.kind == "timeout":
             raise SignalTimeout(f"job {self._job.id}: no signal {name!r} has come in time")
+        if found.kind != "signal":
+            raise StepError(f"step {full!r} was recorded as a {found.kind}: give one of them another name")
         return _typed(found, hint)
 
-    def sleep(self, *, seconds: float | None = None, at: datetime | None = None) -> None:
-        """Wait for a time."""
-        full, found = self._begin("sleep")
-        if found is not None:
-            return
-        if not self._is_over(full):
-            self.suspend(WaitFor(full, seconds=seconds, at=at))
-        self.record(Recorded(full, "sleep", 1, None, None, is_ours=True))
+    def sleep(self, *, seconds: float | None = None, at: datetime | None = None) -> Callable[[], None]:
+        """Waits for a time."""
+        return partial(self._sleep, WaitFor(self._name("sleep"), seconds=seconds, at=at))
 
-    def join(self, ids: Sequence[int]) -> list[Any]:
-        """The results of other jobs, with `Failed` in place of those that did not complete."""
-        full, found = self._begin("join")
-        if found is None:
-            with self._checkpoints.begin(several=True) as connection:
-                ends = self._store.ends(connection, ids)
+    def _sleep(self, wait: WaitFor) -> None:
+        if self._find(wait.step) is not None:
+            return
+        if not self._is_over(wait.step):
+            raise _suspended(self._job.id, wait)
+        self.record(Recorded(wait.step, "sleep", 1, None, None, is_ours=True))
+
+    def join(self, ids: Sequence[int]) -> Callable[[], list[Any]]:
+        """Asks for the results of other jobs, with `Failed` in place of those that did not complete."""
+        if self._job.id in ids:
+            raise OptionError(f"ctx.join: job {self._job.id} cannot wait for its own end")
+        return partial(self._join, WaitFor(self._name("join"), jobs=ids))
+
+    def _join(self, wait: WaitFor) -> list[Any]:
+        ids = cast("Sequence[int]", wait.jobs)
+        digest = digest_of(ids, {})
+        if (found := self._known(wait.step, digest, "join")) is None:
+            ends = self._patiently(f"step {wait.step!r}", partial(self._ends, ids))
             if any(end is None for end in ends.values()):
-                self.suspend(WaitFor(full, jobs=list(ids)))
+                raise _suspended(self._job.id, wait)
             data = [_as_json(cast(JobEnd, ends[job_id])) for job_id in ids]
-            found = Recorded(full, "join", 1, None, encode_value(data, what="join"), is_ours=True)
+            found = Recorded(wait.step, "join", 1, digest, encode_value(data, what="join"), is_ours=True)
             self.record(found)
-        return [_from_json(job_id, entry) for job_id, entry in zip(ids, json.loads(found.result or "[]"), strict=True)]
+        return [_from_json(entry) for entry in json.loads(found.result or "[]")]
+
+    def _ends(self, ids: Sequence[int]) -> dict[int, JobEnd | None]:
+        with self._checkpoints.begin(several=True) as connection:
+            ends = self._store.ends(connection, ids)
+            gone = [job_id for job_id, end in ends.items() if end is not None and end.is_gone]
+            return ends | self._store.archived_ends(connection, gone) if gone else ends
 
     def write(self, change: Change) -> RunEnding:
         """Suspend the job, after its handler has unwound and its session is closed."""
@@ -454,11 +602,10 @@ class Steps:
         return Written(change if answer is Answer.APPLIED else change.cancelled)
 
 
-async def _called(call: StepCall) -> Any:
-    if inspect.iscoroutinefunction(call.function):
-        return await call.function(*call.args, **call.kwargs)
-    value = await asyncio.to_thread(call.function, *call.args, **call.kwargs)
-    return await value if asyncio.iscoroutine(value) else value  # a lambda, or a partial of an `async def`
+def _suspended(job_id: int, wait: WaitFor) -> JobSuspended:
+    error = JobSuspended(f"job {job_id} waits in step {wait.step!r}")
+    error.wait = wait
+    return error
 
 
 def _typed(found: Recorded, hint: Any) -> Any:
@@ -474,11 +621,14 @@ def _typed(found: Recorded, hint: Any) -> Any:
         ) from error
 
 
+_GONE = "there is no such job: it was deleted, or its transaction has not committed"
+
+
 def _as_json(end: JobEnd) -> list[Any]:
-    error = end.error or {}
-    return [end.status, end.result, str(error.get("type", "")), str(error.get("message", ""))]
+    error = end.error or {"message": _GONE if end.is_gone else ""}
+    return [end.id, end.status, end.result, str(error.get("type", "")), str(error.get("message", ""))]
 
 
-def _from_json(job_id: int, entry: list[Any]) -> Any:
-    status, result, kind, message = entry
+def _from_json(entry: list[Any]) -> Any:
+    job_id, status, result, kind, message = entry
     return result if status == "completed" else Failed(job_id, status, kind, message)

@@ -87,7 +87,7 @@ def of_error(run: Run, error: BaseException) -> Outcome | Lost:
     if isinstance(error, _SIGNALS):
         return error
     if isinstance(error, JobSuspended) or (
-        isinstance(error, BaseExceptionGroup) and error.subgroup(JobSuspended) is not None
+        isinstance(error, BaseExceptionGroup) and error.split(JobSuspended)[1] is None
     ):
         return Suspended()
     if run.stop is Stop.SHUTDOWN:

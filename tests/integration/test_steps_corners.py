@@ -1,0 +1,416 @@
+"""Corners of durable steps: names, arguments and values that are easy to mistake, tasks side by side, and waits that end otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import Engine, text
+
+from sa_jobqueue import (
+    AsyncJobContext,
+    Failed,
+    JobContext,
+    JobStatus,
+    Registry,
+    RetryPolicy,
+    Snooze,
+    enqueue,
+    task,
+)
+from sa_jobqueue.errors import JobSuspended, OptionError, PayloadError, StepError
+from sa_jobqueue.worker.running import steps as runtime
+from sa_jobqueue.worker.running.steps import digest_of, full_name
+from tests.integration.test_steps import AGAIN, has_ended, is_blocked, send
+from tests.support.waiting import wait_until
+from tests.support.working import add, add_one, cancel, drain, job_of, working
+
+
+class Backwards(set[str]):
+    """A set in another order."""
+
+    def __iter__(self) -> Any:
+        return iter(sorted(set.__iter__(self), reverse=True))
+
+
+class Tagged(BaseModel):
+    tags: set[str]
+
+
+@dataclass
+class Charge:
+    """Cannot be hashed."""
+
+    amounts: set[str]
+
+    def __call__(self) -> int:
+        return len(self.amounts)
+
+
+def test_arguments_are_compared_and_not_changed() -> None:
+    """Sets have no order, in models and dataclasses either; an iterator is not read; what holds itself, or is no text, is no error."""
+    for build in (lambda tags: Tagged.model_construct(tags=tags), Charge):
+        assert digest_of((build({"a", "b"}),), {}) == digest_of((build(Backwards("ab")),), {})
+        assert digest_of((build({"a"}),), {}) != digest_of((build({"b"}),), {})
+    numbers = (n for n in range(3))
+    digest_of((numbers,), {})
+    assert list(numbers) == [0, 1, 2]
+    loop: list[Any] = ["\ud800"]
+    assert digest_of((loop,), {}) == digest_of(([*loop, loop],), {})
+
+
+def test_no_name_is_that_of_another_step() -> None:
+    """A name that ends in a number is not that of an occurrence."""
+    names = [full_name(name, number) for name in ("a", "a#2", "a#2#1", "a#x") for number in (1, 2, 3)]
+    assert len(set(names)) == len(names)
+    assert names[:2] == ["a", "a#2"]
+    assert "a#x" in names
+
+
+def test_steps_keep_their_names_in_the_order_of_the_calls(engine: Engine, registry: Registry) -> None:
+    """Also where many of a name run side by side, and where a name looks like that of an occurrence."""
+
+    def same(value: Any) -> Any:
+        return value
+
+    @task(registry=registry, name="gather", retry=AGAIN, steps="fail", record=True)
+    async def gather(ctx: AsyncJobContext) -> list[Any]:
+        found = await asyncio.gather(*(ctx.step("s", same, n) for n in range(9)), ctx.step("s#2", same, "mine"))
+        if ctx.attempt == 1:
+            raise RuntimeError
+        return [*found, await ctx.step("sum", sum, (n for n in range(3)))]
+
+    job = add_one(engine, enqueue(gather))
+    drain(engine, registry)
+    assert job_of(engine, job).result == [*range(9), "mine", 3]
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Nested(BaseModel):
+    inner: dict[str, list[Color]]
+    at: datetime
+
+
+NESTED = Nested(inner={"a": [Color.RED]}, at=datetime(2026, 1, 1, tzinfo=UTC))
+VALUES: list[tuple[Any, Any]] = [
+    (None, None), (None, int | None), (NESTED, Nested), ([NESTED], list[Nested]), (b"\xff\x00", bytes), (Decimal("1.10"), Decimal),
+    ({1, 2}, set[int]), ((1, "a"), tuple[int, str]), (Color.RED, Color | int), ("x" * 500_000, str), ("3", int | str), (3, int | str),
+    (timedelta(seconds=3), timedelta),
+]  # fmt: skip
+
+
+def test_what_a_step_returns_is_the_same_when_it_is_read(engine: Engine, registry: Registry) -> None:
+    """By its annotation, also of a closure and of an object that is called; what cannot be stored is refused each time."""
+    seen: list[list[Any]] = []
+
+    def giving(value: Any, hint: Any) -> Any:
+        def give() -> Any:
+            return value
+
+        give.__annotations__["return"] = hint
+        return give
+
+    @task(registry=registry, name="values", retry=AGAIN)
+    def values(ctx: JobContext) -> None:
+        found = [ctx.step(f"v{n}", giving(value, hint)) for n, (value, hint) in enumerate(VALUES)]
+        found.append(ctx.step("call", Charge({"a"})))
+        for wrong in (float("nan"), values, "\ud800", "\0"):
+            with pytest.raises(PayloadError):
+                ctx.step("wrong", giving(wrong, Any))
+        seen.append(found)
+        if ctx.attempt == 1:
+            raise RuntimeError
+
+    add_one(engine, enqueue(values))
+    drain(engine, registry)
+    assert seen == [[*(value for value, _ in VALUES), 1]] * 2
+
+
+def test_steps_of_other_tasks_are_recorded_although_a_handler_ends(engine: Engine, registry: Registry) -> None:
+    """A sibling waits, or fails: the steps that run, on the loop or on a thread, are not done a second time. A failure is not a wait."""
+    calls: list[str] = []
+
+    def slow(name: str) -> None:
+        time.sleep(0.2)
+        calls.append(name)
+
+    async def aslow(name: str) -> None:
+        await asyncio.sleep(0.2)
+        calls.append(name)
+
+    def fails() -> None:
+        if "failed" not in calls:
+            calls.append("failed")
+            raise ValueError
+
+    @task(registry=registry, name="group")
+    async def group(ctx: AsyncJobContext) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ctx.step("slow", slow, "slow"))
+            tasks.create_task(ctx.step("aslow", aslow, "aslow"))
+            tasks.create_task(ctx.sleep_for(0.01))
+
+    @task(registry=registry, name="gather", retry=AGAIN)
+    async def gather(ctx: AsyncJobContext) -> None:
+        await asyncio.gather(ctx.step("other", aslow, "other"), ctx.step("fails", fails))
+
+    @task(registry=registry, name="both", max_attempts=1)
+    async def both(ctx: AsyncJobContext) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(ctx.wait_signal("never"))
+            tasks.create_task(ctx.step("fails", "x".index, "y"))
+            await asyncio.sleep(60)
+
+    jobs = add(engine, enqueue(group), enqueue(gather), enqueue(both))
+    with working(engine, registry):
+        wait_until(has_ended(engine, *jobs[:2]))
+        wait_until(lambda: job_of(engine, jobs[2]).status in {JobStatus.FAILED, JobStatus.BLOCKED})
+    assert sorted(calls) == ["aslow", "failed", "other", "slow"]
+    assert {job_of(engine, job).status for job in jobs[:2]} == {JobStatus.COMPLETED}
+
+
+def test_no_step_begins_once_a_handler_waits(engine: Engine, registry: Registry) -> None:
+    """Not in a `finally` either; and a wait that the handler gave up by a timeout of its own is none."""
+    calls: list[str] = []
+
+    @task(registry=registry, name="loop")
+    async def on_loop(ctx: AsyncJobContext) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await ctx.wait_signal("never")
+        try:
+            await ctx.wait_signal("go")
+        finally:
+            await ctx.step("release", calls.append, "loop")
+
+    @task(registry=registry, name="thread")
+    def on_thread(ctx: JobContext) -> None:
+        try:
+            ctx.wait_signal("go")
+        finally:
+            ctx.step("release", calls.append, "thread")
+
+    jobs = add(engine, enqueue(on_loop), enqueue(on_thread))
+    with working(engine, registry):
+        wait_until(is_blocked(engine, *jobs))
+        assert calls == []
+        send(engine, "go")
+        send(engine, "go")
+        wait_until(has_ended(engine, *jobs))
+    assert sorted(calls) == ["loop", "thread"]
+
+
+@pytest.mark.parametrize("end", ["timeout", pytest.param("cancel", marks=pytest.mark.nightly)])
+def test_a_step_that_hangs_does_not_outlive_its_job(engine: Engine, registry: Registry, end: str) -> None:
+    """A sibling waits: the job's timeout and its cancel hold all the same."""
+    begun = threading.Event()
+
+    async def hangs() -> None:
+        begun.set()
+        await asyncio.sleep(3_600)
+
+    @task(registry=registry, name="hangs", max_attempts=1)
+    async def waits(ctx: AsyncJobContext) -> None:
+        await asyncio.gather(ctx.step("hangs", hangs), ctx.wait_signal("never"))
+
+    waits.timeout = 0.3 if end == "timeout" else None
+    job = add_one(engine, enqueue(waits))
+    with working(engine, registry):
+        assert begun.wait(30)
+        if end == "cancel":
+            cancel(engine, job)
+        wait_until(has_ended(engine, job))
+    assert job_of(engine, job).status is (JobStatus.FAILED if end == "timeout" else JobStatus.CANCELLED)
+
+
+def test_a_signal_is_left_to_others_where_its_waiter_ended(engine: Engine, url: str, registry: Registry) -> None:
+    """Before the signal came, and after the job was put back for it."""
+    taken: list[int] = []
+
+    @task(registry=registry, name="take")
+    def take(ctx: JobContext) -> None:
+        ctx.wait_signal("go")
+        taken.append(ctx.job_id)
+
+    first, second, third = (add_one(engine, enqueue(take)) for _ in range(3))
+    with working(url, registry, queues={"default": 1}):
+        wait_until(is_blocked(engine, first, second, third))
+    cancel(engine, first)
+    send(engine, "go")
+    resume = text("SELECT resumed FROM sa_jobqueue.resume_waiting(9)")
+    with engine.begin() as connection:
+        assert connection.scalar(resume) == 1
+    cancel(engine, second)
+    with engine.begin() as connection:
+        assert connection.scalar(resume) is None
+        connection.execute(text("UPDATE sa_jobqueue.signal SET look_at = look_at - interval '10 s'"))
+        assert connection.scalar(resume) == 1
+    drain(engine, registry)
+    assert taken == [third]
+
+
+def test_a_block_that_is_recorded_may_fail_when_it_runs_again(engine: Engine, url: str, registry: Registry) -> None:
+    """What it looks for is no longer there. Its key is that of the step, and it has no steps of its own."""
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS effect (n text)"))
+        connection.execute(text("TRUNCATE effect"))
+        connection.execute(text("INSERT INTO effect VALUES ('x')"))
+    keys: list[str] = []
+    delete = text("DELETE FROM effect RETURNING n")
+
+    @task(registry=registry, name="thread", retry=AGAIN, max_attempts=2)
+    def on_thread(ctx: JobContext) -> None:
+        with ctx.step_session("mark") as session:
+            keys.append(ctx.idempotency_key)
+            session.execute(delete).scalar_one()
+            with pytest.raises(StepError, match="inside of step"):
+                ctx.step("inner", str)
+        if ctx.attempt == 1:
+            raise RuntimeError
+
+    @task(registry=registry, name="loop", retry=AGAIN, max_attempts=2)
+    async def on_loop(ctx: AsyncJobContext) -> None:
+        async with ctx.step_session("first") as session:
+            await session.execute(text("INSERT INTO effect VALUES ('y')"))
+        async with ctx.step_session("mark") as session:
+            (await session.execute(text("DELETE FROM effect WHERE n = 'y' RETURNING n"))).scalar_one()
+        keys.append(ctx.idempotency_key)
+        if ctx.attempt == 1:
+            raise RuntimeError
+
+    first, second = add(engine, enqueue(on_thread), enqueue(on_loop))
+    drain(url, registry)
+    assert {job_of(engine, job).status for job in (first, second)} == {JobStatus.COMPLETED}
+    assert set(keys) == {f"{first}:mark:1", f"{second}"}
+
+
+def test_a_join_of_jobs_that_are_not_there_ends(engine: Engine, registry: Registry) -> None:
+    """They count as failed, with a reason; a job cannot wait for itself."""
+    found: list[Any] = []
+
+    @task(registry=registry, name="whole", max_attempts=1)
+    def whole(ctx: JobContext) -> None:
+        with pytest.raises(OptionError, match="its own end"):
+            ctx.join([ctx.job_id])
+        found.extend(ctx.join([999_999_999]))
+
+    add_one(engine, enqueue(whole))
+    drain(engine, registry)
+    (gone,) = found
+    assert isinstance(gone, Failed)
+    assert "no such job" in gone.message
+
+
+def test_a_job_that_waited_began_before_the_patch(engine: Engine, url: str, registry: Registry) -> None:
+    """Although it has no steps; and a patch is asked for by its name, however often."""
+    answers: list[bool] = []
+    is_new = threading.Event()
+
+    @task(registry=registry, name="patched")
+    def patched(ctx: JobContext) -> None:
+        if is_new.is_set():
+            answers.extend(ctx.patched("p") for _ in range(2))
+        ctx.wait_signal("x" * 200)
+        ctx.sleep_for(0.01)
+
+    job = add_one(engine, enqueue(patched))
+    with working(url, registry):
+        wait_until(is_blocked(engine, job))
+        is_new.set()
+        send(engine, "x" * 200)
+        wait_until(has_ended(engine, job))
+    assert answers == [False] * 4
+
+
+def test_a_job_has_a_bounded_number_of_steps(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step too many is refused before it is called, side by side too."""
+    monkeypatch.setattr(runtime, "MOST_STEPS", 3)
+    calls: list[int] = []
+
+    @task(registry=registry, name="many", max_attempts=1)
+    async def many(ctx: AsyncJobContext) -> None:
+        await asyncio.gather(*(ctx.step("s", calls.append, n) for n in range(5)))
+
+    job = add_one(engine, enqueue(many))
+    drain(engine, registry)
+    assert "may not have more" in job_of(engine, job).errors[-1]["message"]
+    assert sorted(calls) == [0, 1, 2]
+
+
+def test_a_checkpoint_waits_for_a_locked_job(engine: Engine, registry: Registry) -> None:
+    """No attempt is spent although the lock lasts longer than service statements wait for it. A Snooze in a step is no failure of it."""
+    locked, go = threading.Event(), threading.Event()
+    calls: list[str] = []
+
+    def snoozes() -> None:
+        calls.append("")
+        if len(calls) == 1:
+            raise Snooze(0)
+
+    @task(registry=registry, name="checkpoint", max_attempts=1)
+    def checkpoint(ctx: JobContext) -> None:
+        ctx.step("snoozes", snoozes, retry=RetryPolicy(base=60))
+        locked.set()
+        assert go.wait(30)
+        ctx.step("b", str)
+
+    job = add_one(engine, enqueue(checkpoint))
+    with working(engine, registry):
+        assert locked.wait(30)
+        with engine.begin() as connection:
+            connection.execute(text("SELECT FROM sa_jobqueue.job FOR UPDATE"))
+            go.set()
+            time.sleep(0.4)
+        wait_until(has_ended(engine, job))
+    assert job_of(engine, job).status is JobStatus.COMPLETED
+
+
+@pytest.mark.nightly
+def test_steps_of_many_jobs_block_threads_side_by_side(engine: Engine, registry: Registry) -> None:
+    """More than Python's own pool has threads."""
+    barrier = threading.Barrier(20, timeout=30)
+
+    @task(registry=registry, name="blocks", max_attempts=1)
+    async def blocks(ctx: AsyncJobContext) -> None:
+        await ctx.step("s", lambda: barrier.wait() and None)
+
+    jobs = add(engine, *(enqueue(blocks) for _ in range(20)))
+    drain(engine, registry, queues={"default": 20})
+    assert {job_of(engine, job).status for job in jobs} == {JobStatus.COMPLETED}
+
+
+@pytest.mark.nightly
+def test_a_wait_that_cannot_be_written_fails_its_job(engine: Engine, registry: Registry) -> None:
+    """Not again and again; so does an exception that is only called a wait."""
+
+    @task(registry=registry, name="fake", max_attempts=1)
+    async def fake(ctx: AsyncJobContext) -> None:
+        raise JobSuspended("by hand")
+
+    @task(registry=registry, name="refused", max_attempts=1)
+    def refused(ctx: JobContext) -> None:
+        ctx.sleep_for(1)
+
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE sa_jobqueue.wait ADD CONSTRAINT no_sleep CHECK (step <> 'sleep')"))
+    try:
+        jobs = add(engine, enqueue(fake), enqueue(refused))
+        drain(engine, registry)
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE sa_jobqueue.wait DROP CONSTRAINT no_sleep"))
+    assert {job_of(engine, job).status for job in jobs} == {JobStatus.FAILED}
