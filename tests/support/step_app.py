@@ -6,12 +6,17 @@ import os
 import signal
 from pathlib import Path
 
-from sqlalchemy import text
+from sqlalchemy import Engine, event, text
 
 from sa_jobqueue import AsyncJobContext, Registry, task
 
 FOLDER = "SA_STEPS_FOLDER"
-POINTS = ("first", "in a", "after a", "in b", "after b", "in mark", "after mark", "after signal", "after sleep", "last")
+#: The statements by which a job is suspended: a part of their text, and how they are called in the points before and after them.
+SUSPENDING = {"SET expires_at": "expiry", "INTO sa_jobqueue.wait": "wait"}
+POINTS = (
+    "first", "in a", "after a", "in b", "after b", "in mark", "after mark", "after signal", "before expiry", "after expiry", "before wait",
+    "after wait", "after sleep", "last",
+)  # fmt: skip
 
 registry = Registry()
 
@@ -32,6 +37,17 @@ def die(point: str) -> None:
     if not mark.exists():
         mark.touch()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_around(moment: str, statement: str) -> None:
+    """Kill this process the first time that it comes to a statement of a suspension."""
+    for part, name in SUSPENDING.items():
+        if part in statement:
+            die(f"{moment} {name}")
+
+
+event.listen(Engine, "before_cursor_execute", lambda *given: die_around("before", given[2]))
+event.listen(Engine, "after_cursor_execute", lambda *given: die_around("after", given[2]))
 
 
 def a() -> str:

@@ -114,12 +114,13 @@ BEGIN
         UPDATE {schema}.signal AS s SET look_at = statement_timestamp() + greatest(interval '10 s', statement_timestamp() - s.sent_at)
         WHERE s.id = ANY (ARRAY (SELECT f.id FROM fresh AS f)) RETURNING s.name)
     SELECT array_agg(s.name), count(*) INTO names, counted FROM seen AS s;
+    -- Another worker may look at other signals of a name: their locks are waited for, in the order of the names, so that each takes the next jobs.
     hits := ARRAY (
-        SELECT w.job_id FROM (SELECT n.name, count(*) AS number FROM unnest(names) AS n (name) GROUP BY n.name) AS come
+        SELECT w.job_id FROM (SELECT n.name, count(*) AS number FROM unnest(names) AS n (name) GROUP BY n.name ORDER BY n.name) AS come
         CROSS JOIN LATERAL (
             SELECT w.job_id FROM {schema}.wait AS w WHERE w.signal = come.name AND w.signal IS NOT NULL AND w.resumed_at IS NULL
                 AND EXISTS (SELECT FROM {schema}.job WHERE job.id = w.job_id AND job.status = 'blocked' AND job.blocked_by IS NULL)
-            ORDER BY w.since LIMIT come.number) AS w);
+            ORDER BY w.since LIMIT come.number FOR NO KEY UPDATE OF w) AS w);
     WITH fresh AS MATERIALIZED (SELECT w.job_id FROM {schema}.wait AS w WHERE w.is_new ORDER BY w.job_id LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED),
     seen AS (UPDATE {schema}.wait AS w SET is_new = false WHERE w.job_id = ANY (ARRAY (SELECT f.job_id FROM fresh AS f)) RETURNING w.job_id, w.signal)
     SELECT array_agg(s.job_id) FILTER (WHERE EXISTS (
