@@ -39,6 +39,7 @@ from .report import Figure, line, print_figures, write_json
 from .schedules import schedules
 from .schema import Bench, benchmark_database
 from .session import record_session, session
+from .steps import MEASURES as STEPS
 from .tally import tally
 from .tracing import middleware, tracing
 from .waiting import wait_for
@@ -56,6 +57,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         limits_drain,
         *FAIRNESS,
         *WORKFLOWS,
+        *STEPS,
         governor,
         metrics,
         child_drain,

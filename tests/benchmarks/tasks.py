@@ -68,6 +68,13 @@ async def note_start(n: int) -> None:
     STARTED[n] = time.perf_counter()
 
 
+@task(registry=REGISTRY, name="waits")
+async def waits(ctx: AsyncJobContext, n: int) -> None:
+    """Wait for a signal of its own, and note when it has it."""
+    await ctx.wait_signal(f"go:{n}")
+    STARTED[n] = time.perf_counter()
+
+
 @task(registry=REGISTRY, name="turn")
 async def turn(n: int) -> None:
     """Take half a second; note when it started, and under `~n` when it ended."""

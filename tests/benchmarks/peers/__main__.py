@@ -38,9 +38,11 @@ PROCESSES = (1, 2)
 def contestants(runners: list[Runner], *, small: bool, scale: float) -> list[Contestant]:
     """Every way of every runner, with one and with two processes."""
     return [
-        Contestant(runner, way, processes, jobs=max(500, round(runner.peer.jobs * (0.01 if small else scale))))
+        Contestant(
+            runner, way, processes, jobs=max(100, round((kind.jobs or runner.peer.jobs) * (0.01 if small else scale)))
+        )
         for runner in runners
-        for way in runner.peer.ways
+        for way, kind in runner.peer.ways.items()
         for processes in PROCESSES
     ]
 
@@ -66,11 +68,11 @@ def tables(rows: list[Row]) -> tuple[Table, Table]:
             figure.measure, f"{figure.ours:,.0f} jobs/s", f"{figure.reference:,.0f} jobs/s", f"{figure.ratio:.2f}",
             f"≥ {figure.target:g}", "yes" if figure.met else "no",
         )  # fmt: skip
-    rates = Table("", "handler", "processes", "jobs", "jobs/s", "lowest", "highest", "enqueued/s")
+    rates = Table("", "handler", "processes", "jobs", "jobs/s", "lowest", "highest", "enqueued/s", "WAL bytes/job")
     for row in sorted(rows, key=lambda row: (row.handler, row.processes, -row.rate)):
         rates.add_row(
             row.title, row.handler, str(row.processes), f"{row.jobs:,}", f"{row.rate:,.0f}", f"{min(row.rates):,.0f}",
-            f"{max(row.rates):,.0f}", f"{row.enqueue_rate:,.0f}",
+            f"{max(row.rates):,.0f}", f"{row.enqueue_rate:,.0f}", f"{row.wal_a_job:,.0f}",
         )  # fmt: skip
     return judged, rates
 

@@ -35,6 +35,7 @@ def section(results: dict[str, Any]) -> str:
             ],
         ),
         *(drains(rows, handler) for handler in ("async", "sync")),
+        steps(rows),
         enqueueing(rows),
         "### Where another queue is faster\n\n" + "\n".join(f"- {line}" for line in losses(rows) or ["In none of these rows."]) + "\n",
         settings(rows),
@@ -75,6 +76,17 @@ def drains(rows: Iterable[Row], handler: str) -> str:
     lines.sort(key=lambda line: -line[0])
     head = ["", "1 process, jobs/s (lowest – highest)", "2 processes", "jobs in a drain"]
     return f"### Drain, {handler} no-op\n\n" + table(head, [cells for _, cells in lines])
+
+
+def steps(rows: Iterable[Row]) -> str:
+    """Jobs per second of ten durable steps each, and their write-ahead log; nothing where no peer has any."""
+    lines = [
+        [row.peer, processes(row.processes), f"{row.rate:,.0f} ({min(row.rates):,.0f} – {max(row.rates):,.0f})", f"{row.wal_a_job:,.0f}"]
+        for row in sorted(rows, key=lambda row: (row.processes, -row.rate))
+        if row.handler == "steps"
+    ]  # fmt: skip
+    head = ["", "processes", "jobs/s (lowest – highest)", "WAL of a job, bytes"]
+    return "### Drain, jobs of ten durable steps\n\n" + table(head, lines) if lines else ""
 
 
 def enqueueing(rows: Iterable[Row]) -> str:

@@ -56,6 +56,8 @@ class Contestant:
     jobs: int
     rates: list[float] = field(default_factory=list)
     """Jobs per second of each drain."""
+    wal: list[float] = field(default_factory=list)
+    """Bytes of write-ahead log per job of each drain; 0 for a broker that has none."""
     enqueued: list[float] = field(default_factory=list)
     """Jobs per second of each enqueueing in bulk."""
 
@@ -70,8 +72,10 @@ def drain(contestant: Contestant, broker: Postgres | Redis) -> None:
     broker.empty()
     seconds = json.loads(_run(runner.python, "fill", runner.name, way, str(jobs), server=broker.url))["seconds"]
     broker.settle()
+    before = broker.wal()
     with _board(jobs) as (path, board), _workers(contestant, broker.url, path) as workers:
         started, ended = _watch(board, lambda: broker.count(runner.peer.unfinished), workers)
+        contestant.wal.append((broker.wal() - before) / jobs)
     _check(contestant, board.bytes[:], broker)
     contestant.enqueued.append(jobs / seconds)
     contestant.rates.append(jobs / (ended - started))

@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,12 @@ class Row:
     bulk: str
     rates: list[float]
     enqueued: list[float]
+    wal: list[float] = field(default_factory=list)
+    """Bytes of write-ahead log per job."""
+
+    @property
+    def wal_a_job(self) -> float:
+        return statistics.median(self.wal) if self.wal else 0.0
 
     @property
     def rate(self) -> float:
@@ -49,7 +55,7 @@ class Row:
         way = peer.ways[contestant.way]
         return cls(
             peer.name, peer.broker, contestant.way, way.handler, contestant.processes, contestant.jobs, way.settings,
-            contestant.runner.versions, peer.bulk, contestant.rates, contestant.enqueued,
+            contestant.runner.versions, peer.bulk, contestant.rates, contestant.enqueued, contestant.wal,
         )  # fmt: skip
 
 
@@ -67,6 +73,7 @@ TARGETS = (
     Target("PgQueuer", "async", 1, 2.1),
     Target("PgQueuer", "async", 2, 2.5),
     Target("Dramatiq on Redis", "sync", 1, 6.0),
+    Target("DBOS", "steps", 1, 3.0),
 )
 
 OURS = "sa_jobqueue"
@@ -94,7 +101,9 @@ def figures(rows: Iterable[Row]) -> list[Figure]:
         if ours is None or reference is None:
             continue
         ratio = ours.rate / reference.rate
-        handler = "async no-op" if target.handler == "async" else "sync no-op on threads"
+        handler = {"async": "async no-op", "sync": "sync no-op on threads", "steps": "jobs of ten steps"}[
+            target.handler
+        ]
         measure = f"drain, {handler}, {processes(target.processes)} : {reference.title}"
         found.append(Figure(measure, ours.rate, reference.rate, ratio, target.times, ratio >= target.times))
     return found

@@ -64,6 +64,10 @@ class Postgres:
         assert row is not None
         return int(row[0])
 
+    def wal(self) -> int:
+        """Bytes of write-ahead log so far."""
+        return self.count("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')")
+
     def about(self) -> dict[str, str]:
         """Its version and the settings that matter."""
         with psycopg.connect(self._url(None), autocommit=True) as connection:
@@ -113,6 +117,10 @@ class Redis:
     def count(self, commands: str) -> int:
         """The sum of what the commands of a runner give, one a line."""
         return sum(int(self.ask(command)) for command in commands.splitlines())
+
+    def wal(self) -> int:
+        """It writes no file."""
+        return 0
 
     def ask(self, command: str) -> str:
         """One command with an answer in one piece."""

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["dbos", "psycopg[binary]"]
 # ///
-"""DBOS: a queue of workflows without steps, polled more often than by default, with fewer threads.
+"""DBOS: a queue of workflows without steps, and of workflows of ten steps, polled more often than by default, with fewer threads.
 
 A workflow is more than a job: its inputs, its result and each change of its state are recorded, so that it resumes
 after a crash. DBOS runs asynchronous workflows on an event loop of its own and talks to the server from threads.
@@ -32,6 +32,7 @@ PEER = Peer(
             f"psycopg's C part, worker_concurrency={CONCURRENCY:,}, polling_interval_sec={POLL}, max_executor_threads={THREADS}; "
             "a job is a workflow without steps, which records more than a job: its inputs, its result and its owner, to resume after a crash",
         ),
+        "steps": Way("steps", "as its async way; a job is a workflow of ten async steps", jobs=500),
     },
     unfinished="SELECT count(*) FROM (SELECT FROM dbos.workflow_status WHERE status IN ('ENQUEUED', 'PENDING') LIMIT 1)",
     finished="SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'",
@@ -42,6 +43,19 @@ PEER = Peer(
 
 @DBOS.workflow(name="nothing")
 async def nothing(n: int) -> None:
+    mark(n)
+
+
+@DBOS.step(name="increment")
+async def increment(n: int) -> int:
+    return n + 1
+
+
+@DBOS.workflow(name="ten_steps")
+async def ten_steps(n: int) -> None:
+    value = n
+    for _ in range(10):
+        value = await increment(value)
     mark(n)
 
 
@@ -60,6 +74,9 @@ def launch(*queues: str) -> None:
     DBOS.launch()
 
 
+WORKFLOWS = {"async": "nothing", "steps": "ten_steps"}
+
+
 def fill(way: str, jobs: int) -> float:
     launch()
     DBOS.register_queue("default", worker_concurrency=CONCURRENCY, polling_interval_sec=POLL)
@@ -69,7 +86,7 @@ def fill(way: str, jobs: int) -> float:
     for first in range(0, jobs, 1_000):
         with engine.begin() as connection:
             for n in range(first, min(first + 1_000, jobs)):
-                client.enqueue_in_transaction(connection, {"queue_name": "default", "workflow_name": "nothing"}, n)
+                client.enqueue_in_transaction(connection, {"queue_name": "default", "workflow_name": WORKFLOWS[way]}, n)
     seconds = time.perf_counter() - start
     client.destroy()
     return seconds

@@ -8,7 +8,7 @@ from common import SERVER, Peer, Way, mark
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Registry, Worker, enqueue_many, task
+from sa_jobqueue import AsyncJobContext, Registry, Worker, enqueue_many, task
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.util.urls import database_url
 from sa_jobqueue.worker.process.inside import tune_gc
@@ -23,6 +23,11 @@ PEER = Peer(
     ways={
         "async": Way("async", f"psycopg's C part, uvloop, queue of {SLOTS['async']} slots; {KEPT}"),
         "sync": Way("sync", f"psycopg's C part, uvloop, queue of {SLOTS['sync']} slots: threads; {KEPT}"),
+        "steps": Way(
+            "steps",
+            f"psycopg's C part, uvloop, queue of {SLOTS['async']} slots; each step is a commit; {KEPT}",
+            jobs=3_000,
+        ),
     },
     unfinished="SELECT (SELECT count(*) FROM (SELECT FROM sa_jobqueue.job WHERE status = 'queued' AND concurrency_key IS NULL LIMIT 1)) "
     "+ (SELECT count(*) FROM (SELECT FROM sa_jobqueue.job WHERE status = 'running' LIMIT 1))",
@@ -44,7 +49,19 @@ def nothing_sync(n: int) -> None:
     mark(n)
 
 
-TASKS = {"async": nothing, "sync": nothing_sync}
+async def increment(n: int) -> int:
+    return n + 1
+
+
+@task(registry=registry, name="ten_steps")
+async def ten_steps(ctx: AsyncJobContext, n: int) -> None:
+    value = n
+    for _ in range(10):
+        value = await ctx.step("increment", increment, value)
+    mark(n)
+
+
+TASKS = {"async": nothing, "sync": nothing_sync, "steps": ten_steps}
 
 
 def fill(way: str, jobs: int) -> float:
@@ -60,6 +77,6 @@ def fill(way: str, jobs: int) -> float:
 
 
 def work(way: str) -> None:
-    worker = Worker(SERVER, {"default": SLOTS[way]}, registry=registry)
+    worker = Worker(SERVER, {"default": SLOTS.get(way, SLOTS["async"])}, registry=registry)
     tune_gc()
     worker.run()
