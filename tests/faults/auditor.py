@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from sa_jobqueue.rules.lifecycle import FINISHED, TRANSITIONS, JobStatus
-from tests.faults import audited_workflows
+from tests.faults import audited_steps, audited_workflows
 from tests.faults.evidence import Evidence, Row, Step, Tick, Ticking, Written
 from tests.faults.workload import DOOMED, MAX_RESCUES, WITHOUT_SESSION, Fate, Word
 
@@ -312,29 +312,33 @@ def _places(schedule: Ticking, tick: Tick) -> range:
     return range(last - tick.number + 1, last + 1)
 
 
-RULES: dict[str, Callable[[Evidence], Iterator[str]]] = {
-    rule.__name__: rule
-    for rule in (
-        committed_jobs_end,
-        rolled_back_jobs_never_run,
-        one_claim_is_valid,
-        live_claims_are_not_rescued,
-        session_effects_happen_once,
-        handlers_end_before_completions,
-        effects_outside_follow_claims,
-        counters_stay_in_bounds,
-        no_job_runs_without_a_lease,
-        one_job_has_a_key,
-        keys_are_held_by_jobs,
-        duplicates_name_their_holder,
-        changes_are_seen_by_a_later_run,
-        jobs_are_not_started_after_their_expiry,
-        no_attempt_begins_after_its_deadline,
-        each_tick_has_one_job,
-        no_tick_is_lost,
-        jobs_of_a_schedule_do_not_overlap,
-    )
-} | audited_workflows.RULES
+RULES: dict[str, Callable[[Evidence], Iterator[str]]] = (
+    {
+        rule.__name__: rule
+        for rule in (
+            committed_jobs_end,
+            rolled_back_jobs_never_run,
+            one_claim_is_valid,
+            live_claims_are_not_rescued,
+            session_effects_happen_once,
+            handlers_end_before_completions,
+            effects_outside_follow_claims,
+            counters_stay_in_bounds,
+            no_job_runs_without_a_lease,
+            one_job_has_a_key,
+            keys_are_held_by_jobs,
+            duplicates_name_their_holder,
+            changes_are_seen_by_a_later_run,
+            jobs_are_not_started_after_their_expiry,
+            no_attempt_begins_after_its_deadline,
+            each_tick_has_one_job,
+            no_tick_is_lost,
+            jobs_of_a_schedule_do_not_overlap,
+        )
+    }
+    | audited_workflows.RULES
+    | audited_steps.RULES
+)
 
 
 def audit(given: Evidence) -> list[Finding]:

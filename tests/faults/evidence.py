@@ -84,6 +84,27 @@ class Said(NamedTuple):
     at: float
 
 
+class Recorded(NamedTuple):
+    """A durable step as it was recorded; `n` is counted together with the changes of jobs."""
+
+    key: str
+    n: int
+    xid: str
+    name: str
+    kind: str
+    token: int
+
+
+class Signalled(NamedTuple):
+    """A signal that was sent, or taken."""
+
+    id: int
+    n: int
+    xid: str
+    name: str
+    was_sent: bool
+
+
 class Held(NamedTuple):
     """A unique key that is taken; `until`: it has a time until which it is."""
 
@@ -158,6 +179,10 @@ class Evidence:
     plans: Sequence[Plan] = ()
     workflows: list[Flow] = field(default_factory=list)
     mended: Sequence[str] = ()
+    recorded: Sequence[Recorded] = ()
+    step_effects: Sequence[tuple[str, str]] = ()
+    """Key of the job and transaction of what durable steps wrote."""
+    signals: Sequence[Signalled] = ()
 
     def of(self, keys: Collection[str]) -> Evidence:
         """The part that is about these keys; of the schedules it is all."""
@@ -174,6 +199,9 @@ class Evidence:
             said=[line for line in self.said if line.key in chosen],
             held=[one for one in self.held if one.id not in others],
             plans=plans,
+            recorded=[step for step in self.recorded if step.key in chosen],
+            step_effects=[effect for effect in self.step_effects if effect[0] in chosen],
+            signals=[signal for signal in self.signals if signal.name.removeprefix("go:") in chosen],
         )
 
     @cached_property
@@ -269,6 +297,9 @@ _WORKFLOWS = """
            (SELECT count(*) FROM sa_jobqueue.workflow_callback AS c WHERE c.workflow_id = w.id)
     FROM sa_jobqueue.workflow AS w WHERE w.meta ? 'key'
 """
+_RECORDED = "SELECT key, n, xid, name, kind, token FROM audit.recorded WHERE key IS NOT NULL"
+_STEP_EFFECTS = "SELECT key, xid FROM audit.step_effect"
+_SIGNALS = "SELECT id, n, xid, name, was_sent FROM audit.signalled"
 _HELD = "SELECT key, job_id, expires_at IS NOT NULL FROM sa_jobqueue.unique_key"
 
 
@@ -291,10 +322,15 @@ def collect(
         schedules = [Ticking._make(row) for row in connection.execute(text(_TICKING))]
         ticks = [Tick._make(row) for row in connection.execute(text(_TICKS))]
         workflows = [Flow(*row[:5], tuple(row[5:])) for row in connection.execute(text(_WORKFLOWS))]
+        recorded = [Recorded._make(row) for row in connection.execute(text(_RECORDED))]
+        step_effects = [(key, xid) for key, xid in connection.execute(text(_STEP_EFFECTS))]
+        signals = [Signalled._make(row) for row in connection.execute(text(_SIGNALS))]
     engine.dispose()
     said = read_words(folder)
     fates = {**_fates_of_ticks(said, ticks, forgotten), **fates}
-    return Evidence(fates, rows, steps, effects, said, forgotten, held, schedules, ticks, plans, workflows, mended)
+    return Evidence(
+        fates, rows, steps, effects, said, forgotten, held, schedules, ticks, plans, workflows, mended, recorded, step_effects, signals
+    )  # fmt: skip
 
 
 def _fates_of_ticks(

@@ -13,16 +13,18 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy import Connection, Text, cast, func, select, text, update
+from sqlalchemy import BigInteger, Connection, Text, bindparam, cast, func, select, text, update
 
 from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.models import Job
 from sa_jobqueue.rules import lifecycle
 from sa_jobqueue.rules.lifecycle import Change, Event
 from sa_jobqueue.rules.schedules import due_ticks
+from sa_jobqueue.sql import steps
 from sa_jobqueue.sql.apply import Answer
 from sa_jobqueue.sql.claims import ClaimRequest, new_token
 from sa_jobqueue.sql.leases import Renewal
+from sa_jobqueue.sql.parts import materialized
 from sa_jobqueue.sql.schedules import due as schedules
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.sql.tables import Flight
@@ -221,6 +223,44 @@ def start_what_is_late() -> None:
     verdict.not_started = lambda *_: None
 
 
+def record_without_the_fence() -> None:
+    """A step is recorded although its claim is over, and what it wrote is kept."""
+
+    def held(table: Any) -> Any:
+        return materialized(select(table.c.id).where(table.c.id == bindparam("of_job", type_=BigInteger)), "held")
+
+    steps._held = held
+    default_store.renew = _renew_regardless
+
+
+def take_signals_early() -> None:
+    """A signal is taken in one transaction, and recorded in the next."""
+
+    def take(connection: Connection, id: int, token: int, *, step: str, signal: str) -> str | None:
+        taken = "DELETE FROM sa_jobqueue.signal WHERE name = :name RETURNING payload::text"
+        payload = connection.execute(text(taken), {"name": signal}).scalar()
+        connection.commit()
+        if payload is not None:
+            default_store.record_step(
+                connection, id, token, steps.Recorded(step, "signal", 1, None, payload, is_ours=True)
+            )
+        return payload
+
+    default_store.take_signal = take
+
+
+def commit_blocks_first() -> None:
+    """What a step wrote is committed before the step is recorded."""
+
+    def commit_step(self: HandlerTransaction, record: Any) -> bool:
+        self.session.commit()
+        if self.connection is not None:
+            self.connection.commit()
+        return False
+
+    HandlerTransaction.commit_step = commit_step  # type: ignore[method-assign]
+
+
 MUTATIONS: dict[str, Callable[[], None]] = {
     mutate.__name__: mutate
     for mutate in (
@@ -237,6 +277,9 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         catch_up_nothing,
         tick_past_live_jobs,
         start_what_is_late,
+        record_without_the_fence,
+        take_signals_early,
+        commit_blocks_first,
     )
 }
 

@@ -19,7 +19,7 @@ from sa_jobqueue import Unique, Workflow
 from sa_jobqueue.tasks.options import Scope
 from sa_jobqueue.tasks.tasks import AnyTask
 from tests.faults.planned import Plan, draw
-from tests.faults.workload import LONGEST, MIX, Fate, job
+from tests.faults.workload import LONGEST, MIX, SENT, Fate, job, send, ship
 
 #: How some of the jobs are unique: by a few keys, so that many are duplicates. Their share among all of them.
 UNIQUE = [
@@ -105,6 +105,11 @@ class Producer:
                     self._limit(),
                 )
                 for kind in kinds
+            ]
+            jobs += [
+                one._replace(key=one.key + SENT, kind=send, unique=None, expires=None, deadline=None)
+                for one in jobs
+                if one.kind is ship
             ]
             try:
                 self._enqueue(Session(engine), jobs, flow, rolls_back=self._random.random() < self.rolled_back)

@@ -32,6 +32,7 @@ from sa_jobqueue import (
     Registry,
     RetryPolicy,
     Schedule,
+    Signal,
     Snooze,
     Unique,
     enqueue,
@@ -70,6 +71,16 @@ class Effect(Base):
     xid: Mapped[str] = mapped_column(server_default=text("pg_current_xact_id()::text"))
 
 
+class StepEffect(Base):
+    """What a durable step has written through its session."""
+
+    __tablename__ = "step_effect"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[str]
+    xid: Mapped[str] = mapped_column(server_default=text("pg_current_xact_id()::text"))
+
+
 _OBSERVER = (
     """
     CREATE TABLE audit.history (
@@ -103,6 +114,36 @@ _OBSERVER = (
     CREATE TRIGGER audit_changed AFTER UPDATE ON sa_jobqueue.job FOR EACH ROW
     WHEN ((OLD.status, OLD.claims) IS DISTINCT FROM (NEW.status, NEW.claims)) EXECUTE FUNCTION audit.observe()
     """,
+    """
+    CREATE TABLE audit.recorded (
+        n bigint NOT NULL DEFAULT nextval('audit.history_n_seq'), xid text NOT NULL DEFAULT pg_current_xact_id()::text,
+        key text, name text, kind text, token bigint)
+    """,
+    """
+    CREATE TABLE audit.signalled (
+        n bigint NOT NULL DEFAULT nextval('audit.history_n_seq'), xid text NOT NULL DEFAULT pg_current_xact_id()::text,
+        id bigint, name text, was_sent boolean)
+    """,
+    """
+    CREATE FUNCTION audit.record() RETURNS trigger LANGUAGE plpgsql AS $body$
+    BEGIN
+        INSERT INTO audit.recorded (key, name, kind, token)
+        SELECT audit.key(job), NEW.name, NEW.kind, NEW.claim_token FROM sa_jobqueue.job WHERE job.id = NEW.job_id;
+        RETURN NULL;
+    END
+    $body$
+    """,
+    """
+    CREATE FUNCTION audit.hear() RETURNS trigger LANGUAGE plpgsql AS $body$
+    BEGIN
+        INSERT INTO audit.signalled (id, name, was_sent)
+        VALUES (coalesce(NEW.id, OLD.id), coalesce(NEW.name, OLD.name), TG_OP = 'INSERT');
+        RETURN NULL;
+    END
+    $body$
+    """,
+    "CREATE TRIGGER audit_recorded AFTER INSERT OR UPDATE ON sa_jobqueue.step FOR EACH ROW EXECUTE FUNCTION audit.record()",
+    "CREATE TRIGGER audit_heard AFTER INSERT OR DELETE ON sa_jobqueue.signal FOR EACH ROW EXECUTE FUNCTION audit.hear()",
 )
 
 
@@ -125,6 +166,7 @@ class Word(StrEnum):
 
     BEGAN = "began"
     DID = "did"  # the effect outside the database
+    STEPPED = "stepped"  # the effect of a durable step
     FAILED = "failed"  # on purpose
 
 
@@ -236,6 +278,43 @@ async def snooze(ctx: AsyncJobContext, seconds: float) -> Snooze | None:
     return None
 
 
+SENT = "/go"
+"""The end of the key of a job that sends a signal; before it stands the key of the job that waits for it."""
+
+
+def signal_of(key: str) -> str:
+    """The signal that the job of this key waits for."""
+    return f"go:{key.removesuffix(SENT)}"
+
+
+@_task
+async def ship(ctx: AsyncJobContext, seconds: float) -> None:
+    """Has durable steps outside the database and in it, waits for a signal and sleeps, and then writes."""
+    say(ctx, Word.BEGAN)
+    await ctx.step("outside", say, ctx, Word.STEPPED)
+    async with ctx.step_session("inside") as session:
+        session.add(StepEffect(key=key_of(ctx)))
+        await session.flush()
+        await asyncio.sleep(seconds / 2)
+    await ctx.wait_signal(signal_of(key_of(ctx)))
+    await ctx.sleep_for(seconds / 2)
+    ctx.session.add(_effect(ctx))
+    say(ctx, Word.DID)
+
+
+@_task
+def send(ctx: JobContext, seconds: float) -> None:
+    """Sends that signal with its completion; its first attempt fails after that."""
+    say(ctx, Word.BEGAN)
+    ctx.session.add_all([_effect(ctx), Signal(signal_of(key_of(ctx)))])
+    ctx.session.flush()
+    time.sleep(seconds)
+    if ctx.attempt == 1:
+        say(ctx, Word.FAILED)
+        raise RuntimeError("on purpose")
+    say(ctx, Word.DID)
+
+
 @task(registry=registry, retry=_SOON, max_attempts=DOOMED_ATTEMPTS)
 def doomed(ctx: JobContext, seconds: float) -> None:
     """Always fails, after it has written."""
@@ -322,11 +401,11 @@ def _gate(folder: Path, gate: int | str) -> Path:
 
 #: What is enqueued, and how often compared with the others.
 MIX: dict[AnyTask, int] = {
-    plain: 4, plain_async: 4, write: 4, write_async: 4, write_late: 2, stumble: 1, snooze: 1, doomed: 1
+    plain: 4, plain_async: 4, write: 4, write_async: 4, write_late: 2, stumble: 1, snooze: 1, doomed: 1, ship: 1
 }  # fmt: skip
 WITHOUT_SESSION = frozenset({plain.name, plain_async.name, part.name, held.name})
 """The tasks that write nothing through `ctx.session`."""
-DOOMED = doomed.name
+DOOMED, SHIP = doomed.name, ship.name
 
 
 #: The schedules, by name: seconds between their ticks, their task, and the other options.
