@@ -282,14 +282,14 @@ class Steps:
         return recorded
 
     def _patiently(self, what: str, work: Callable[[], T]) -> T:
-        """Do it; again while the database is away, or another transaction is in the way, and the lease holds."""
-        tries = 0
+        """Do it; again while the database is away, or another transaction is in the way, for as long as a lease lasts and while ours holds."""
+        began, tries = monotonic(), 0
         while True:
             try:
                 return work()
             except (DBAPIError, PoolTimeout) as error:
-                is_away = isinstance(error, PoolTimeout) or fault_of(error) is not Fault.ROW
-                if not is_away or monotonic() - self._renewed() >= self._checkpoints.lease:
+                passes = isinstance(error, PoolTimeout) or fault_of(error) in {Fault.AWAY, Fault.LATE}
+                if not passes or monotonic() - min(began, self._renewed()) >= self._checkpoints.lease:
                     raise
                 tries += 1
                 reason = getattr(error, "orig", error)
