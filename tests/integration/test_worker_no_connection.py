@@ -17,7 +17,7 @@ from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, R
 from sa_jobqueue.migrations.grants import Can, grant_statements
 from tests.support import pooler
 from tests.support.databases import connect
-from tests.support.nightly import crossed
+from tests.support.nightly import crossed, nightly
 from tests.support.waiting import wait_until
 from tests.support.working import add, job_of, services_of, working
 
@@ -103,7 +103,7 @@ def test_a_session_that_cannot_be_opened_is_no_attempt_of_its_job(
     assert {(job.status, job.attempt, len(job.errors)) for job in jobs} == {(JobStatus.COMPLETED, 1, 0)}
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
+@pytest.mark.parametrize("kind", ["sync", "async", "sync step", *nightly("async step")])
 def test_a_pool_that_has_no_connection_in_time_is_no_attempt_either(
     engine: Engine, url: str, registry: Registry, kind: str
 ) -> None:
@@ -116,6 +116,16 @@ def test_a_pool_that_has_no_connection_in_time_is_no_attempt_either(
     @task(registry=registry, name="async")
     async def async_handler(ctx: AsyncJobContext) -> None:
         await ctx.session.execute(text("SELECT pg_sleep(0.4)"))
+
+    @task(registry=registry, name="sync step")
+    def sync_step(ctx: JobContext) -> None:
+        with ctx.step_session("sleep") as session:
+            session.execute(text("SELECT pg_sleep(0.4)"))
+
+    @task(registry=registry, name="async step")
+    async def async_step(ctx: AsyncJobContext) -> None:
+        async with ctx.step_session("sleep") as session:
+            await session.execute(text("SELECT pg_sleep(0.4)"))
 
     small: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.1}
     own, own_async = create_engine(url, **small), create_async_engine(url, **small)

@@ -148,6 +148,8 @@ class Executor:
         decided: ToWrite | Lost
         try:
             unopened = None if transaction is None else transaction.unopened
+            if call.steps is not None:
+                unopened = unopened or call.steps.unopened
             if unopened is None or not may_go_back(run, error):
                 decided = self._decide(run, of_error(run, error))
             else:

@@ -228,6 +228,8 @@ class Steps:
         """What the handler is to wait for, once it has unwound."""
         self._ended = False
         """The handler has raised: no more steps begin."""
+        self.unopened: tuple[sa.Engine, str] | None = None
+        """The engine that gave the last step's session no connection, and why; see `HandlerTransaction.unopened`."""
         self._running: set[asyncio.Task[Any]] = set()
         self._on_threads: set[asyncio.Task[Any] | None] = set()
         """Steps of an async handler that run just now, and those of them that a thread runs. On the event loop alone."""
@@ -467,6 +469,7 @@ class Steps:
                 raise  # else what the block has done is there already, which may be why it fails
         finally:
             current_step.reset(token)
+            self.unopened = transaction.unopened
             transaction.close()
 
     @asynccontextmanager
@@ -488,6 +491,7 @@ class Steps:
                 raise
         finally:
             current_step.reset(token)
+            self.unopened = transaction.unopened
             await session.run_sync(lambda _: transaction.close())
 
     def patched(self, name: str) -> Callable[[], bool]:
