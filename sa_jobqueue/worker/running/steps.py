@@ -16,13 +16,13 @@ import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache, partial
 from time import monotonic
 from types import FunctionType
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, ParamSpec, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
 from pydantic import BaseModel, ValidationError
@@ -51,6 +51,7 @@ from .attempt_end import LOST, RunEnding, Written
 
 logger = get_logger(__name__)
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Connections for checkpoints, in each process.
@@ -165,7 +166,7 @@ def full_name(name: str, number: int) -> str:
     return name if number == 1 and not _NUMBERED.search(name) else f"{name}#{number}"
 
 
-async def on_thread(function: Callable[..., T], *args: Any) -> T:
+async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
     """Await a call on a daemon thread of its own: it waits for no other thread, and does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
@@ -178,7 +179,7 @@ async def on_thread(function: Callable[..., T], *args: Any) -> T:
     def call() -> None:
         outcome: Any
         try:
-            set_it, outcome = done.set_result, context.run(function, *args)
+            set_it, outcome = done.set_result, context.run(function, *args, **kwargs)
         except StopIteration as error:  # no future takes it
             set_it, outcome = done.set_exception, RuntimeError(f"the step raised {error!r}")
         except BaseException as error:
@@ -299,8 +300,12 @@ class Steps:
                 logger.warning(text, self._job.id, what, reason, extra=self._job.fields)
                 time.sleep(min(_FIRST_TRY * 2**tries, _LAST_TRY) * random.uniform(0.5, 1.0))
 
-    def _try(self, name: str, write: Callable[[sa.Connection], T]) -> T | Recorded:
-        """Write a record. A record whose answer was lost is read."""
+    def _try(
+        self, name: str, write: Callable[[sa.Connection], T], connection: sa.Connection | None = None
+    ) -> T | Recorded:
+        """Write a record, in a transaction of its own or that of `connection`. A record whose answer was lost is read."""
+        if connection is not None:
+            return write(connection)
         tries = 0
 
         def work() -> T | Recorded:
@@ -308,8 +313,8 @@ class Steps:
             tries += 1
             if tries > 1 and (found := self._read_again().get(name)) is not None and found.is_ours:
                 return found
-            with self._checkpoints.begin() as connection:
-                return write(connection)
+            with self._checkpoints.begin() as own:
+                return write(own)
 
         return self._patiently(f"step {name!r}", work)
 
@@ -320,7 +325,7 @@ class Steps:
         def write(connection: sa.Connection) -> bool:
             return self._store.record_step(connection, self._job.id, self._job.claim_token, step, took=took)
 
-        if not (self._try(step.name, write) if connection is None else write(connection)):
+        if not self._try(step.name, write, connection):
             raise JobStopped(f"job {self._job.id}: its claim was lost; step {step.name!r} is not recorded")
         self._recorded[step.name] = step
 
@@ -377,7 +382,7 @@ class Steps:
         """
         full, digest = self._name(checked_name(call.name, "step")), digest_of(call.args, call.kwargs)
         if self._recorded is None:
-            await on_thread(self._read)
+            await self.acall(self._read)
         found = self._known(full, digest, revision=call.revision)
         results = _results(call.function, self._what(full))
         if found is not None:
@@ -400,7 +405,7 @@ class Steps:
                 if inspect.iscoroutinefunction(call.function):
                     value = await call.function(*call.args, **call.kwargs)
                 else:
-                    value = await self._unstopped(partial(call.function, *call.args, **call.kwargs))
+                    value = await self._unstopped(on_thread(call.function, *call.args, **call.kwargs))
                     if asyncio.iscoroutine(value):  # of a lambda, say
                         value = await value
                 break
@@ -408,16 +413,20 @@ class Steps:
                 tries += 1
                 await asyncio.sleep(self._delay(error, call, tries, began))
         step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
-        await self._unstopped(self.record, step, monotonic() - began)
+        await self._unstopped(self.acall(self.record, step, monotonic() - began))
         return _typed(step, results.hint)
 
-    async def _unstopped(self, function: Callable[..., T], *args: Any) -> T:
+    async def _unstopped(self, call: Awaitable[T]) -> T:
         task = asyncio.current_task()
         self._on_threads.add(task)
         try:
-            return await on_thread(function, *args)
+            return await call
         finally:
             self._on_threads.discard(task)
+
+    async def acall(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call what waits for the database, from an async handler."""
+        return await on_thread(method, *args, **kwargs)
 
     async def idle(self) -> None:
         """Wait for the steps that others of a `gather` still run when the handler raises: they are recorded. No more begin."""
@@ -476,7 +485,7 @@ class Steps:
     async def asession(self, name: str) -> AsyncGenerator[AsyncSession]:
         """The same for an async handler."""
         full = self._name(checked_name(name, "step"))
-        found = await on_thread(self._find, full)
+        found = await self.acall(self._find, full)
         session, transaction = self._sessions.open_async()
         token = current_step.set((self._job.id, full))
         try:
@@ -485,7 +494,7 @@ class Steps:
                 step = Recorded(full, "step", 1, _NOTHING, None, is_ours=True)
                 record = partial(self.record, step, None)
                 if not await session.run_sync(lambda _: transaction.commit_step(record)):
-                    await on_thread(self.record, step)
+                    await self.acall(self.record, step)
         except Exception:
             if found is None:
                 raise
@@ -518,7 +527,7 @@ class Steps:
     async def soon(self, ask: Callable[[], T]) -> T:
         """Ask, in an async handler; unwind it where it must wait."""
         try:
-            return await on_thread(ask)
+            return await self.acall(ask)
         except JobSuspended as error:
             self.suspension = self.suspension or error.wait
             raise
