@@ -177,6 +177,7 @@ async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
             set_it(outcome)
 
     def call() -> None:
+        set_it: Callable[[Any], None]
         outcome: Any
         try:
             set_it, outcome = done.set_result, context.run(function, *args, **kwargs)
@@ -408,13 +409,13 @@ class Steps:
                     value = await self._unstopped(on_thread(call.function, *call.args, **call.kwargs))
                     if asyncio.iscoroutine(value):  # of a lambda, say
                         value = await value
-                break
             except Exception as error:
                 tries += 1
                 await asyncio.sleep(self._delay(error, call, tries, began))
-        step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
-        await self._unstopped(self.acall(self.record, step, monotonic() - began))
-        return _typed(step, results.hint)
+                continue
+            step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
+            await self._unstopped(self.acall(self.record, step, monotonic() - began))
+            return _typed(step, results.hint)
 
     async def _unstopped(self, call: Awaitable[T]) -> T:
         task = asyncio.current_task()
