@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Signal, enqueue
 from tests.support.commands import start_command
-from tests.support.step_app import FOLDER, POINTS, ship
+from tests.support.killed import FOLDER
+from tests.support.step_app import POINTS, ship
 from tests.support.waiting import wait_until
 from tests.support.working import add_one, job_of, long_healthy
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
-from pathlib import Path
 
 from sqlalchemy import Engine, event, text
 
 from sa_jobqueue import AsyncJobContext, Registry, task
+from tests.support.killed import FOLDER, die, note
 
-FOLDER = "SA_STEPS_FOLDER"
 #: The statements by which a job is suspended: a part of their text, and how they are called in the points before and after them.
 SUSPENDING = {"SET expires_at": "expiry", "INTO sa_jobqueue.wait": "wait"}
 POINTS = (
@@ -19,24 +17,6 @@ POINTS = (
 )  # fmt: skip
 
 registry = Registry()
-
-
-def note(name: str) -> str:
-    file = os.open(Path(os.environ[FOLDER]) / "effects", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(file, name.encode() + b"\n")
-        os.fsync(file)
-    finally:
-        os.close(file)
-    return name
-
-
-def die(point: str) -> None:
-    """Kill this process the first time that it comes here."""
-    mark = Path(os.environ[FOLDER]) / point
-    if not mark.exists():
-        mark.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_around(moment: str, statement: str) -> None:

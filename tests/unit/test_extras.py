@@ -9,6 +9,7 @@ import sys
 EXTRAS = {
     "metrics": ("sa_jobqueue.metrics", "prometheus_client"),
     "otel": ("sa_jobqueue.otel", "opentelemetry"),
+    "pydantic-ai": ("sa_jobqueue.pydantic_ai", "pydantic_ai"),
     "sentry": ("sa_jobqueue.sentry", "sentry_sdk"),
 }
 

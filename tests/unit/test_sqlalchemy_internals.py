@@ -134,5 +134,7 @@ def test_no_other_module_uses_private_names_of_sqlalchemy() -> None:
         for line in path.read_text().splitlines()
         if "noqa: SLF001" in line
     ]
-    ours = ("._mapping", "sys._getframe", "asyncio.coroutines._is_coroutine", "workflow._", "._refer(", "._make_call(")
+    ours = (
+        "._mapping", "sys._getframe", "asyncio.coroutines._is_coroutine", "workflow._", "._refer(", "._make_call(", "ctx._open_steps(",
+    )  # fmt: skip
     assert [line for line in lines if not any(name in line for name in ours)] == []
