@@ -10,7 +10,7 @@ from sa_jobqueue import AsyncJobContext, Registry, task
 from tests.support.killed import FOLDER, die, note
 
 #: The statements by which a job is suspended: a part of their text, and how they are called in the points before and after them.
-SUSPENDING = {"SET expires_at": "expiry", "INTO sa_jobqueue.wait": "wait"}
+SUSPENDING = {"expires_at IS NOT NULL": "expiry", "INTO sa_jobqueue.wait": "wait"}
 POINTS = (
     "first", "in a", "after a", "in b", "after b", "in mark", "after mark", "after signal", "before expiry", "after expiry", "before wait",
     "after wait", "after sleep", "last",
