@@ -11,14 +11,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ..arguments.storable import load_any
-from ..models import ArchivedJob, Job
+from ..models import ArchivedJob, Job, JobMixin
+from ..rules.failures import moment_said
 from ..sql.chosen import Jobs, reading_of
+from ..sql.steps import job_steps
 
 #: Bytes, as they are stored, of arguments, a result or errors up to which they are read; and of the same as text.
 SHOWN = 100_000
@@ -143,3 +145,32 @@ def _loaded(text: str | None) -> list[Any]:
     with suppress(ValueError, RecursionError):
         return [] if text is None else [load_any(text)]
     return []
+
+
+class StepSeen(NamedTuple):
+    """A recorded step, with the columns of `job_steps`. A result of more than 1,000 bytes is left out."""
+
+    name: str
+    kind: str
+    revision: int
+    ended_at: datetime
+    took: float | None
+    orphaned: bool
+    size: int | None
+    result: Any
+
+
+def read_steps(connection: sa.Connection, id: int, *, job: Jobs = Job) -> list[StepSeen]:
+    """The recorded steps of a job, of its table or of the archive, in the order in which they ended."""
+    if issubclass(job, ArchivedJob):
+        kept = sa.select(sa.cast(job.steps, sa.Text)).where(job.id == id).order_by(job.finished_at.desc()).limit(1)
+        seen = list[StepSeen]()
+        for step in next(iter(_loaded(connection.scalars(kept).first())), ()):
+            with suppress(TypeError, KeyError):  # a value that was written by hand
+                if (at := moment_said(step["ended_at"])) is not None:
+                    seen.append(StepSeen(**{**step, "ended_at": at}))
+        return seen
+    steps = job_steps(id, most=_SHORT, job=cast(type[JobMixin], job)).subquery("steps")
+    columns = [sa.cast(column, sa.Text) if column.name == "result" else column for column in steps.c]
+    rows = _rows_if_readable(connection, sa.select(*columns).order_by(steps.c.ended_at, steps.c.name))
+    return [StepSeen(*row[:-1], next(iter(_loaded(row[-1])), None)) for row in rows]

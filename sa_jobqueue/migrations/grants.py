@@ -184,6 +184,9 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "DELETE ON TABLE {schema}.job_log",
             _SEND,
             "DELETE ON TABLE {schema}.step, {schema}.signal, {schema}.wait",
+            # A fork copies steps, and a retry accepts other arguments of one.
+            "INSERT (job_id, claim_token, ended_at, took, revision, kind, name, digest, result), UPDATE (digest) ON TABLE {schema}.step",
+            "EXECUTE ON FUNCTION {schema}.refuse_argument(text)",
             "DELETE ON TABLE {schema}.archived_job",
             "SELECT, INSERT, DELETE, UPDATE (job_id, keep, expires_at) ON TABLE {schema}.unique_key",
             "EXECUTE ON FUNCTION {schema}.take_key(bigint, jsonb)",

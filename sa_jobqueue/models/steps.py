@@ -33,6 +33,8 @@ class Step(Base):
     job_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
     claim_token: Mapped[int] = mapped_column(sa.BigInteger)
     """Of the claim that recorded it."""
+    unused_by: Mapped[int | None] = mapped_column(sa.BigInteger)
+    """The claim whose run completed without asking for it."""
     ended_at: Mapped[datetime] = mapped_column(server_default=sa.func.clock_timestamp())
     took: Mapped[float | None]
     """Seconds that it ran; None for a wait."""
@@ -42,7 +44,7 @@ class Step(Base):
     name: Mapped[str] = mapped_column(sa.Text(collation="C"), primary_key=True)
     """Its name; from the second of that name on with its number, as "charge#2"."""
     digest: Mapped[str | None] = mapped_column(sa.Text)
-    """A hash of its arguments."""
+    """A hash of its arguments; None: a job that was held here is retried, and any arguments are accepted."""
     result: Mapped[Any | None] = mapped_column(JSONB)
 
 
@@ -108,6 +110,7 @@ class Wait(Base):
     __table_args__ = (
         partial_index("wait_new_idx", "job_id", where="is_new"),
         partial_index("wait_signal_idx", "signal", "since", where="resumed_at IS NULL AND signal IS NOT NULL"),
+        partial_index("wait_held_idx", "job_id", where="resumed_at IS NULL AND signal IS NULL AND due_at IS NULL"),
         partial_index("wait_due_idx", "due_at", where="resumed_at IS NULL AND due_at IS NOT NULL"),
     )
 

@@ -31,6 +31,7 @@ from .ends import at_end, ended, ended_id, is_held
 from .expiry import is_late
 from .limits.claims import permits_freed
 from .parts import ONE, ZERO, array, in_seconds, lock_in_order, materialized, members, rows, table_of
+from .steps import differs, forget_waits
 from .unique import given_back, key_of, takes_key
 from .workflows.actions import LOOK, NOT_COMPLETED, member_events
 
@@ -80,6 +81,9 @@ def retry_jobs(
     takes its key again; it is left as it is, and not returned, while another job has the key. A member of a workflow waits for its
     parents again, and its queued children for it; those that were cancelled because it had failed come back by `retry_workflow`.
 
+    Recorded steps stay: the job goes on after them, and waits anew where it waited. A job that `@task(steps="hold")` holds goes on with the
+    record of that step.
+
     `spread`: seconds or a timedelta over which they become due, evenly, in the order of their ids; the first becomes due now.
     `as_before`: jobs keep their due time, their place, their attempts and their limits of time, as when a cancel is taken back.
     """
@@ -107,7 +111,14 @@ def retry_jobs(
     if as_before:
         values |= {name: columns[name] for name in ("run_at", "attempt", "rescues", "expires_at", "deadline_at")}
     seconds = seconds_of(spread, what="retry_jobs(spread=...)")
-    return _act("retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked, spread=seconds)
+    return _act(
+        "retry_jobs", job, Event.REQUEUE, where, values=values, locked=locked, spread=seconds, as_before=as_before
+    )
+
+
+def may_retry(job: type[JobMixin]) -> sa.ColumnElement[bool]:
+    """Whether `retry_jobs` runs a job again: it has ended, it is queued, or it is held because the arguments of a step differ."""
+    return sa.or_(status_in(table_of(job).c.status, sources(Event.REQUEUE)), differs(job))
 
 
 def discard_jobs(
@@ -177,17 +188,18 @@ def _act(
     ends: sa.ColumnElement[bool] | None = None,
     frees: bool = False,
     spread: float = 0,
+    as_before: bool = False,
 ) -> sa.Executable:
     """The statement of `name`: jobs that match and are in a state `event` is allowed in; looked at again under the lock.
 
     `ends`: which of the jobs end by it. They give their unique keys back, and the programs and workflows that wait for them are notified.
     `frees`: the jobs had permits, and workers that wait for permits are notified. `spread`: the seconds over which jobs that are queued
-    again become due.
+    again become due. `as_before`: a wait goes on.
     """
     check_chosen(name, where)
     check_locked(name, locked)
     table = table_of(job)
-    allowed = status_in(table.c.status, sources(event))
+    allowed = may_retry(job) if event is Event.REQUEUE else status_in(table.c.status, sources(event))
     ends_of_it = sa.true() if ends is None else ends
     workflow = sa.case((ends_of_it, table.c.workflow_id)).label("workflow_id")
     also: list[sa.ColumnElement[Any]] = [sa.case((ends_of_it, key_of(table))).label("key"), workflow]
@@ -195,7 +207,8 @@ def _act(
         # A waiting job whose time is over may have lost its key, too.
         keyless = sa.or_(status_in(table.c.status, FINISHED), is_late(table))
         back = sa.case((status_in(table.c.status, FINISHED), table.c.workflow_id)).label("workflow_id")
-        also = [table.c.uniqueness, keyless.label("keyless"), back]
+        rests = sa.case((table.c.status != status_literal(JobStatus.QUEUED), table.c.id)).label("rests")
+        also = [table.c.uniqueness, keyless.label("keyless"), back, rests]
     mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait", also=also)
     chosen: Any = sa.select(mine.c.id)
     if event is Event.REQUEUE:
@@ -204,6 +217,7 @@ def _act(
                 mine.c.id,
                 takes_key(table, mine.c.id, mine.c.uniqueness, mine.c.keyless).label("may"),
                 mine.c.workflow_id,
+                mine.c.rests,
             ),
             "may_be_queued",
         )
@@ -212,6 +226,7 @@ def _act(
         also_done = [
             member_events([back_in], LOOK, notify=True, job=job),
             _children_taken_back(table, table_of(companions_of(job).dependency), back_in, mine),
+            *(() if as_before else forget_waits(sa.select(may.c.rests).where(may.c.may), job=job)),
         ]
     else:
         also_done = [*given_back([mine], job), member_events([mine], NOT_COMPLETED, notify=True, job=job)]

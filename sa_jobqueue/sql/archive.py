@@ -17,11 +17,15 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 from ..models import Job, JobMixin, companions_of, is_own, schema_function
 from ..util.schema import SCHEMA
 from .archived import archive_parts
+from .notes import delete_notes
 from .parts import ZERO, array, epoch, members, table_of
+from .steps import step_columns
 from .tables import StorePart
 
 #: The columns that the archive has in addition to those of a job.
-_MORE = ("progress", "progress_message", "logs")
+_MORE = ("progress", "progress_message", "logs", "steps")
+#: Bytes of the results of steps that are kept. A job may have 10,000 steps.
+_SHORT = 1_000
 
 
 def archived_names(*, job: type[JobMixin] = Job) -> sa.ColumnElement[Any]:
@@ -35,54 +39,38 @@ def is_not_archived(job: type[JobMixin]) -> sa.ColumnElement[bool]:
 
 
 def move_jobs(ids: sa.Select[Any], *, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """Delete the jobs that the query `ids` names, with their progress and log lines; jobs of archived tasks are moved to the archive.
+    """Delete the jobs that the query `ids` names, with their progress, log lines, steps and waits; jobs of archived tasks are moved to the archive.
 
     Returns one row: how many jobs there were, and the latest `purge_at` among them, in seconds since 1970.
     """
-    tables = companions_of(job)
     table = table_of(job)
     returned: list[sa.ColumnElement[Any]] = [table.c[name] for name in _common(table, job)]
     if is_own(job):
         returned.append(_own_columns(table))
     gone = sa.delete(table).where(members(table.c.id, ids)).returning(*returned).cte("gone")
-    notes, logs = table_of(tables.progress), table_of(tables.log)
-    said_gone = (
-        sa.delete(notes)
-        .where(members(notes.c.job_id, ids))
-        .returning(notes.c.job_id, notes.c.claim_token, notes.c.fraction, notes.c.message)
-        .cte("progress_gone")
-    )
-    logs_gone = (
-        sa.delete(logs)
-        .where(members(logs.c.job_id, ids))
-        .returning(logs.c.job_id, logs.c.claim_token, logs.c.part, logs.c.lines)
-        .cte("logs_gone")
-    )
-    moved = _moved(gone, said_gone, logs_gone, table=table, job=job)
+    progress, logs, steps, waits = delete_notes(ids, returning=True, job=job)
+    moved = _moved(gone, progress, logs, steps, table=table, job=job)
     counted: list[sa.ColumnElement[Any]] = [
         sa.func.count().label("jobs"),
         sa.func.max(epoch(gone.c.purge_at)).label("reached"),
     ]
-    return sa.select(*counted).select_from(gone).add_cte(moved)
+    return sa.select(*counted).select_from(gone).add_cte(moved, waits)
 
 
-def _moved(gone: sa.CTE, notes: sa.CTE, logs: sa.CTE, *, table: sa.Table, job: type[JobMixin]) -> sa.CTE:
-    """Insert the jobs of archived tasks into the archive, with the progress and log lines of their last attempt."""
-    lines = _last_lines(gone, logs)
+def _moved(gone: sa.CTE, notes: sa.CTE, logs: sa.CTE, steps: sa.CTE, *, table: sa.Table, job: type[JobMixin]) -> sa.CTE:
+    """Insert the jobs of archived tasks into the archive, with the progress and log lines of their last attempt, and their steps."""
+    lines, recorded = _last_lines(gone, logs), _recorded(gone, steps)
     common = _common(table, job)
     values: dict[str, sa.ColumnElement[Any]] = {
         **{name: gone.c[name] for name in common},
         "finished_at": _finished_at(gone.c.finished_at),
-        **dict(zip(_MORE, (notes.c.fraction, notes.c.message, lines.c.lines), strict=True)),
+        **dict(zip(_MORE, (notes.c.fraction, notes.c.message, lines.c.lines, recorded.c.steps), strict=True)),
     }
     if "own_columns" in gone.c:
         values["columns"] = gone.c.own_columns
     theirs = gone.outerjoin(notes, sa.and_(notes.c.job_id == gone.c.id, notes.c.claim_token == gone.c.claim_token))
-    rows = (
-        sa.select(*values.values())
-        .select_from(theirs.outerjoin(lines, lines.c.job_id == gone.c.id))
-        .where(gone.c.task == sa.any_(archived_names(job=job)))
-    )
+    theirs = theirs.outerjoin(lines, lines.c.job_id == gone.c.id).outerjoin(recorded, recorded.c.job_id == gone.c.id)
+    rows = sa.select(*values.values()).select_from(theirs).where(gone.c.task == sa.any_(archived_names(job=job)))
     # Of Core's own: the dialect's INSERT has no cache key in SQLAlchemy 2.0.
     return (
         sa.insert(table_of(companions_of(job).archived_job))
@@ -105,6 +93,20 @@ def _last_lines(gone: sa.CTE, logs: sa.CTE) -> sa.CTE:
         .select_from(logs.join(gone, sa.and_(gone.c.id == logs.c.job_id, gone.c.claim_token == logs.c.claim_token)))
         .group_by(logs.c.job_id)
         .cte("last_lines")
+    )
+
+
+def _recorded(gone: sa.CTE, steps: sa.CTE) -> sa.CTE:
+    """The steps of each job as one array of objects."""
+    columns = step_columns(steps, gone, most=_SHORT)
+    pairs = (part for column in columns for part in (sa.literal_column(f"'{column.name}'"), column.element))
+    step = sa.func.jsonb_build_object(*pairs, type_=JSONB)
+    ordered: Any = aggregate_order_by(step, steps.c.ended_at, steps.c.name)
+    return (
+        sa.select(steps.c.job_id, sa.func.jsonb_agg(ordered, type_=JSONB).label("steps"))
+        .select_from(steps.join(gone, gone.c.id == steps.c.job_id))
+        .group_by(steps.c.job_id)
+        .cte("recorded")
     )
 
 

@@ -14,24 +14,28 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, aggregate_order_by
 
 from ..arguments.storable import encode_plain
 from ..errors import OptionError
-from ..models import GATE, Job, JobMixin, checked_due, companions_of, status_in
+from ..models import GATE, Job, JobMixin, checked_due, companions_of, schema_function, status_in
 from ..rules.job_fields import JOB_FIELDS
-from ..rules.lifecycle import HELD, JobStatus
+from ..rules.lifecycle import FINISHED, HELD, JobStatus
 from ..rules.retry import Duration, seconds_of
 from ..tasks.options import MAX_PRIORITY, checked_int, checked_name
 from .admin import Criterion, Locked, check_chosen, check_locked, with_those_left
 from .limits.state import FIRST_KEY
-from .parts import in_seconds, lock_in_order, members, table_of
+from .parts import in_seconds, lock_in_order, materialized, members, table_of
 from .unique import key_of
 
 #: The worker that runs a job has its arguments already.
 EDITABLE = tuple(JobStatu for JobStatu in JobStatus if JobStatu not in HELD)
 #: What the copy of a unique job leaves out of its rule: a copy whose key is taken is a duplicate, and changes no other job.
 _ON_CLASH: sa.ColumnElement[Any] = sa.literal_column("'{on_clash,replace,max_wait}'::text[]")
+#: The columns of a step in a fork.
+_RECORD = ("job_id", "claim_token", "ended_at", "took", "revision", "kind", "name", "digest", "result")
+#: Steps of a job that an error names.
+_LISTED: sa.ColumnElement[int] = sa.literal_column("30")
 
 
 def edit_jobs(
@@ -107,6 +111,58 @@ def copy_jobs(*where: Criterion, delay: Duration = 0, job: type[JobMixin] = Job)
     )
     made = sa.insert(table).from_select(list(columns), source, include_defaults=False)
     return made.returning(table.c.id, table.c.duplicate_of)
+
+
+def fork_job(id: int, *, from_step: str, delay: Duration = 0, job: type[JobMixin] = Job) -> sa.Executable:
+    """Enqueue a job that does the work of an ended job again, from one of its recorded steps on. Returns the `id` of the new job.
+
+    It is a copy, as of `copy_jobs`, with the records of the steps that had ended before `from_step`: these answer, and all others run. The
+    job itself stays as it is. The new job has no unique key. Another id means other keys by `ctx.idempotency_key`, so other systems do again
+    what they are asked. `from_step`: the full name of the record, as "charge#2". To change the new job, execute `edit_jobs` in the same
+    transaction.
+
+    The statement fails, with the SQLSTATE 22023 and the reason, where there is no such job or no such step, for a job that has not ended, and for a
+    job that takes the results of others.
+    """
+    if not isinstance(from_step, str):
+        raise TypeError(f"fork_job(from_step=...) takes the name of a step, not {from_step!r}")
+    table, steps = table_of(job), table_of(companions_of(job).step)
+    of_job = sa.bindparam("of_job", id, sa.BigInteger)
+    place = sa.func.row_number().over(order_by=(steps.c.ended_at, steps.c.name)).label("place")
+    recorded = materialized(sa.select(*steps.c, place).where(steps.c.job_id == of_job), "recorded")
+    first = sa.select(recorded.c.place).where(recorded.c.name == sa.bindparam("from_step", from_step, sa.Text))
+    columns = _copied(table, in_seconds(seconds_of(delay, what="fork_job(delay=...)"), name="delay_seconds"))
+    columns["uniqueness"] = sa.cast(sa.null(), JSONB)
+    may = table.c.id == of_job, status_in(table.c.status, FINISHED), table.c.inputs.is_(None), first.exists()
+    source = sa.select(*columns.values()).where(*may)
+    made = sa.insert(table).from_select(list(columns), source, include_defaults=False).returning(table.c.id).cte("made")
+    # Later than the job, so that the records are not taken for those of an earlier job of its id.
+    at = sa.func.now() + recorded.c.place * sa.literal_column("interval '1 microsecond'")
+    kept = {name: recorded.c[name] for name in _RECORD} | {"job_id": made.c.id, "ended_at": at}
+    earlier = sa.select(*kept.values()).select_from(made.join(recorded, recorded.c.place < first.scalar_subquery()))
+    copied = sa.insert(steps).from_select(list(kept), earlier, include_defaults=False).cte("copied")
+    refused = schema_function("refuse_argument", table.schema, _not_forked(id, from_step, table, recorded), of=JSONB())
+    forked = sa.func.coalesce(sa.select(made.c.id).scalar_subquery(), sa.cast(refused, sa.BigInteger))
+    return sa.select(forked.label("id")).add_cte(copied)
+
+
+def _not_forked(id: int, step: str, table: sa.Table, recorded: sa.CTE) -> sa.ColumnElement[str]:
+    """Why a job cannot be forked from this step."""
+    of_job = table.c.id == sa.bindparam("of_job", id, sa.BigInteger)
+    status = sa.select(sa.cast(table.c.status, sa.Text)).where(of_job).scalar_subquery()
+    takes = sa.select(table.c.inputs).where(of_job).scalar_subquery().is_not(None)
+    listed = aggregate_order_by(sa.literal_column("', '", sa.Text), recorded.c.place)
+    names = sa.select(sa.func.string_agg(recorded.c.name, listed, type_=sa.Text())).where(recorded.c.place <= _LISTED)
+    there = sa.func.coalesce(names.scalar_subquery(), sa.literal_column("'no steps at all'"), type_=sa.Text())
+    return sa.case(
+        (status.is_(None), sa.literal(f"there is no job {id}", sa.Text)),
+        (
+            sa.not_(status_in(status, FINISHED)),
+            sa.literal(f"only a job that has ended can be forked, and job {id} is ", sa.Text) + status,
+        ),
+        (takes, sa.literal(f"job {id} takes the results of others: retry its workflow", sa.Text)),
+        else_=sa.literal(f"job {id} has no step {step!r}, but ", sa.Text) + there,
+    )
 
 
 def _copied(table: sa.Table, due: sa.ColumnElement[Any]) -> dict[str, sa.ColumnElement[Any]]:

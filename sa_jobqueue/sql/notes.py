@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeAlias
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
-from ..models import Job, JobMixin, LogPart, companions_of
+from ..models import Job, JobMixin, LogPart, companions_of, status_in
+from ..rules.lifecycle import LIVE
 from .ends import fence
 from .parts import FIRST_ID, ONE, array, columns_of, materialized, members, rows, table_of
 from .tables import StorePart
@@ -146,10 +147,14 @@ def drop_old_logs(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Execut
     )
 
 
-def delete_notes(ids: Any, *, job: type[JobMixin] = Job) -> tuple[sa.CTE, ...]:
-    """CTEs that delete the progress, log lines, steps and waits of the jobs that the query `ids` names, for the statement that deletes them."""
+def delete_notes(ids: Any, *, returning: bool = False, job: type[JobMixin] = Job) -> tuple[sa.CTE, ...]:
+    """CTEs that delete the progress, log lines, steps and waits of the jobs that the query `ids` names, for the statement that deletes them.
+
+    `returning`: they return the rows.
+    """
     tables = [(name, table_of(getattr(companions_of(job), name))) for name, _ in _OF_JOBS]
-    return tuple(sa.delete(table).where(members(table.c.job_id, ids)).cte(f"{name}_gone") for name, table in tables)
+    gone = [(name, table, sa.delete(table).where(members(table.c.job_id, ids))) for name, table in tables]
+    return tuple((rows.returning(*table.c) if returning else rows).cte(f"{name}_gone") for name, table, rows in gone)
 
 
 #: The tables whose rows belong to jobs, and the columns with their times.
@@ -157,7 +162,8 @@ _OF_JOBS = (("progress", "written_at"), ("log", "written_at"), ("step", "ended_a
 
 
 def drop_strays(table: str, *, after: int, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of a page of at most `limit` rows of a companion table, by id of the job from `after` (exclusive) on, delete those whose jobs are gone.
+    """Of a page of at most `limit` rows of a companion table, by id of the job from `after` (exclusive) on, delete those whose jobs are gone; and
+    waits of jobs that have ended.
 
     Returns one row: the last id that was read, NULL if there was none; how many rows were read; and how many are deleted.
     """
@@ -170,9 +176,13 @@ def drop_strays(table: str, *, after: int, limit: int, job: type[JobMixin] = Job
         .where(jobs.c.id == notes.c.job_id, jobs.c.created_at <= notes.c[dict(_OF_JOBS)[table]])
         .correlate(notes)
     )
+    over: list[sa.ColumnElement[bool]] = []
+    if table == "wait":
+        # A job that has ended waits for nothing. One that waits again has a new row by now, which is still to be looked at.
+        theirs, over = theirs.where(status_in(jobs.c.status, LIVE)), [sa.not_(notes.c.is_new)]
     gone = (
         sa.delete(notes)
-        .where(members(notes.c.job_id, sa.select(looked_at.c.job_id)), sa.not_(theirs.exists()))
+        .where(members(notes.c.job_id, sa.select(looked_at.c.job_id)), sa.not_(theirs.exists()), *over)
         .returning(notes.c.job_id)
         .cte("gone")
     )

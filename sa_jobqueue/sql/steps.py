@@ -13,12 +13,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from ..errors import OptionError
-from ..models import Job, JobMixin, companions_of, schema_function
-from ..rules.lifecycle import Change
+from ..models import Job, JobMixin, companions_of, schema_function, status_literal
+from ..rules.lifecycle import Change, JobStatus
 from ..rules.retry import Duration
 from .apply import Answer, Outcomes
 from .ends import fence
-from .parts import ONE, epoch, in_seconds, materialized, packed, table_of
+from .parts import ONE, columns_of, epoch, in_seconds, materialized, members, packed, packed_texts, table_of
 
 #: Characters of a key of `once`.
 _MAX_KEY = 500
@@ -154,6 +154,76 @@ def read_steps(*, job: type[JobMixin] = Job) -> sa.Executable:
     )  # fmt: skip
 
 
+def note_unused(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """Note which recorded steps a run that completes has not asked for. Parameters: of_job, token, names.
+
+    Without the fence: of a claim that is not the job's last, it is not shown.
+    """
+    steps = table_of(companions_of(job).step)
+    names = sa.cast(sa.bindparam("names", type_=sa.Text), sa.ARRAY(sa.Text))
+    mine = steps.c.job_id == sa.bindparam("of_job", type_=sa.BigInteger), steps.c.name == sa.func.any(names)
+    return sa.update(steps).where(*mine).values(unused_by=sa.bindparam("token", type_=sa.BigInteger))
+
+
+def step_columns(steps: sa.FromClause, of: sa.FromClause, *, most: int | None = None) -> list[sa.Label[Any]]:
+    """The columns of `job_steps`. `of`: the jobs."""
+    size, result = sa.func.pg_column_size(steps.c.result), steps.c.result
+    if most is not None:
+        bound: sa.ColumnElement[int] = sa.literal_column(str(most))
+        # One in the other: the stored size may be that of a compressed value, and what is large is not made into text to be measured.
+        result = sa.case((size <= bound, sa.case((sa.func.octet_length(sa.cast(result, sa.Text)) <= bound, result))))
+    completed = of.c.status == status_literal(JobStatus.COMPLETED)
+    unused = sa.and_(completed, steps.c.unused_by == of.c.claim_token)
+    orphaned = sa.func.coalesce(unused, sa.literal_column("false"), type_=sa.Boolean())
+    left_out = sa.case((result.is_(None), size))
+    named = {"orphaned": orphaned, "size": left_out, "result": sa.type_coerce(result, JSONB)}
+    plain = columns_of(steps.c, "name kind revision ended_at took")
+    return [*(column.label(column.name) for column in plain), *(column.label(name) for name, column in named.items())]
+
+
+def job_steps(id: int, *, most: int | None = None, job: type[JobMixin] = Job) -> sa.Select[Any]:
+    """The recorded steps of a job, in the order in which they ended.
+
+    Columns: `name`; `kind`, see `models.Step`; `revision`; `ended_at`; `took`, in seconds, NULL for waits; `orphaned`, whether the job has completed
+    without asking for the step; `result`; `size`, of a result that is left out, in bytes. `most`: results of more bytes are left out.
+    """
+    table, steps = table_of(job), table_of(companions_of(job).step)
+    return (
+        sa.select(*step_columns(steps, table, most=most))
+        .select_from(steps.outerjoin(table, table.c.id == steps.c.job_id))
+        .where(steps.c.job_id == sa.bindparam("job_id", id, sa.BigInteger))
+        .order_by(steps.c.ended_at, steps.c.name)
+    )
+
+
+def differs(job: type[JobMixin]) -> sa.ColumnElement[bool]:
+    """Whether a job is held because the arguments of a step differ from the recorded arguments."""
+    table, waits = table_of(job), table_of(companions_of(job).wait)
+    held = sa.select(ONE).where(waits.c.job_id == table.c.id, *_waits_for_nothing(waits)).correlate(table).exists()
+    return sa.and_(table.c.status == status_literal(JobStatus.BLOCKED), table.c.blocked_by.is_(None), held)
+
+
+def _waits_for_nothing(waits: sa.Table) -> list[sa.ColumnElement[bool]]:
+    return [waits.c[name].is_(None) for name in ("resumed_at", "signal", "due_at")]
+
+
+def held_jobs(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
+    """The ids of jobs that are held because the arguments of a step differ, and the names of these steps."""
+    table, waits = table_of(job), table_of(companions_of(job).wait)
+    found = sa.select(waits.c.job_id, waits.c.step).join(table, table.c.id == waits.c.job_id)
+    return found.where(*_waits_for_nothing(waits), differs(job)).order_by(waits.c.job_id).limit(limit)
+
+
+def forget_waits(ids: sa.Select[Any], *, job: type[JobMixin]) -> tuple[sa.CTE, ...]:
+    """CTEs for the statement that retries jobs: they wait anew, and a step at which a job was held accepts any arguments."""
+    waits, steps = table_of(companions_of(job).wait), table_of(companions_of(job).step)
+    over = (
+        sa.delete(waits).where(members(waits.c.job_id, ids)).returning(waits.c.job_id, waits.c.step).cte("waits_over")
+    )
+    accepted = sa.update(steps).where(steps.c.job_id == over.c.job_id, steps.c.name == over.c.step).values(digest=None)
+    return over, accepted.cte("accepted")
+
+
 def begin_wait(*, job: type[JobMixin] = Job) -> sa.Executable:
     """Note what a job waits for that has just been suspended. A wait that goes on keeps its end.
 
@@ -242,6 +312,10 @@ class Steps(Outcomes):
         values = {"of_job": id, "token": token, "step": step, "signal": signal}
         return connection.execute(self._take_signal, values).scalar()
 
+    def note_unused(self, connection: sa.Connection, id: int, token: int, names: Sequence[str]) -> None:
+        """Note which recorded steps a run that completes has not asked for."""
+        connection.execute(self._note_unused, {"of_job": id, "token": token, "names": packed_texts(names)})
+
     def suspend(self, connection: sa.Connection, change: Change, wait: WaitFor) -> Answer:
         """Block a job until `wait` is over, in a transaction of the caller's. Applied as a cancel, if one was asked for.
 
@@ -267,5 +341,6 @@ class Steps(Outcomes):
 
     _read_steps = cached_property(lambda self: read_steps(job=self.job))
     _record_step = cached_property(lambda self: record_step(job=self.job))
+    _note_unused = cached_property(lambda self: note_unused(job=self.job))
     _take_signal = cached_property(lambda self: take_signal(job=self.job))
     _begin_wait = cached_property(lambda self: begin_wait(job=self.job))

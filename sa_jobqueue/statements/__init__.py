@@ -25,8 +25,10 @@ __all__ = [
     "drain_workers",
     "edit_jobs",
     "expired_leases",
+    "fork_job",
     "insert_jobs",
     "job_logs",
+    "job_steps",
     "list_audit",
     "list_limits",
     "list_schedules",
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from ..sql.apply import apply_changes
     from ..sql.chosen import criteria_of
     from ..sql.claims import claim_jobs
-    from ..sql.edit import copy_jobs, edit_jobs, list_audit, record_action
+    from ..sql.edit import copy_jobs, edit_jobs, fork_job, list_audit, record_action
     from ..sql.insert import insert_jobs
     from ..sql.leases import expired_leases, renew_leases
     from ..sql.limits.admin import list_limits, pause, remove_limit, resume, set_limit
@@ -71,7 +73,7 @@ if TYPE_CHECKING:
     from ..sql.readings.stats import sum_stats
     from ..sql.readings.why import why_waiting
     from ..sql.schedules.admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
-    from ..sql.steps import send_signal
+    from ..sql.steps import job_steps, send_signal
     from ..sql.workers import drain_workers
     from ..sql.workflows.actions import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
     from ..sql.workflows.readings import workflow_counts, workflow_nodes
@@ -81,7 +83,7 @@ else:
         {
             ".sql.admin": "cancel_jobs discard_jobs release_jobs retry_jobs",
             ".sql.apply": "apply_changes",
-            ".sql.edit": "list_audit record_action copy_jobs edit_jobs",
+            ".sql.edit": "list_audit record_action copy_jobs edit_jobs fork_job",
             ".sql.chosen": "criteria_of",
             ".sql.claims": "claim_jobs",
             ".sql.readings.depths": "count_jobs",
@@ -95,7 +97,7 @@ else:
             ".sql.readings.stats": "sum_stats",
             ".sql.readings.why": "why_waiting",
             ".sql.workers": "drain_workers",
-            ".sql.steps": "send_signal",
+            ".sql.steps": "job_steps send_signal",
             ".sql.workflows.actions": "cancel_workflows pause_workflows resume_workflows retry_workflow",
             ".sql.workflows.readings": "workflow_counts workflow_nodes",
         },

@@ -92,7 +92,7 @@ from sa_jobqueue.sql.schedules.due import (
     pause_failing,
     set_aside,
 )
-from sa_jobqueue.sql.steps import begin_wait, read_steps, record_step, send_signal, take_signal
+from sa_jobqueue.sql.steps import begin_wait, note_unused, read_steps, record_step, send_signal, take_signal
 from sa_jobqueue.sql.unique import find_stray_keys
 from sa_jobqueue.sql.waking import (
     channel_of,
@@ -143,8 +143,10 @@ from sa_jobqueue.statements import (
     discard_jobs,
     edit_jobs,
     expired_leases,
+    fork_job,
     insert_jobs,
     job_logs,
+    job_steps,
     list_audit,
     list_limits,
     list_schedules,
@@ -409,6 +411,10 @@ SINGLE: dict[str, Callable[[], object]] = {
     "record_step": record_step,
     "take_signal": take_signal,
     "read_steps": read_steps,
+    "note_unused": note_unused,
+    "job_steps": lambda: job_steps(7, most=1_000),
+    "fork_job": lambda: fork_job(7, from_step="book"),
+    "drop_stray_waits": lambda: drop_strays("wait", after=5, limit=10),
     "begin_wait": begin_wait,
     "send_signal": lambda: send_signal("paid", {"by": "ann"}, expires_in=60),
     "set_limit": lambda: set_limit("sync", running=3, rate=None, strict=True),

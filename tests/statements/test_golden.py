@@ -37,6 +37,7 @@ ON_SERVICE_CONNECTIONS = {
     "failing_schedules",
     "forget_workflows",
     "lock_listed",
+    "note_unused",
     "pause_failing",
     "places_of",
     "record_results",

@@ -4,11 +4,12 @@
 -- A sender only appends a signal, and a handler that waits only leaves a row in `wait`: neither waits for the other. `resume_waiting` reads
 -- both later, in a transaction whose snapshot is younger than both, and puts the job back into the queue.
 
--- A row for each step that has ended. `name`: "charge", and "charge#2" the second time. `digest`: of its arguments. `kind`: step, signal,
--- timeout, sleep, join or patch.
+-- A row for each step that has ended. `name`: "charge", and "charge#2" the second time. `digest`: of its arguments; NULL: any are accepted.
+-- `kind`: step, signal, timeout, sleep, join or patch. `unused_by`: the claim whose run completed without asking for the step.
 CREATE TABLE {schema}.step (
     job_id bigint NOT NULL,
     claim_token bigint NOT NULL,
+    unused_by bigint,
     ended_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     took double precision,
     revision integer NOT NULL,
@@ -68,6 +69,8 @@ CREATE TABLE {schema}.wait (
 CREATE INDEX wait_new_idx ON {schema}.wait (job_id) WHERE is_new;
 
 CREATE INDEX wait_signal_idx ON {schema}.wait (signal, since) WHERE resumed_at IS NULL AND signal IS NOT NULL;
+
+CREATE INDEX wait_held_idx ON {schema}.wait (job_id) WHERE resumed_at IS NULL AND signal IS NULL AND due_at IS NULL;
 
 CREATE INDEX wait_due_idx ON {schema}.wait (due_at) WHERE resumed_at IS NULL AND due_at IS NOT NULL;
 

@@ -332,7 +332,10 @@ class Call:
             raise SessionUnavailable("there are no steps here: nothing can record them")
         run = self.run
         with _opening:
-            self.steps = self.steps or Steps(run.job, checkpoints, self._sessions, lambda: run.renewed, run.task.steps)
+            self.steps = self.steps or Steps(
+                run.job, checkpoints, self._sessions, lambda: run.renewed,
+                policy=run.task.steps, limit=run.task.registry.max_payload,
+            )  # fmt: skip
         return self.steps
 
     def _refuse_late(self) -> None:

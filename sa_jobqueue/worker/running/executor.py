@@ -75,6 +75,8 @@ class Executor:
         try:
             value = call.invoke()
             decided = self._decide(run, of_value(run, value))
+            if call.steps is not None and (names := call.steps.unused_in(decided)):
+                call.steps.note_unused(names)
             self._end(run, self._conclude(call, decided, value))
         except BaseException as error:
             ending = self._conclude(call, self._judge(call, error), _RAISED)
@@ -92,10 +94,10 @@ class Executor:
             if runner.cancelling() and not self.leaving():
                 await _take_back(runner, run)
             decided = self._decide(run, of_value(run, value))
-            if call.transaction is None:
+            if call.transaction is None and call.steps is None:
                 self._end(run, self._conclude(call, decided, value))
             else:
-                self._end(run, await call.in_greenlet(lambda: self._conclude(call, decided, value)))
+                self._end(run, await self._conclude_async(call, decided, value))
         except BaseException as error:
             error = await self._record_others(call, error)
             run.runner = None
@@ -180,6 +182,12 @@ class Executor:
             job = call.run.job
             logger.warning("job %d: its claim was lost; nothing it wrote was kept", job.id, extra=job.fields)
         return ending
+
+    async def _conclude_async(self, call: Call, decided: ToWrite | Lost, value: Any) -> RunEnding | None:
+        """`_conclude` for an async handler that has used steps or its session, and returned."""
+        if call.steps is not None and (names := call.steps.unused_in(decided)):
+            await on_thread(call.steps.note_unused, names)
+        return await call.in_greenlet(lambda: self._conclude(call, decided, value))
 
     async def _record_others(self, call: Call, error: BaseException) -> BaseException:
         """Let the steps that other tasks of the handler still run be recorded, though it has raised. Returns what it has raised in the end."""

@@ -39,7 +39,7 @@ from ...arguments.results import Results
 from ...arguments.storable import encode_value
 from ...errors import JobStopped, JobSuspended, OptionError, ResultError, SignalTimeout, StepError
 from ...models.steps import checked_name
-from ...rules.lifecycle import Change
+from ...rules.lifecycle import Change, Event
 from ...rules.outcomes import HandlerOutcome
 from ...rules.retry import Duration, next_delay, seconds_of
 from ...sql.apply import Answer
@@ -47,7 +47,7 @@ from ...sql.claims import Fault, fault_of
 from ...sql.steps import Awaiting, Recorded, WaitFor
 from ...util.log import get_logger
 from ..connections.service import Connector
-from .attempt_end import LOST, RunEnding, Written
+from .attempt_end import LOST, RunEnding, ToWrite, Written
 
 logger = get_logger(__name__)
 
@@ -200,7 +200,10 @@ class SessionSource(Protocol):
 
 
 class Steps:
-    """The steps of one run. `renewed()`: when its lease was last renewed, by `monotonic()`. `policy`: see `@task(steps=...)`."""
+    """The steps of one run.
+
+    `renewed()`: when its lease was last renewed, by `monotonic()`. `policy`: see `@task(steps=...)`. `limit`: the most bytes of a value as JSON.
+    """
 
     def __init__(
         self,
@@ -208,15 +211,12 @@ class Steps:
         checkpoints: Checkpoints,
         sessions: SessionSource,
         renewed: Callable[[], float],
+        *,
         policy: str,
+        limit: int,
     ) -> None:
-        self._job, self._checkpoints, self._sessions, self._renewed, self._policy = (
-            job,
-            checkpoints,
-            sessions,
-            renewed,
-            policy,
-        )
+        self._job, self._checkpoints, self._sessions, self._renewed = job, checkpoints, sessions, renewed
+        self._policy, self._limit = policy, limit
         self._store = checkpoints.store
         self._recorded: dict[str, Recorded] | None = None
         self._wait: Awaiting | None = None
@@ -338,7 +338,7 @@ class Steps:
             return None
         if found.kind != kind:
             raise StepError(f"step {full!r} was recorded as a {found.kind}: give one of them another name")
-        if found.digest != digest:
+        if found.digest not in {None, digest}:
             self._differs(full)
         return found
 
@@ -372,7 +372,7 @@ class Steps:
                 continue
             finally:
                 current_step.reset(token)
-            step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
+            step = Recorded(full, "step", call.revision, digest, results.encode(value, limit=self._limit), is_ours=True)
             self.record(step, monotonic() - began)
             return _typed(step, results.hint)
 
@@ -413,7 +413,7 @@ class Steps:
                 tries += 1
                 await asyncio.sleep(self._delay(error, call, tries, began))
                 continue
-            step = Recorded(full, "step", call.revision, digest, results.encode(value), is_ours=True)
+            step = Recorded(full, "step", call.revision, digest, results.encode(value, limit=self._limit), is_ours=True)
             await self._unstopped(self.acall(self.record, step, monotonic() - began))
             return _typed(step, results.hint)
 
@@ -439,6 +439,23 @@ class Steps:
             for step in self._running:
                 step.cancel()
             raise
+
+    def unused_in(self, ending: RunEnding) -> list[str]:
+        """The recorded steps that a run which completes has not asked for."""
+        if not (isinstance(ending, ToWrite) and ending.change.event is Event.COMPLETE):
+            return []
+        asked = {full_name(name, n) for name, most in self._counts.items() for n in range(1, most + 1)}
+        return [name for name in self._recorded or () if name not in asked]
+
+    def note_unused(self, names: Sequence[str]) -> None:
+        """Note that this run completes without these steps, for those who look at the job. A failure is logged."""
+        try:
+            with self._checkpoints.begin() as connection:
+                self._store.note_unused(connection, self._job.id, self._job.claim_token, names)
+        except DBAPIError as error:
+            logger.warning(
+                "job %d: steps without a use are not noted: %s", self._job.id, error.orig, extra=self._job.fields
+            )
 
     def refuse_swallowed(self) -> None:
         """Raise where the handler has caught the exception that unwinds it, and has gone on."""
@@ -596,7 +613,14 @@ class Steps:
             if any(end is None for end in ends.values()):
                 raise _suspended(self._job.id, wait)
             data = [_as_json(cast(JobEnd, ends[job_id])) for job_id in ids]
-            found = Recorded(wait.step, "join", 1, digest, encode_value(data, what="join"), is_ours=True)
+            found = Recorded(
+                wait.step,
+                "join",
+                1,
+                digest,
+                encode_value(data, what=f"job {self._job.id}: what ctx.join returns", limit=self._limit),
+                is_ours=True,
+            )
             self.record(found)
         return [_from_json(entry) for entry in json.loads(found.result or "[]")]
 

@@ -63,9 +63,11 @@ WITH chosen AS MATERIALIZED (
     RETURNING sa_jobqueue.job_progress.job_id,
         sa_jobqueue.job_progress.claim_token,
         sa_jobqueue.job_progress.fraction,
+        sa_jobqueue.job_progress.written_at,
+        sa_jobqueue.job_progress.claims,
         sa_jobqueue.job_progress.message
 ),
-    logs_gone AS (
+    log_gone AS (
     DELETE
     FROM sa_jobqueue.job_log
     WHERE sa_jobqueue.job_log.job_id = any(array((
@@ -76,23 +78,70 @@ WITH chosen AS MATERIALIZED (
     RETURNING sa_jobqueue.job_log.job_id,
         sa_jobqueue.job_log.claim_token,
         sa_jobqueue.job_log.part,
+        sa_jobqueue.job_log.written_at,
+        sa_jobqueue.job_log.attempt,
         sa_jobqueue.job_log.lines
 ),
     last_lines AS (
-    SELECT logs_gone.job_id AS job_id,
-        jsonb_agg(lines.line ORDER BY logs_gone.part, lines.place) AS lines
-    FROM logs_gone
-    JOIN gone ON gone.id = logs_gone.job_id
-    AND gone.claim_token = logs_gone.claim_token,
-        jsonb_array_elements(logs_gone.lines)
+    SELECT log_gone.job_id AS job_id,
+        jsonb_agg(lines.line ORDER BY log_gone.part, lines.place) AS lines
+    FROM log_gone
+    JOIN gone ON gone.id = log_gone.job_id
+    AND gone.claim_token = log_gone.claim_token,
+        jsonb_array_elements(log_gone.lines)
     WITH ORDINALITY AS lines(line, place)
-    GROUP BY logs_gone.job_id
+    GROUP BY log_gone.job_id
 ),
-    moved AS (INSERT INTO sa_jobqueue.archived_job (id, status, claims, claim_token, run_at, created_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, priority, attempt, max_attempts, rescues, queue, task, args, meta, worker, errors, result, uniqueness, expires_at, deadline_at, duplicate_of, schedule_id, tick_at, ticks, concurrency_key, units, workflow_id, blocked_by, inputs, ready_at, subject_type, subject_id, progress, progress_message, logs) SELECT gone.id AS id, gone.status AS status, gone.claims AS claims, gone.claim_token AS claim_token, gone.run_at AS run_at, gone.created_at AS created_at, gone.claimed_at AS claimed_at, gone.lease_expires_at AS lease_expires_at, least(greatest(coalesce(gone.finished_at, now()), to_timestamp(0)), now()) AS least_1, gone.purge_at AS purge_at, gone.cancel_requested_at AS cancel_requested_at, gone.priority AS priority, gone.attempt AS attempt, gone.max_attempts AS max_attempts, gone.rescues AS rescues, gone.queue AS queue, gone.task AS task, gone.args AS args, gone.meta AS meta, gone.worker AS worker, gone.errors AS errors, gone.result AS result, gone.uniqueness AS uniqueness, gone.expires_at AS expires_at, gone.deadline_at AS deadline_at, gone.duplicate_of AS duplicate_of, gone.schedule_id AS schedule_id, gone.tick_at AS tick_at, gone.ticks AS ticks, gone.concurrency_key AS concurrency_key, gone.units AS units, gone.workflow_id AS workflow_id, gone.blocked_by AS blocked_by, gone.inputs AS inputs, gone.ready_at AS ready_at, gone.subject_type AS subject_type, gone.subject_id AS subject_id, progress_gone.fraction AS fraction, progress_gone.message AS message, last_lines.lines AS lines FROM gone LEFT OUTER JOIN progress_gone ON progress_gone.job_id = gone.id AND progress_gone.claim_token = gone.claim_token LEFT OUTER JOIN last_lines ON last_lines.job_id = gone.id WHERE gone.task = ANY (array((
+    step_gone AS (
+    DELETE
+    FROM sa_jobqueue.step
+    WHERE sa_jobqueue.step.job_id = any(array((
+            SELECT chosen.id
+            FROM chosen
+        )
+    ))
+    RETURNING sa_jobqueue.step.job_id,
+        sa_jobqueue.step.claim_token,
+        sa_jobqueue.step.unused_by,
+        sa_jobqueue.step.ended_at,
+        sa_jobqueue.step.took,
+        sa_jobqueue.step.revision,
+        sa_jobqueue.step.kind,
+        sa_jobqueue.step.name,
+        sa_jobqueue.step.digest,
+        sa_jobqueue.step.result
+),
+    recorded AS (
+    SELECT step_gone.job_id AS job_id,
+        jsonb_agg(jsonb_build_object('name', step_gone.name, 'kind', step_gone.kind, 'revision', step_gone.revision, 'ended_at', step_gone.ended_at, 'took', step_gone.took, 'orphaned', coalesce(gone.status = 'completed' AND step_gone.unused_by = gone.claim_token, false), 'size', pg_column_size(step_gone.result), 'result', CASE WHEN (pg_column_size(step_gone.result) <= 1000) THEN CASE WHEN (octet_length(CAST(step_gone.result AS TEXT)) <= 1000) THEN step_gone.result END END) ORDER BY step_gone.ended_at, step_gone.name) AS steps
+    FROM step_gone
+    JOIN gone ON gone.id = step_gone.job_id
+    GROUP BY step_gone.job_id
+),
+    moved AS (INSERT INTO sa_jobqueue.archived_job (id, status, claims, claim_token, run_at, created_at, claimed_at, lease_expires_at, finished_at, purge_at, cancel_requested_at, priority, attempt, max_attempts, rescues, queue, task, args, meta, worker, errors, result, uniqueness, expires_at, deadline_at, duplicate_of, schedule_id, tick_at, ticks, concurrency_key, units, workflow_id, blocked_by, inputs, ready_at, subject_type, subject_id, progress, progress_message, logs, steps) SELECT gone.id AS id, gone.status AS status, gone.claims AS claims, gone.claim_token AS claim_token, gone.run_at AS run_at, gone.created_at AS created_at, gone.claimed_at AS claimed_at, gone.lease_expires_at AS lease_expires_at, least(greatest(coalesce(gone.finished_at, now()), to_timestamp(0)), now()) AS least_1, gone.purge_at AS purge_at, gone.cancel_requested_at AS cancel_requested_at, gone.priority AS priority, gone.attempt AS attempt, gone.max_attempts AS max_attempts, gone.rescues AS rescues, gone.queue AS queue, gone.task AS task, gone.args AS args, gone.meta AS meta, gone.worker AS worker, gone.errors AS errors, gone.result AS result, gone.uniqueness AS uniqueness, gone.expires_at AS expires_at, gone.deadline_at AS deadline_at, gone.duplicate_of AS duplicate_of, gone.schedule_id AS schedule_id, gone.tick_at AS tick_at, gone.ticks AS ticks, gone.concurrency_key AS concurrency_key, gone.units AS units, gone.workflow_id AS workflow_id, gone.blocked_by AS blocked_by, gone.inputs AS inputs, gone.ready_at AS ready_at, gone.subject_type AS subject_type, gone.subject_id AS subject_id, progress_gone.fraction AS fraction, progress_gone.message AS message, last_lines.lines AS lines, recorded.steps AS steps FROM gone LEFT OUTER JOIN progress_gone ON progress_gone.job_id = gone.id AND progress_gone.claim_token = gone.claim_token LEFT OUTER JOIN last_lines ON last_lines.job_id = gone.id LEFT OUTER JOIN recorded ON recorded.job_id = gone.id WHERE gone.task = ANY (array((
         SELECT sa_jobqueue.archived_task.name
         FROM sa_jobqueue.archived_task
     )
-)))
+))),
+    wait_gone AS (
+    DELETE
+    FROM sa_jobqueue.wait
+    WHERE sa_jobqueue.wait.job_id = any(array((
+            SELECT chosen.id
+            FROM chosen
+        )
+    ))
+    RETURNING sa_jobqueue.wait.job_id,
+        sa_jobqueue.wait.since,
+        sa_jobqueue.wait.until,
+        sa_jobqueue.wait.due_at,
+        sa_jobqueue.wait.resumed_at,
+        sa_jobqueue.wait.is_new,
+        sa_jobqueue.wait.step,
+        sa_jobqueue.wait.signal,
+        sa_jobqueue.wait.question,
+        sa_jobqueue.wait.jobs
+)
 SELECT count(*) AS jobs,
     max(date_part('epoch', gone.purge_at)) AS reached
 FROM gone

@@ -4,9 +4,18 @@ WITH locked AS MATERIALIZED (
         sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
     OR sa_jobqueue.job.status IN ('queued', 'blocked')
     AND coalesce(sa_jobqueue.job.expires_at <= now() AND NOT (sa_jobqueue.job.attempt > 0 OR sa_jobqueue.job.rescues > 0) OR sa_jobqueue.job.deadline_at <= now(), false) AS keyless,
-        CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.workflow_id END AS workflow_id
+        CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.workflow_id END AS workflow_id,
+        CASE WHEN (sa_jobqueue.job.status != 'queued') THEN sa_jobqueue.job.id END AS rests
     FROM sa_jobqueue.job
-    WHERE sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled')
+    WHERE (sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled') OR sa_jobqueue.job.status = 'blocked' AND sa_jobqueue.job.blocked_by IS NULL AND (EXISTS (
+        SELECT 1
+        FROM sa_jobqueue.wait
+        WHERE sa_jobqueue.wait.job_id = sa_jobqueue.job.id
+        AND sa_jobqueue.wait.signal IS NULL
+        AND sa_jobqueue.wait.until IS NULL
+        AND sa_jobqueue.wait.jobs IS NULL
+        AND sa_jobqueue.wait.resumed_at IS NULL
+    )))
     AND sa_jobqueue.job.id = %(id_1)s::BIGINT
     ORDER BY sa_jobqueue.job.id
     FOR NO KEY UPDATE OF job
@@ -14,7 +23,8 @@ WITH locked AS MATERIALIZED (
     may_be_queued AS MATERIALIZED (
     SELECT locked.id AS id,
         CASE WHEN (locked.keyless AND locked.uniqueness IS NOT NULL AND (locked.uniqueness ->> 'scope') IS DISTINCT FROM 'window') THEN sa_jobqueue.take_key(locked.id, locked.uniqueness) ELSE true END AS may,
-        locked.workflow_id AS workflow_id
+        locked.workflow_id AS workflow_id,
+        locked.rests AS rests
     FROM locked
 ),
     back_in AS (
@@ -54,6 +64,25 @@ WITH locked AS MATERIALIZED (
     WHERE sa_jobqueue.job.id = children.id
     AND sa_jobqueue.job.status IN ('queued', 'blocked')
     RETURNING sa_jobqueue.job.id
+),
+    waits_over AS (
+    DELETE
+    FROM sa_jobqueue.wait
+    WHERE sa_jobqueue.wait.job_id = any(array((
+            SELECT may_be_queued.rests
+            FROM may_be_queued
+            WHERE may_be_queued.may
+        )
+    ))
+    RETURNING sa_jobqueue.wait.job_id,
+        sa_jobqueue.wait.step
+),
+    accepted AS (
+    UPDATE sa_jobqueue.step
+    SET digest=%(param_1)s::VARCHAR
+    FROM waits_over
+    WHERE sa_jobqueue.step.job_id = waits_over.job_id
+    AND sa_jobqueue.step.name = waits_over.step
 )
 UPDATE sa_jobqueue.job
 SET status=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled') AND sa_jobqueue.job.workflow_id IS NOT NULL) THEN 'blocked' ELSE 'queued' END,
@@ -75,5 +104,13 @@ WHERE sa_jobqueue.job.id = any(array((
         WHERE may_be_queued.may
     )
 ))
-AND sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled')
+AND (sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled') OR sa_jobqueue.job.status = 'blocked' AND sa_jobqueue.job.blocked_by IS NULL AND (EXISTS (
+    SELECT 1
+    FROM sa_jobqueue.wait
+    WHERE sa_jobqueue.wait.job_id = sa_jobqueue.job.id
+    AND sa_jobqueue.wait.signal IS NULL
+    AND sa_jobqueue.wait.until IS NULL
+    AND sa_jobqueue.wait.jobs IS NULL
+    AND sa_jobqueue.wait.resumed_at IS NULL
+)))
 RETURNING sa_jobqueue.job.id
