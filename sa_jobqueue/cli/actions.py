@@ -1,4 +1,4 @@
-"""Act on jobs: `retry`, `cancel`, `discard`, `release`, `prune`, `edit` and `copy`. Most take ids or filters."""
+"""Act on jobs: `retry`, `cancel`, `discard`, `release`, `prune`, `edit`, `copy` and `fork`. Most take ids or filters."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from ..errors import ConfigurationError
 from ..models import Job, status_in, status_literal
 from ..rules.lifecycle import FINISHED, Event, JobStatus, sources
 from ..rules.words import jobs_of
+from ..sql.admin import may_retry
 from ..sql.archive import is_not_archived
 from ..sql.archived import archived_ends
 from ..sql.chosen import Status
 from ..sql.edit import EDITABLE
 from ..sql.unique import key_holders
 from ..sql.workflows.actions import reopen_below
-from ..statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, prune_jobs, release_jobs, retry_jobs
-from .config import Config, DryRun, Json, Options, duration_option, parse_id
+from ..statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, fork_job, prune_jobs, release_jobs, retry_jobs
+from .config import Config, DryRun, JobId, Json, Options, duration_option, parse_id
 from .enqueue import object_of, time_of
 from .filters import PANEL, Filters
 from .output import note, print_json, say
@@ -107,7 +108,7 @@ def retry(
 ) -> None:
     """Run jobs again, now.
 
-    With filters or --all it retries failed jobs, unless --status is given; by id any job that is not running. Each job gets
+    With filters or --all it retries failed jobs, unless --status is given; by id any job that has ended, is queued, or is held at a step. Each job gets
     all its attempts again. A job that waits for a later time becomes due now. Members of workflows that were cancelled
     because these jobs failed come back as well.
 
@@ -117,7 +118,7 @@ def retry(
     criteria = targets.criteria(filters)
     if not targets.ids and not filters.status:
         criteria += Filters(status=[Status.FAILED]).criteria()
-    action = Action("retry", "retried", sources(Event.REQUEUE), _by_statement(retry_jobs, spread=spread or 0))
+    action = Action("retry", "retried", may_retry(Job), _by_statement(retry_jobs, spread=spread or 0))
     _act(config, targets, filters, criteria, action, locked=locked)
 
 
@@ -127,7 +128,7 @@ def cancel(config: Config, filters: Filters, targets: Targets, *, locked: Locked
     sa-jobqueue cancel 17
     sa-jobqueue cancel --queue mail --status scheduled --dry-run
     """
-    action = Action("cancel", "cancelled", sources(Event.CANCEL), _by_statement(cancel_jobs))
+    action = Action("cancel", "cancelled", status_in(Job.status, sources(Event.CANCEL)), _by_statement(cancel_jobs))
     _act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
@@ -147,7 +148,12 @@ def discard(
 
     sa-jobqueue discard --task shop.send_receipt --status retrying --reason "the shop is closed"
     """
-    action = Action("discard", "discarded", sources(Event.DISCARD), _by_statement(discard_jobs, reason=reason))
+    action = Action(
+        "discard",
+        "discarded",
+        status_in(Job.status, sources(Event.DISCARD)),
+        _by_statement(discard_jobs, reason=reason),
+    )
     _act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
@@ -169,7 +175,9 @@ def release(
     sa-jobqueue release 17
     sa-jobqueue release --worker web-1:4711
     """
-    action = Action("release", "released", sources(Event.RELEASE), _by_statement(release_jobs, delay=delay))
+    action = Action(
+        "release", "released", status_in(Job.status, sources(Event.RELEASE)), _by_statement(release_jobs, delay=delay)
+    )
     _act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
@@ -198,16 +206,15 @@ def prune(
     criteria = targets.criteria(filters, by=Job.finished_at, needed=not expired)
     if expired:
         criteria += [Job.purge_at <= sa.func.now(), is_not_archived(Job)]
-    finished = tuple(status for status in JobStatus if status in FINISHED)
-    _act(config, targets, filters, criteria, Action("prune", "pruned", finished, _prune))
+    _act(config, targets, filters, criteria, Action("prune", "pruned", status_in(Job.status, FINISHED), _prune))
 
 
 class Action(NamedTuple):
-    """An action that is possible for jobs in these states."""
+    """An action that is possible for the jobs that `allowed` chooses."""
 
     verb: str
     done: str
-    statuses: Sequence[JobStatus]
+    allowed: Criterion
     do: Do
 
 
@@ -221,7 +228,7 @@ def _act(
     locked: Locked = Locked.WAIT,
 ) -> None:
     """Act on the jobs, or only count them. Print how many, and why given ids and locked jobs were not touched."""
-    possible = [*criteria, status_in(Job.status, action.statuses)]
+    possible = [*criteria, action.allowed]
     ids, retries = targets.ids or [], action.verb == "retry"
     untouched: dict[int, str] = {}
     reopened = set[int]()
@@ -323,7 +330,7 @@ def _prune(engine: sa.Engine, criteria: Criteria, locked: Locked) -> dict[int, b
     return dict.fromkeys(deleted, True)
 
 
-# ---- `edit` changes jobs, and `copy` enqueues them again as new jobs.
+# ---- `edit` changes jobs, `copy` enqueues them again as new jobs, and `fork` one of them from a step on.
 
 _change = partial(typer.Option, rich_help_panel="Changes")
 
@@ -359,7 +366,7 @@ def edit(
     }
     if all(value is None for value in changes.values()):
         raise ConfigurationError("say what is to change: --args, --to-queue, --to-priority, --run-at or --delay")
-    action = Action("edit", "edited", EDITABLE, _by_statement(edit_jobs, **changes))
+    action = Action("edit", "edited", status_in(Job.status, EDITABLE), _by_statement(edit_jobs, **changes))
     _act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 
@@ -388,3 +395,24 @@ def copy(
     if missing := len(set(ids)) - len(copies):
         note(f"not copied: {missing} of these jobs, which do not exist, or take the results of others")
         raise typer.Exit(1)
+
+
+def fork(
+    config: Config,
+    id: JobId,
+    *,
+    from_step: Annotated[str, typer.Option("--from-step", metavar="NAME", help="The first step to run again.")],
+    delay: Annotated[
+        timedelta, duration_option(help="Do not run the new job before this time has passed.")
+    ] = timedelta(0),
+    json: Json = False,
+) -> None:
+    """Run a job that has ended again from one of its recorded steps on, as a new job. Print its id.
+
+    The new job gets the arguments, and the results of the steps that had ended before; the old job stays as it is. `show` lists the steps.
+
+    sa-jobqueue fork 17 --from-step book
+    """
+    with transaction(config) as connection:
+        forked = connection.execute(fork_job(id, from_step=from_step, delay=delay)).scalar_one()
+    print_json({"id": forked}) if json else say(f"{forked}")

@@ -13,11 +13,12 @@ import typer
 from sqlalchemy.orm import Session
 
 from ..health.explain import JobExplanation, explain_job
+from ..health.one_job import StepSeen, read_steps
 from ..models import ArchivedJob, Job, Progress, Schedule
 from ..rules.failures import error_text, moment_said
 from ..rules.lifecycle import LIVE, JobStatus
 from ..rules.reasons import WaitReason
-from ..rules.words import age, duration
+from ..rules.words import age, duration, size
 from ..sql.chosen import reading_of
 from ..sql.readings.depths import list_workers
 from ..statements import job_logs
@@ -29,6 +30,9 @@ from .jobs import STYLES, since
 from .logs import show_last_lines, show_lines
 from .output import cleaned, fail, moment, print_json, say
 from .place import transaction
+
+#: Recorded steps that are printed.
+_LAST_STEPS = 20
 
 
 def why(config: Config, id: JobId, json: Json = False) -> None:
@@ -44,14 +48,18 @@ def why(config: Config, id: JobId, json: Json = False) -> None:
     """
     with transaction(config) as connection:
         found = explain_job(connection, id)
+        steps = [step.name for step in read_steps(connection, id)]
     if json:
         print_json({
             "job_id": found.job_id, "status": found.status, "task": found.task, "queue": found.queue, "at": found.at,
             "archived_at": found.archived_at, "needs_help": found.needs_help,
-            "reasons": [_reason_as_json(reason, id) for reason in found.reasons],
+            "reasons": [_reason_as_json(reason, id) for reason in found.reasons], "steps": steps,
         })  # fmt: skip
     else:
         _print_explanation(found)
+        if steps:
+            more = f"{len(steps) - _LAST_STEPS:,} before, " if len(steps) > _LAST_STEPS else ""
+            say(f"recorded steps: {more}{', '.join(map(cleaned, steps[-_LAST_STEPS:]))}", wrap=True)
     if found.needs_help:
         raise typer.Exit(1)
 
@@ -95,7 +103,7 @@ def show(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Show one job: why it waits, its arguments, its times, its progress, every attempt with its error, its last log lines.
+    """Show one job: why it waits, its arguments, times, progress, steps, every attempt with its error, its last log lines.
 
     A job that has left the table is searched for in the archive.
 
@@ -141,6 +149,7 @@ class _Found(NamedTuple):
     progress: _Progress | None
     lines: Sequence[Any]
     reasons: Sequence[WaitReason]
+    steps: Sequence[StepSeen]
 
 
 def _find(session: Session, id: int) -> _Found | None:
@@ -166,6 +175,7 @@ def _find(session: Session, id: int) -> _Found | None:
     return _Found(
         job, reading, now, _name_of_worker(session, job.worker), _name_of_schedule(session, job.schedule_id), progress,
         lines, explain_job(session, job.id).reasons if waits else (),
+        read_steps(session.connection(), id, job=cast(Any, type(job))),
     )  # fmt: skip
 
 
@@ -180,6 +190,7 @@ def _all_as_json(found: _Found) -> dict[str, Any]:
         "archived_at": columns.get("archived_at"),
         "reading": found.reading,
         "waits_for": [_reason_as_json(reason, job.id) for reason in found.reasons],
+        "steps": [step._asdict() | {"result": masked(step.result)} for step in found.steps],
     }
     return columns | more | seconds | {name: masked(columns[name]) for name in ("errors", "logs") if name in columns}
 
@@ -203,6 +214,8 @@ def _print_all(found: _Found) -> None:
         _print_value("result", job.result)
     if isinstance(job, ArchivedJob) and job.columns:
         _print_value("columns", job.columns)
+    if found.steps:
+        _print_steps(found.steps, now)
     # The application may have written into the column, too: anything else than an entry of an attempt is shown as it is.
     errors = cast(object, job.errors)
     for error in cast(list[object], errors) if isinstance(errors, list) else [errors]:
@@ -212,6 +225,24 @@ def _print_all(found: _Found) -> None:
             _print_value("error", masked(error))
     if found.lines:
         show_last_lines(found.lines)
+
+
+def _print_steps(steps: Sequence[StepSeen], now: datetime) -> None:
+    hidden = f" (the last {_LAST_STEPS} of {len(steps):,})" if len(steps) > _LAST_STEPS else ""
+    say(f"\nsteps{hidden}", "bold")
+    for step in steps[-_LAST_STEPS:]:
+        parts = [
+            step.name, "" if step.kind == "step" else f"({step.kind})", f"revision {step.revision}" if step.revision > 1 else "",
+            f"{moment(step.ended_at)} ({since(step.ended_at, now)} ago)", "" if step.took is None else f"took {duration(step.took)}",
+            "orphaned: the run that completed did not ask for it" if step.orphaned else "", _value_of(step),
+        ]  # fmt: skip
+        say(f"  {cleaned('  '.join(filter(None, parts)))}", wrap=True)
+
+
+def _value_of(step: StepSeen) -> str:
+    if step.result is None:
+        return "" if step.size is None else f"({size(step.size)})"
+    return jsonlib.dumps(masked(step.result), ensure_ascii=False)
 
 
 def _durations(job: Job | ArchivedJob, now: datetime) -> dict[str, timedelta]:

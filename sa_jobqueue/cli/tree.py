@@ -84,6 +84,7 @@ COMMANDS: Entries = {
     "release": Entry("actions:release", _ACT),
     "edit": Entry("actions:edit", _ACT),
     "copy": Entry("actions:copy", _ACT),
+    "fork": Entry("actions:fork", _ACT),
     "drain": Entry("stats:drain", _ACT),
     "pause": Entry("limits:pause_", _ACT),
     "resume": Entry("limits:resume_", _ACT),

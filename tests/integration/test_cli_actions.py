@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -184,6 +185,32 @@ def test_edit_changes_what_is_not_running(engine: Engine, url: str) -> None:
     assert "say what is to change" in refused("edit", str(waiting), url=url)
     assert "must be a JSON object" in refused("edit", str(waiting), "--args", "[]", url=url)
     assert "priority must be an integer from 0 to 9" in refused("edit", str(waiting), "--to-priority", "10", url=url)
+
+
+def test_fork_repeats_a_job_from_a_step_on(engine: Engine, url: str) -> None:
+    """And `show` and `why` list the steps."""
+    with engine.begin() as connection:
+        done = make_job(connection, "completed")
+        for name, kind, result in (
+            ("label", "step", '"geheim: postgresql://me:pw@db/shop"'),
+            ("sleep", "sleep", None),
+            ("book", "step", "null"),
+        ):
+            sql = "INSERT INTO sa_jobqueue.step (job_id, claim_token, took, revision, kind, name, result) VALUES (:job, 1, 1.5, 1, :kind, :name, CAST(:result AS jsonb))"
+            connection.execute(text(sql), {"job": done, "name": name, "kind": kind, "result": result})
+    forked = int(output("fork", str(done), "--from-step", "book", url=url))
+    shown = output("show", str(forked), url=url)
+    assert re.search(r"steps\n  label  .* took 1.5 s .*postgresql://me:\*\*\*@db/shop.*\n  sleep  \(sleep\)", shown)
+    assert "book" not in shown
+    steps = as_json("show", str(done), "--json", url=url)["steps"]
+    assert [(step["name"], step["took"], step["orphaned"], step["size"]) for step in steps] == [
+        ("label", 1.5, False, None), ("sleep", 1.5, False, None), ("book", 1.5, False, None)
+    ]  # fmt: skip
+    assert as_json("why", str(done), "--json", url=url)["steps"] == ["label", "sleep", "book"]
+    assert "recorded steps: label, sleep, book" in output("why", str(done), url=url)
+    assert f"job {done} has no step 'bok', but label, sleep, book" in refused(
+        "fork", str(done), "--from-step", "bok", url=url
+    )
 
 
 def test_copy_enqueues_jobs_once_more(engine: Engine, url: str) -> None:
