@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from ..health.one_job import JobSeen
+from ..health.one_job import JobSeen, StepSeen
 from ..rules.lifecycle import FINISHED, JobStatus
 from .render import Failure
 
@@ -57,7 +57,7 @@ class Timeline:
     """How long that attempt ran, or has been running."""
 
 
-def timeline_of(seen: JobSeen, failures: Sequence[Failure]) -> Timeline:
+def timeline_of(seen: JobSeen, failures: Sequence[Failure], steps: Sequence[StepSeen] = ()) -> Timeline:
     """The timeline of a job. `failures`: the entries of its errors, last first."""
     job, now = seen.job, seen.now
     failed = [failure for failure in reversed(failures) if failure.at is not None]
@@ -66,7 +66,7 @@ def timeline_of(seen: JobSeen, failures: Sequence[Failure]) -> Timeline:
     waited = None
     if ran is not None and job.claimed_at >= job.run_at:
         waited = job.claimed_at - job.run_at
-    return Timeline(_bars(job, now, failed, end), _moments(job, failed), waited, ran)
+    return Timeline(_bars(job, now, failed, end, steps), _moments(job, failed, steps), waited, ran)
 
 
 def _end_of_run(job: Any, now: datetime, failed: Sequence[Failure]) -> datetime | None:
@@ -81,7 +81,9 @@ def _end_of_run(job: Any, now: datetime, failed: Sequence[Failure]) -> datetime 
     return ended[0] if ended else None
 
 
-def _bars(job: Any, now: datetime, failed: Sequence[Failure], end: datetime | None) -> list[Bar]:
+def _bars(
+    job: Any, now: datetime, failed: Sequence[Failure], end: datetime | None, steps: Sequence[StepSeen]
+) -> list[Bar]:
     first = job.created_at
     is_later = job.status is JobStatus.QUEUED and job.run_at > now
     last = max(first, job.finished_at or (job.run_at if is_later else now))
@@ -103,14 +105,18 @@ def _bars(job: Any, now: datetime, failed: Sequence[Failure], end: datetime | No
     if end is not None:
         kind = _COLOURS.get(job.status, "bad")
         bars.append(bar(kind, job.claimed_at, end, f"attempt {job.attempt} ran"))
+    bars += [
+        bar("step", step.ended_at - timedelta(seconds=step.took or 0.0), step.ended_at, step.name) for step in steps
+    ]
     for failure in failed:
         x = min(place(failure.at), WIDTH - _LEAST)
         bars.append(Bar("bad", x, _LEAST, f"attempt {failure.attempt} ended: {failure.name}"))
     return bars
 
 
-def _moments(job: Any, failed: Sequence[Failure]) -> list[Moment]:
+def _moments(job: Any, failed: Sequence[Failure], steps: Sequence[StepSeen]) -> list[Moment]:
     found = [Moment(job.created_at, "enqueued")]
+    found += [Moment(step.ended_at, "step recorded", step.name) for step in steps]
     found += [Moment(error.at, f"attempt {error.attempt} ended", error.name) for error in failed]
     if job.claimed_at is not None:
         found.append(Moment(job.claimed_at, f"attempt {max(job.attempt, 1)} started"))

@@ -15,7 +15,7 @@ from sa_jobqueue.dashboard import Access
 from sa_jobqueue.health.one_job import SHOWN
 from sa_jobqueue.models import Job, UniqueKey
 from sa_jobqueue.sql.notes import write_logs, write_progress
-from sa_jobqueue.statements import pause
+from sa_jobqueue.statements import job_steps, list_audit, pause
 from tests.support.browsing import Seen, Viewer
 from tests.support.factory import make_job, row, statuses, unfolding
 
@@ -119,6 +119,42 @@ def test_what_it_belongs_to_is_linked(engine: Engine) -> None:
         assert "sync-1 it holds the key" in page.text
         page = viewer.see(f"/jobs/{second.id}")
         assert page.links.count(f"/jobs/{first.id}") >= 2  # of whom it is a duplicate, and who has the key
+
+
+def test_recorded_steps_and_a_retry_from_one(engine: Engine, connection: Connection) -> None:
+    """Each with its result, as `format_args` returns it. The retry is a new job, asked for twice and in the audit."""
+    id = made(connection, "completed", args={"order": 7}, claim_token=5)
+    for n, (name, result) in enumerate({"label": '["geheim"]', "book": f'"{"x" * 2_000}"', "old": None}.items()):
+        values = {
+            "job_id": id,
+            "claim_token": 4,
+            "took": 1.5,
+            "revision": 1 + n,
+            "kind": "step",
+            "name": name,
+            "result": result,
+        }
+        sql = "INSERT INTO sa_jobqueue.step (job_id, claim_token, took, revision, kind, name, result) VALUES (:job_id, :claim_token, :took, :revision, :kind, :name, CAST(:result AS jsonb))"
+        connection.execute(text(sql), values)
+    connection.execute(text("UPDATE sa_jobqueue.step SET unused_by = 5 WHERE name = 'old'"))
+    connection.commit()
+    viewer = Viewer(engine, format_args=lambda task, part, value: "***" if part == "result" else value)
+    page = viewer.see(f"/jobs/{id}")
+    assert re.search(r'label step .* 1\.5 s "\*\*\*" .* book revision 2 .* bytes .* old revision 3 orphaned', page.text)
+    assert re.search(r"step recorded label .* step recorded book", page.text)
+    assert "geheim" not in page.html
+    assert len(page.all("rect", **{"class": "step"})) == 3
+
+    assert "2 recorded steps will run again" in viewer.send("fork", {"id": id, "from_step": "book"}).text
+    done = viewer.do("fork", id=id, from_step="book")
+    assert "does the work again from that step on" in done.text
+    (fork,) = connection.execute(select(Job.id, Job.args).where(Job.id != id)).all()
+    assert fork.args == {"order": 7}
+    assert [row.name for row in connection.execute(job_steps(fork.id))] == ["label"]
+    (entry,) = connection.execute(list_audit()).all()
+    assert (entry.action, entry.target) == ("fork", {"id": [str(id)], "from_step": ["book"], "new": fork.id})
+    assert "has no step" in viewer.send("fork", {"id": id, "from_step": "bok", "confirmed": "yes"}).text
+    assert "fork" not in actions(Viewer(engine, Access.READ).see(f"/jobs/{id}"))
 
 
 def test_progress_and_log_lines(engine: Engine, connection: Connection) -> None:

@@ -12,11 +12,13 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from ...errors import OptionError, PayloadError
+from ...health.one_job import read_steps
 from ...models import status_in, status_literal
 from ...rules.lifecycle import FINISHED, Event, JobStatus, sources
+from ...sql.admin import may_retry
 from ...sql.parts import table_of
 from ...sql.readings.depths import CAP
-from ...statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, prune_jobs, retry_jobs
+from ...statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, fork_job, prune_jobs, retry_jobs
 from ...tasks.options import MAX_PRIORITY
 from ..access import Action
 from ..filters import FILTERS, chosen
@@ -83,6 +85,27 @@ def _copy(context: PageContext) -> Done:
     return Done(len(rows), to=f"/jobs/{rows[0].id}" if rows else None)
 
 
+def _fork(context: PageContext) -> Done:
+    """Enqueue a job that repeats a job from a step on, and go to it."""
+    job_id, step = _with_steps(context)
+    forked = context.connection.execute(fork_job(job_id, from_step=step, job=context.job)).scalar_one()
+    return Done(1, to=f"/jobs/{forked}", more={"new": forked})
+
+
+def _repeated(context: PageContext) -> int:
+    """How many recorded steps a fork does again."""
+    job_id, step = _with_steps(context)
+    names = [recorded.name for recorded in read_steps(context.connection, job_id, job=context.job)]
+    return len(names) - names.index(step) if step in names else 0
+
+
+def _with_steps(context: PageContext) -> tuple[int, str]:
+    """The job of the form, which the viewer may see, and the step."""
+    if not context.seen([job_id := _id(context.query)]):
+        raise Missing(f"There is no job {job_id} here, or you may not see it.")
+    return job_id, context.query.one("from_step") or ""
+
+
 def _id(query: Query) -> int:
     if (job_id := query.id("id")) is None:
         raise Missing("There is no job ? here, or you may not see it.")
@@ -97,6 +120,19 @@ CHANGE_ACTIONS = {
             "edit", "Edit", "Changed {n}.", "edit", _edit, target=("id", "queue", "priority", "run_at", "again")
         ),
         PageAction("copy", "Run a copy", "Enqueued this copy.", "copy", _copy),
+        PageAction(
+            "fork",
+            "Retry from this step",
+            "Enqueued this job, which does the work again from that step on.",
+            "copy",
+            _fork,
+            _repeated,
+            "Do the work again from this step on, in a new job? {n} recorded {unit} will run again; those before keep their results. "
+            "The old job stays as it is.",
+            asks=lambda _: True,
+            target=("id", "from_step"),
+            unit="step",
+        ),
     )
 }
 
@@ -112,11 +148,11 @@ WAITS: Variants = MappingProxyType(
 )
 
 
-def possible(context: PageContext, statuses: Sequence[JobStatus]) -> list[sa.ColumnElement[bool]]:
-    """The criteria of the form's jobs in a status that allows the action. Raises BadInput if the form chooses no jobs."""
+def possible(context: PageContext, allowed: sa.ColumnElement[bool]) -> list[sa.ColumnElement[bool]]:
+    """The criteria of the form's jobs that the action allows. Raises BadInput if the form chooses no jobs."""
     if not any(context.query.one(name) for name in FILTERS) and context.query.one("all") != "yes":
         raise BadInput("the form", "no job", "at least one job: tick some, or filter them")
-    return [*chosen(context), status_in(context.job.status, statuses)]
+    return [*chosen(context), allowed]
 
 
 def action_on_jobs(
@@ -188,15 +224,20 @@ _UNDO: Mapping[Any, tuple[str, Callable[[PageContext, Sequence[int]], dict[str, 
 
 def _has_completed(context: PageContext) -> bool:
     """Whether one of the jobs has completed, and would do its work again."""
-    some: sa.Select[Any] = sa.select(ONE).select_from(context.job).where(*possible(context, (JobStatus.COMPLETED,)))
+    completed = context.job.status == status_literal(JobStatus.COMPLETED)
+    some: sa.Select[Any] = sa.select(ONE).select_from(context.job).where(*possible(context, completed))
     return context.connection.scalar(some.limit(ONE)) is not None
 
 
 def _action(
     name: Action, done: str, statuses: Sequence[JobStatus], build: Callable[..., Any], question: str, **options: Any
 ) -> PageAction:
+    def which(context: PageContext) -> list[sa.ColumnElement[bool]]:
+        job = context.job
+        return possible(context, may_retry(job) if build is retry_jobs else status_in(job.status, statuses))
+
     return action_on_jobs(
-        name, name.capitalize(), done, name, which=lambda context: possible(context, statuses), build=build, question=question,
+        name, name.capitalize(), done, name, which=which, build=build, question=question,
         target=(*FILTERS, "all"), statuses=statuses, **options,
     )  # fmt: skip
 

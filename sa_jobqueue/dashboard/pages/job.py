@@ -10,10 +10,12 @@ from sqlalchemy.exc import DBAPIError
 
 from ...arguments.subjects import Subject
 from ...health.explain import explain_each, explain_job
-from ...health.one_job import JobSeen, read_job
+from ...health.one_job import JobSeen, StepSeen, read_job, read_steps
 from ...models import GATE, TASK_GROUP
 from ...rules.lifecycle import FINISHED, HELD, Event, JobStatus, sources
 from ...rules.reasons import WaitReason
+from ...rules.words import size
+from ...sql.steps import differs
 from ...statements import job_logs
 from ...tasks.options import MAX_PRIORITY
 from ...util.urls import mask_passwords
@@ -21,15 +23,15 @@ from ..access import Action
 from ..actions.limits import is_mine
 from ..filters import seen_in_archive
 from ..query import Query, as_id
-from ..render import archived_lines, errors_of, subject_link, too_large, value_of
+from ..render import archived_lines, errors_of, shown_value, subject_link, too_large, value_of
 from ..request import Missing, Page, PageContext
 from ..timeline import timeline_of
 from .errors import group_of
 from .registry import tryable
 
 T = TypeVar("T")
-#: The log lines that are shown, unless all are requested.
-_LAST_LINES = 200
+#: The log lines, and the steps, that are shown, unless all are requested.
+_LAST_LINES, _LAST_STEPS = 200, 100
 
 
 def seen_of(context: PageContext) -> JobSeen:
@@ -58,6 +60,7 @@ def read_one(context: PageContext) -> dict[str, Any]:
     job, options = seen.job, context.options
     failures, older = errors_of(seen)
     lines, more = _lines(context, seen)
+    steps, more_steps = _steps(context, seen)
     subject = None if job.subject_type is None else Subject(job.subject_type, job.subject_id or "")
     return {
         "now": seen.now,
@@ -68,7 +71,13 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "why": _why(context, job.id),
         "buttons": _buttons(context, seen),
         "may_edit": context.access.may("edit") and job.status not in HELD and job.archived_at is None,
-        "timeline": timeline_of(seen, failures),
+        "timeline": timeline_of(seen, failures, steps),
+        "steps": [(step, _result_of(context, seen, step)) for step in steps],
+        "more_steps": more_steps,
+        "may_fork": context.access.may("copy")
+        and job.status in FINISHED
+        and job.archived_at is None
+        and job.inputs is None,
         "failures": failures,
         "errors_note": _errors_note(seen, older),
         "group": group_of(context, job.id) if job.archived_at is None else None,
@@ -160,6 +169,7 @@ def _buttons(context: PageContext, seen: JobSeen) -> list[tuple[str, str, str]]:
     wanted: list[tuple[bool, Action, str, str, str]] = [
         (is_done and not has_completed, "retry", "retry", "Retry", "primary"),
         (is_early, "retry", "retry", "Run now", "primary"),
+        (_is_held(context, job), "retry", "retry", "Retry", "primary"),
         (job.status in sources(Event.CANCEL) and job.cancel_requested_at is None, "cancel", "cancel", "Cancel", ""),
         (can_copy, "copy", "copy", "Run a copy", ""),
         (has_completed, "retry", "retry", "Run again…", ""),
@@ -182,6 +192,30 @@ def _lines(context: PageContext, seen: JobSeen) -> tuple[Sequence[Any], int]:
         found = archived_lines(seen.job)
     kept = found if context.query.one("logs") == "all" else found[-_LAST_LINES:]
     return [{**line, "message": mask_passwords(line["message"] or "")} for line in kept], len(found) - len(kept)
+
+
+def _is_held(context: PageContext, job: Any) -> bool:
+    """Whether it is held because the arguments of a step differ."""
+    if job.status is not JobStatus.BLOCKED:
+        return False
+    return bool(context.connection.scalar(sa.select(differs(context.job)).where(context.job.id == job.id)))
+
+
+def _steps(context: PageContext, seen: JobSeen) -> tuple[Sequence[StepSeen], int]:
+    """Its last recorded steps, and the number of earlier steps."""
+    is_archived = seen.job.archived_at is not None
+    job = context.tables.archived_job if is_archived else context.job
+    found = read_steps(context.connection, seen.job.id, job=job)
+    kept = found if context.query.one("steps") == "all" else found[-_LAST_STEPS:]
+    return kept, len(found) - len(kept)
+
+
+def _result_of(context: PageContext, seen: JobSeen, step: StepSeen) -> str:
+    """The result of a step in a line."""
+    if step.result is None:
+        return "" if step.size is None else f"too large to be shown: {size(step.size)}"
+    value = shown_value("result", seen.job.task, step.result, context.options.format_args)
+    return " ".join((value.said or value.note).split())
 
 
 def _worker(context: PageContext, id: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Workflows whose jobs wait for each other or for ended jobs, and workflows that no worker advances."""
+"""Jobs that wait for each other, for ended jobs or for an operator, and workflows that no worker advances."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from graphlib import CycleError, TopologicalSorter
 
 from ...health.work import BehindWorkflow, read_behind_workflows
 from ...rules.words import age, jobs_of, listed
+from ...sql.steps import held_jobs
 from ...sql.workflows.healing import blocked_edges, stray_members
 from ...sql.workflows.readings import paused_workflows
+from ...util.log import escaped
 from ..examination import Examination
 from ..finding import Fault, Finding, beyond, found
 
@@ -43,6 +45,11 @@ def check_workflows(examination: Examination) -> Finding:
         faults.append(
             ("problem", detail, "a worker releases or cancels them within a minute: start one, or see its log")
         )
+    if held := connection.execute(held_jobs(limit=_SAMPLE, job=examination.store.job)).all():
+        named = listed([f"job {row.job_id} at step {escaped(row.step)}" for row in held], _NAMED)
+        detail = f"{jobs_of(len(held))} held, because the arguments of a step differ from its record: {named}"
+        advice = "`sa-jobqueue retry ID` goes on with the record; to run the step again, give it a higher `revision=` in the code before"
+        faults.append(("notice", detail, advice))
     faults += _unread(examination, unread)
     notes = [f"paused for more than {age(day)}: {_listed(paused)}"] if paused else []
     if faults:
@@ -54,6 +61,7 @@ def check_workflows(examination: Examination) -> Finding:
         about=[("workflow", str(workflow.id)) for workflow in unread],
         cycle=len(cycle),
         stray=len(stray),
+        held=len(held),
         unread=len(unread),
         paused=len(paused),
     )
