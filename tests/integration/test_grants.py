@@ -39,7 +39,7 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.migrations.grants import Can, grant_statements
-from sa_jobqueue.models import LimitRow, LimitState, WorkerRow
+from sa_jobqueue.models import LimitRow, LimitState, Step, WorkerRow
 from sa_jobqueue.sql.limits.declared import limits_definition
 from sa_jobqueue.sql.schedules.declared import pause_undeclared
 from sa_jobqueue.sql.schedules.due import pause_failing
@@ -49,7 +49,9 @@ from sa_jobqueue.statements import (
     cancel_workflows,
     copy_jobs,
     edit_jobs,
+    fork_job,
     job_logs,
+    job_steps,
     list_limits,
     pause,
     pause_schedules,
@@ -607,6 +609,12 @@ def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
             edit_jobs(Job.id == held, args={"a": 1}, queue="b", priority=1, run_at=timedelta(1))
         ).all() == [held]
         ((copy, duplicate_of),) = connection.execute(copy_jobs(Job.id == held)).all()
+    with engine.begin() as connection:
+        step = {"job_id": failed, "claim_token": 1, "revision": 1, "kind": "step"}
+        connection.execute(insert(Step), [{**step, "name": name} for name in ("a", "b")])
+    with own.begin() as connection:
+        fork = connection.scalar(fork_job(failed, from_step="b"))
+        assert [row.name for row in connection.execute(job_steps(fork or 0))] == ["a"]
     own.dispose()
     assert (duplicate_of, job_of(engine, copy).args) == (None, {"a": 1})
     forged = [
@@ -617,6 +625,7 @@ def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
         "UPDATE sa_jobqueue.audit SET who = 'another'",
         "DELETE FROM sa_jobqueue.audit",
         "UPDATE sa_jobqueue.worker SET host = 'x'",
+        "UPDATE sa_jobqueue.step SET result = '1'",
     ]
     assert allowed(url, *forged, *DDL, "SELECT setval('sa_jobqueue.gate_1', 1)") == []
 

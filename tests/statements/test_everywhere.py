@@ -258,6 +258,7 @@ def test_the_docs_name_the_selects_that_write() -> None:
         "drain_workers": (true(),),
     }  # fmt: skip
     made = {name: getattr(statements, name)(*arguments) for name, arguments in given.items()}
+    made["fork_job"] = statements.fork_job(1, from_step="book")
     selects = sorted(name for name, one in made.items() if not isinstance(one, Insert | Update | Delete))
     page = (Path(__file__).parents[2] / "docs/reference/statements.md").read_text()
     assert re.findall(r"`(\w+)`", page.split("These are SELECTs, and write:")[1].split(". A")[0]) == selects
