@@ -89,7 +89,7 @@ def retry_jobs(
     """
     columns = table_of(job).c
     finished = status_in(columns.status, FINISHED)
-    waits = sa.and_(finished, columns.workflow_id.is_not(None))
+    waits = sa.and_(columns.status != status_literal(JobStatus.QUEUED), columns.workflow_id.is_not(None))
     reopened = status_literal(TRANSITIONS[JobStatus.FAILED, Event.REOPEN])
     queued = status_literal(TRANSITIONS[JobStatus.FAILED, Event.REQUEUE])
     values = {
@@ -206,9 +206,9 @@ def _act(
     if event is Event.REQUEUE:
         # A waiting job whose time is over may have lost its key, too.
         keyless = sa.or_(status_in(table.c.status, FINISHED), is_late(table))
-        back = sa.case((status_in(table.c.status, FINISHED), table.c.workflow_id)).label("workflow_id")
-        rests = sa.case((table.c.status != status_literal(JobStatus.QUEUED), table.c.id)).label("rests")
-        also = [table.c.uniqueness, keyless.label("keyless"), back, rests]
+        rests = table.c.status != status_literal(JobStatus.QUEUED)
+        back, rested = sa.case((rests, table.c.workflow_id)), sa.case((rests, table.c.id))
+        also = [table.c.uniqueness, keyless.label("keyless"), back.label("workflow_id"), rested.label("rested")]
     mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait", also=also)
     chosen: Any = sa.select(mine.c.id)
     if event is Event.REQUEUE:
@@ -217,7 +217,7 @@ def _act(
                 mine.c.id,
                 takes_key(table, mine.c.id, mine.c.uniqueness, mine.c.keyless).label("may"),
                 mine.c.workflow_id,
-                mine.c.rests,
+                mine.c.rested,
             ),
             "may_be_queued",
         )
@@ -226,7 +226,7 @@ def _act(
         also_done = [
             member_events([back_in], LOOK, notify=True, job=job),
             _children_taken_back(table, table_of(companions_of(job).dependency), back_in, mine),
-            *(() if as_before else forget_waits(sa.select(may.c.rests).where(may.c.may), job=job)),
+            *(() if as_before else forget_waits(sa.select(may.c.rested).where(may.c.may), job=job)),
         ]
     else:
         also_done = [*given_back([mine], job), member_events([mine], NOT_COMPLETED, notify=True, job=job)]

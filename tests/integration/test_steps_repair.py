@@ -95,8 +95,11 @@ def test_a_fork_that_cannot_be_made_says_why(engine: Engine, registry: Registry)
         assert session.scalar(select(func.count()).select_from(Job)) == 1
 
 
-def test_a_job_that_is_held_goes_on_with_its_record_when_it_is_retried(engine: Engine, registry: Registry) -> None:
-    """Also where two steps differ; the wait goes."""
+@pytest.mark.parametrize("member", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_job_that_is_held_goes_on_with_its_record_when_it_is_retried(
+    engine: Engine, registry: Registry, member: bool
+) -> None:
+    """Also where two steps differ; the wait goes. A member of a workflow goes back into it."""
     calls: list[str] = []
 
     @task(registry=registry, name="changed", retry=AGAIN, steps="hold", record=True)
@@ -110,7 +113,15 @@ def test_a_job_that_is_held_goes_on_with_its_record_when_it_is_retried(engine: E
             raise RuntimeError("on purpose")
         return found
 
-    job = add_one(engine, enqueue(changed))
+    if member:
+        flow = Workflow("w")
+        flow.add(changed)
+        with Session(engine) as session:
+            session.add(flow)
+            session.commit()
+            job = session.scalars(select(Job.id)).one()
+    else:
+        job = add_one(engine, enqueue(changed))
     drain(engine, registry)
     for held in ("a", "b"):
         with Session(engine) as session:

@@ -4,7 +4,7 @@ SELECT sa_jobqueue.step.name AS name,
     sa_jobqueue.step.ended_at AS ended_at,
     sa_jobqueue.step.took AS took,
     coalesce(sa_jobqueue.job.status = 'completed' AND sa_jobqueue.step.unused_by = sa_jobqueue.job.claim_token, false) AS orphaned,
-    pg_column_size(sa_jobqueue.step.result) AS size,
+    CASE WHEN (CASE WHEN (pg_column_size(sa_jobqueue.step.result) <= 1000) THEN CASE WHEN (octet_length(CAST(sa_jobqueue.step.result AS TEXT)) <= 1000) THEN sa_jobqueue.step.result END END IS NULL) THEN pg_column_size(sa_jobqueue.step.result) END AS size,
     CASE WHEN (pg_column_size(sa_jobqueue.step.result) <= 1000) THEN CASE WHEN (octet_length(CAST(sa_jobqueue.step.result AS TEXT)) <= 1000) THEN sa_jobqueue.step.result END END AS result
 FROM sa_jobqueue.step
 LEFT OUTER JOIN sa_jobqueue.job ON sa_jobqueue.job.id = sa_jobqueue.step.job_id

@@ -113,7 +113,7 @@ WITH chosen AS MATERIALIZED (
 ),
     recorded AS (
     SELECT step_gone.job_id AS job_id,
-        jsonb_agg(jsonb_build_object('name', step_gone.name, 'kind', step_gone.kind, 'revision', step_gone.revision, 'ended_at', step_gone.ended_at, 'took', step_gone.took, 'orphaned', coalesce(gone.status = 'completed' AND step_gone.unused_by = gone.claim_token, false), 'size', pg_column_size(step_gone.result), 'result', CASE WHEN (pg_column_size(step_gone.result) <= 1000) THEN CASE WHEN (octet_length(CAST(step_gone.result AS TEXT)) <= 1000) THEN step_gone.result END END) ORDER BY step_gone.ended_at, step_gone.name) AS steps
+        jsonb_agg(jsonb_build_object('name', step_gone.name, 'kind', step_gone.kind, 'revision', step_gone.revision, 'ended_at', step_gone.ended_at, 'took', step_gone.took, 'orphaned', coalesce(gone.status = 'completed' AND step_gone.unused_by = gone.claim_token, false), 'size', CASE WHEN (CASE WHEN (pg_column_size(step_gone.result) <= 1000) THEN CASE WHEN (octet_length(CAST(step_gone.result AS TEXT)) <= 1000) THEN step_gone.result END END IS NULL) THEN pg_column_size(step_gone.result) END, 'result', CASE WHEN (pg_column_size(step_gone.result) <= 1000) THEN CASE WHEN (octet_length(CAST(step_gone.result AS TEXT)) <= 1000) THEN step_gone.result END END) ORDER BY step_gone.ended_at, step_gone.name) AS steps
     FROM step_gone
     JOIN gone ON gone.id = step_gone.job_id
     GROUP BY step_gone.job_id

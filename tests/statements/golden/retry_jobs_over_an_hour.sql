@@ -4,17 +4,16 @@ WITH locked AS MATERIALIZED (
         sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')
     OR sa_jobqueue.job.status IN ('queued', 'blocked')
     AND coalesce(sa_jobqueue.job.expires_at <= now() AND NOT (sa_jobqueue.job.attempt > 0 OR sa_jobqueue.job.rescues > 0) OR sa_jobqueue.job.deadline_at <= now(), false) AS keyless,
-        CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.workflow_id END AS workflow_id,
-        CASE WHEN (sa_jobqueue.job.status != 'queued') THEN sa_jobqueue.job.id END AS rests
+        CASE WHEN (sa_jobqueue.job.status != 'queued') THEN sa_jobqueue.job.workflow_id END AS workflow_id,
+        CASE WHEN (sa_jobqueue.job.status != 'queued') THEN sa_jobqueue.job.id END AS rested
     FROM sa_jobqueue.job
     WHERE (sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled') OR sa_jobqueue.job.status = 'blocked' AND sa_jobqueue.job.blocked_by IS NULL AND (EXISTS (
         SELECT 1
         FROM sa_jobqueue.wait
         WHERE sa_jobqueue.wait.job_id = sa_jobqueue.job.id
-        AND sa_jobqueue.wait.signal IS NULL
-        AND sa_jobqueue.wait.until IS NULL
-        AND sa_jobqueue.wait.jobs IS NULL
         AND sa_jobqueue.wait.resumed_at IS NULL
+        AND sa_jobqueue.wait.signal IS NULL
+        AND sa_jobqueue.wait.due_at IS NULL
     )))
     AND sa_jobqueue.job.id = %(id_1)s::BIGINT
     ORDER BY sa_jobqueue.job.id
@@ -24,7 +23,7 @@ WITH locked AS MATERIALIZED (
     SELECT locked.id AS id,
         CASE WHEN (locked.keyless AND locked.uniqueness IS NOT NULL AND (locked.uniqueness ->> 'scope') IS DISTINCT FROM 'window') THEN sa_jobqueue.take_key(locked.id, locked.uniqueness) ELSE true END AS may,
         locked.workflow_id AS workflow_id,
-        locked.rests AS rests
+        locked.rested AS rested
     FROM locked
 ),
     back_in AS (
@@ -69,7 +68,7 @@ WITH locked AS MATERIALIZED (
     DELETE
     FROM sa_jobqueue.wait
     WHERE sa_jobqueue.wait.job_id = any(array((
-            SELECT may_be_queued.rests
+            SELECT may_be_queued.rested
             FROM may_be_queued
             WHERE may_be_queued.may
         )
@@ -94,7 +93,7 @@ WITH locked AS MATERIALIZED (
     ) AS again
 )
 UPDATE sa_jobqueue.job
-SET status=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled') AND sa_jobqueue.job.workflow_id IS NOT NULL) THEN 'blocked' ELSE 'queued' END,
+SET status=CASE WHEN (sa_jobqueue.job.status != 'queued' AND sa_jobqueue.job.workflow_id IS NOT NULL) THEN 'blocked' ELSE 'queued' END,
     run_at=(now() + place.share * %(spread_seconds)s * interval '1 second'),
     lease_expires_at=NULL,
     finished_at=NULL,
@@ -106,16 +105,15 @@ SET status=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancell
     expires_at=CASE WHEN (sa_jobqueue.job.expires_at > now()) THEN sa_jobqueue.job.expires_at END,
     deadline_at=CASE WHEN (sa_jobqueue.job.deadline_at > now()) THEN sa_jobqueue.job.deadline_at END,
     duplicate_of=NULL,
-    blocked_by=CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled') AND sa_jobqueue.job.workflow_id IS NOT NULL) THEN -sa_jobqueue.job.workflow_id ELSE sa_jobqueue.job.blocked_by END
+    blocked_by=CASE WHEN (sa_jobqueue.job.status != 'queued' AND sa_jobqueue.job.workflow_id IS NOT NULL) THEN -sa_jobqueue.job.workflow_id ELSE sa_jobqueue.job.blocked_by END
 FROM place
 WHERE sa_jobqueue.job.id = place.id
 AND (sa_jobqueue.job.status IN ('queued', 'completed', 'failed', 'cancelled') OR sa_jobqueue.job.status = 'blocked' AND sa_jobqueue.job.blocked_by IS NULL AND (EXISTS (
     SELECT 1
     FROM sa_jobqueue.wait
     WHERE sa_jobqueue.wait.job_id = sa_jobqueue.job.id
-    AND sa_jobqueue.wait.signal IS NULL
-    AND sa_jobqueue.wait.until IS NULL
-    AND sa_jobqueue.wait.jobs IS NULL
     AND sa_jobqueue.wait.resumed_at IS NULL
+    AND sa_jobqueue.wait.signal IS NULL
+    AND sa_jobqueue.wait.due_at IS NULL
 )))
 RETURNING sa_jobqueue.job.id
