@@ -144,6 +144,8 @@ def test_recorded_steps_and_a_retry_from_one(engine: Engine, connection: Connect
     assert re.search(r"step recorded label .* step recorded book", page.text)
     assert "geheim" not in page.html
     assert len(page.all("rect", **{"class": "step"})) == 3
+    label, book, old = viewer.client.get(f"/jobs/{id}", headers={"accept": "application/json"}).json()["steps"]
+    assert (label["result"], book["result"], old["orphaned"]) == ("***", None, True)
 
     assert "2 recorded steps will run again" in viewer.send("fork", {"id": id, "from_step": "book"}).text
     done = viewer.do("fork", id=id, from_step="book")

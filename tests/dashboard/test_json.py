@@ -28,7 +28,7 @@ FIELDS = {
     "/schedules": "id job_id name state expression timezone task queue reason problem job_status next paused_at",
     "/workflows": "id jobs name state reason by_status more_jobs created_at finished_at paused_at deadline_at",
     "/jobs/{id}": "id priority attempt max_attempts rescues workflow_id duplicate_of state task queue key unique_key subject worker schedule "
-    "progress_message created_at run_at claimed_at finished_at purge_at archived_at progress args meta result why errors log",
+    "progress_message created_at run_at claimed_at finished_at purge_at archived_at progress args meta result why steps errors log",
 }
 TYPES = {
     "integer": int,

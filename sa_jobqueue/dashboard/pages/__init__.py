@@ -78,9 +78,12 @@ ANSWERS: Mapping[str, Answer] = {
             number="progress=job.progress", json="args=values.args meta=values.meta result=values.result",
         ),
         "why": ("why", _typed(string="text=said advice", boolean="needs_help", array="jobs")),
+        "steps": ("steps", _typed(
+            string="name kind", integer="revision", date_time="ended_at", number="took", boolean="orphaned", json="result",
+        )),
         "errors": ("failures", _typed(string="attempt type=name message traceback", date_time="at")),
         "log": ("lines", _typed(integer="attempt", date_time="at", string="level message")),
-    }, "", ("logs",)),
+    }, "", ("logs", "steps")),
     "errors": Answer(_typed(
         string="task error message=line group", integer="jobs", date_time="first last",
     ), "rows", ("task", "error", "group", "floor", "show")),

@@ -23,7 +23,7 @@ from ..access import Action
 from ..actions.limits import is_mine
 from ..filters import seen_in_archive
 from ..query import Query, as_id
-from ..render import archived_lines, errors_of, shown_value, subject_link, too_large, value_of
+from ..render import Value, archived_lines, errors_of, shown_value, subject_link, too_large, value_of
 from ..request import Missing, Page, PageContext
 from ..timeline import timeline_of
 from .errors import group_of
@@ -72,7 +72,7 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "buttons": _buttons(context, seen),
         "may_edit": context.access.may("edit") and job.status not in HELD and job.archived_at is None,
         "timeline": timeline_of(seen, failures, steps),
-        "steps": [(step, _result_of(context, seen, step)) for step in steps],
+        "steps": [step._asdict() | {"result": _result_of(context, seen, step)} for step in steps],
         "more_steps": more_steps,
         "may_fork": context.access.may("copy")
         and job.status in FINISHED
@@ -210,12 +210,11 @@ def _steps(context: PageContext, seen: JobSeen) -> tuple[Sequence[StepSeen], int
     return kept, len(found) - len(kept)
 
 
-def _result_of(context: PageContext, seen: JobSeen, step: StepSeen) -> str:
-    """The result of a step in a line."""
-    if step.result is None:
-        return "" if step.size is None else f"too large to be shown: {size(step.size)}"
-    value = shown_value("result", seen.job.task, step.result, context.options.format_args)
-    return " ".join((value.said or value.note).split())
+def _result_of(context: PageContext, seen: JobSeen, step: StepSeen) -> Value:
+    """The result of a step, as `format_args` returns results."""
+    if step.size is not None:
+        return Value(note=f"too large to be shown: {size(step.size)}")
+    return shown_value("result", seen.job.task, step.result, context.options.format_args)
 
 
 def _worker(context: PageContext, id: str | None) -> str:
