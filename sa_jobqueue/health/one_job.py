@@ -164,8 +164,8 @@ def read_steps(connection: sa.Connection, id: int, *, job: Jobs = Job) -> list[S
     """The recorded steps of a job, of its table or of the archive, in the order in which they ended."""
     if issubclass(job, ArchivedJob):
         kept = sa.select(sa.cast(job.steps, sa.Text)).where(job.id == id).order_by(job.finished_at.desc()).limit(1)
-        seen = list[StepSeen]()
-        for step in next(iter(_loaded(connection.scalars(kept).first())), ()):
+        recorded, seen = next(iter(_loaded(connection.scalars(kept).first())), None), list[StepSeen]()
+        for step in cast(list[Any], recorded) if isinstance(recorded, list) else ():
             with suppress(TypeError, KeyError):  # a value that was written by hand
                 if (at := moment_said(step["ended_at"])) is not None:
                     seen.append(StepSeen(**{**step, "ended_at": at}))

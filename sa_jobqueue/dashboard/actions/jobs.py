@@ -116,25 +116,16 @@ def _id(query: Query) -> int:
 CHANGE_ACTIONS = {
     action.name: action
     for action in (
-        PageAction(
-            "edit", "Edit", "Changed {n}.", "edit", _edit, target=("id", "queue", "priority", "run_at", "again")
-        ),
+        PageAction("edit", "Edit", "Changed {n}.", "edit", _edit, target=("id", "queue", "priority", "run_at", "again")),
         PageAction("copy", "Run a copy", "Enqueued this copy.", "copy", _copy),
         PageAction(
-            "fork",
-            "Retry from this step",
-            "Enqueued this job, which does the work again from that step on.",
-            "copy",
-            _fork,
-            _repeated,
+            "fork", "Retry from this step", "Enqueued this job, which does the work again from that step on.", "copy", _fork, _repeated,
             "Do the work again from this step on, in a new job? {n} recorded {unit} will run again; those before keep their results. "
             "The old job stays as it is.",
-            asks=lambda _: True,
-            target=("id", "from_step"),
-            unit="step",
+            asks=lambda _: True, target=("id", "from_step"), unit="step",
         ),
     )
-}
+}  # fmt: skip
 
 # ---- Actions on ticked jobs, or on all jobs that match a filter, a page at a time.
 
