@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 import sa_jobqueue
 from sa_jobqueue import JobContext, Registry, Schedule, TaskName, Workflow, enqueue, every
 from sa_jobqueue.dashboard.pages import PAGES
-from sa_jobqueue.models import AuditEntry, Backlog, Job, LogPart, Progress, Stat, WorkerRow, WorkflowRow
+from sa_jobqueue.models import AuditEntry, Backlog, Job, LogPart, Progress, Stat, Step, WorkerRow, WorkflowRow
 from sa_jobqueue.rules.schedules import rule_of
 from sa_jobqueue.rules.tally import BUCKETS, bucket_of
 from tests.support.factory import make_job
@@ -202,6 +202,12 @@ def _jobs(connection: Connection, chance: random.Random, workers: list[str]) -> 
         max_attempts=3, errors=errors, meta={"tags": ["web"]}, subject_type="Order", subject_id="4711", created_at=-5 * MINUTE,
         run_at=-1.7 * MINUTE, claimed_at=-1.5 * MINUTE, finished_at=-MINUTE, purge_at=30 * DAY - MINUTE, worker=workers[0],
     )  # fmt: skip
+    for name, ago, result in (
+        ("find address", 4.6 * MINUTE, "ada@example.com"),
+        ("render", 3.6 * MINUTE, {"pages": 1}),
+    ):
+        step = {"kind": "step", "revision": 1, "name": name, "took": 0.4, "result": result, "ended_at": now - ago}
+        connection.execute(insert(Step).values(job_id=failed, claim_token=1, **step))
     for job in (failed, running[0]):
         lines = [[now.timestamp() - 5, "INFO", "connecting"], [now.timestamp(), "WARNING", "no answer yet"]]
         connection.execute(
