@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ..arguments.storable import load_any
-from ..models import ArchivedJob, Job, JobMixin
+from ..models import ArchivedJob, Job
 from ..rules.failures import moment_said
 from ..sql.chosen import Jobs, reading_of
 from ..sql.steps import job_steps
@@ -164,13 +164,15 @@ def read_steps(connection: sa.Connection, id: int, *, job: Jobs = Job) -> list[S
     """The recorded steps of a job, of its table or of the archive, in the order in which they ended."""
     if issubclass(job, ArchivedJob):
         kept = sa.select(sa.cast(job.steps, sa.Text)).where(job.id == id).order_by(job.finished_at.desc()).limit(1)
-        recorded, seen = next(iter(_loaded(connection.scalars(kept).first())), None), list[StepSeen]()
-        for step in cast(list[Any], recorded) if isinstance(recorded, list) else ():
+        found = next(iter(_loaded(connection.scalars(kept).first())), None)
+        recorded: list[Any] = found if isinstance(found, list) else []
+        seen = list[StepSeen]()
+        for step in recorded:
             with suppress(TypeError, KeyError):  # a value that was written by hand
                 if (at := moment_said(step["ended_at"])) is not None:
                     seen.append(StepSeen(**{**step, "ended_at": at}))
         return seen
-    steps = job_steps(id, most=_SHORT, job=cast(type[JobMixin], job)).subquery("steps")
+    steps = job_steps(id, most=_SHORT, job=job).subquery("steps")
     columns = [sa.cast(column, sa.Text) if column.name == "result" else column for column in steps.c]
     rows = _rows_if_readable(connection, sa.select(*columns).order_by(steps.c.ended_at, steps.c.name))
-    return [StepSeen(*row[:-1], next(iter(_loaded(row[-1])), None)) for row in rows]
+    return [StepSeen._make([*row[:-1], next(iter(_loaded(row[-1])), None)]) for row in rows]

@@ -167,7 +167,8 @@ def note_unused(*, job: type[JobMixin] = Job) -> sa.Executable:
 
 def step_columns(steps: sa.FromClause, of: sa.FromClause, *, most: int | None = None) -> list[sa.Label[Any]]:
     """The columns of `job_steps`. `of`: the jobs."""
-    size, result = sa.func.pg_column_size(steps.c.result), steps.c.result
+    result: sa.ColumnElement[Any] = steps.c.result
+    size = sa.func.pg_column_size(result)
     if most is not None:
         bound: sa.ColumnElement[int] = sa.literal_column(str(most))
         # One in the other: the stored size may be that of a compressed value, and what is large is not made into text to be measured.
