@@ -170,7 +170,7 @@ def read_steps(connection: sa.Connection, id: int, *, job: Jobs = Job) -> list[S
         for step in recorded:
             with suppress(TypeError, KeyError):  # a value that was written by hand
                 if (at := moment_said(step["ended_at"])) is not None:
-                    seen.append(StepSeen(**{**step, "ended_at": at}))
+                    seen.append(StepSeen._make(step[name] for name in StepSeen._fields)._replace(ended_at=at))
         return seen
     steps = job_steps(id, most=_SHORT, job=job).subquery("steps")
     columns = [sa.cast(column, sa.Text) if column.name == "result" else column for column in steps.c]
