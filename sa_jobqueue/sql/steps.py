@@ -19,6 +19,7 @@ from ..rules.retry import Duration
 from .apply import Answer, Outcomes
 from .ends import fence
 from .parts import ONE, columns_of, epoch, in_seconds, materialized, members, packed, packed_texts, table_of
+from .tables import Compiled
 
 #: Characters of a key of `once`.
 _MAX_KEY = 500
@@ -289,8 +290,8 @@ class Steps(Outcomes):
     def read_steps(self, connection: sa.Connection, id: int, token: int) -> tuple[dict[str, Recorded], Awaiting | None]:
         """The recorded steps of a job by name, and the wait that it began before."""
         found, waits = {}, None
-        for name, kind, revision, digest, result, is_ours in connection.execute(
-            self._read_steps, {"of_job": id, "token": token}
+        for name, kind, revision, digest, result, is_ours in self._read_steps.rows(
+            connection, {"of_job": id, "token": token}
         ):
             if kind == "wait":
                 waits = Awaiting(name, None if result is None else float(result))
@@ -306,12 +307,13 @@ class Steps(Outcomes):
             "of_job": id, "token": token, "step": step.name, "kind": step.kind, "revision": step.revision, "digest": step.digest,
             "took": took, "result": step.result,
         }  # fmt: skip
-        return connection.execute(self._record_step, values).first() is not None
+        return bool(self._record_step.rows(connection, values))
 
     def take_signal(self, connection: sa.Connection, id: int, token: int, *, step: str, signal: str) -> str | None:
         """The payload of the signal that was taken, as JSON text; None: there is none, or the claim is no longer valid."""
         values = {"of_job": id, "token": token, "step": step, "signal": signal}
-        return connection.execute(self._take_signal, values).scalar()
+        found = self._take_signal.rows(connection, values)
+        return found[0][0] if found else None
 
     def note_unused(self, connection: sa.Connection, id: int, token: int, names: Sequence[str]) -> None:
         """Note which recorded steps a run that completes has not asked for."""
@@ -340,8 +342,8 @@ class Steps(Outcomes):
         resumed, busy, due_in = connection.execute(sa.select(found.c.resumed, found.c.busy, found.c.due_in)).one()
         return Resumed(resumed or 0, busy, due_in)
 
-    _read_steps = cached_property(lambda self: read_steps(job=self.job))
-    _record_step = cached_property(lambda self: record_step(job=self.job))
+    _read_steps = cached_property(lambda self: Compiled(read_steps(job=self.job)))
+    _record_step = cached_property(lambda self: Compiled(record_step(job=self.job)))
+    _take_signal = cached_property(lambda self: Compiled(take_signal(job=self.job)))
     _note_unused = cached_property(lambda self: note_unused(job=self.job))
-    _take_signal = cached_property(lambda self: take_signal(job=self.job))
     _begin_wait = cached_property(lambda self: begin_wait(job=self.job))

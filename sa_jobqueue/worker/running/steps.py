@@ -20,6 +20,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache, partial
+from operator import itemgetter
+from queue import SimpleQueue
 from time import monotonic
 from types import FunctionType
 from typing import Any, ParamSpec, Protocol, TypeVar, cast
@@ -99,16 +101,17 @@ class Checkpoints:
                 self._free.pop().close()
 
 
-def _results(function: Callable[..., Any], what: str) -> Results:
+def _results(function: Callable[..., Any], task: str) -> Results:
     """The results of a step's function, with its annotation resolved: an error in that is raised before the function is called.
 
     Kept for functions that hold nothing: a closure may hold much.
     """
     plain = isinstance(function, FunctionType) and function.__closure__ is None
-    return _kept_results(function, what) if plain else _new_results(function, what)
+    return _kept_results(function, task) if plain else _new_results(function, task)
 
 
-def _new_results(function: Callable[..., Any], what: str) -> Results:
+def _new_results(function: Callable[..., Any], task: str) -> Results:
+    what = f"{task}, step by {getattr(function, '__qualname__', type(function).__qualname__)}"
     try:
         results = Results(function, task=what)
         results.resolve()
@@ -133,7 +136,7 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, Iterator):
         return f"<{type(value).__qualname__}>"
     if isinstance(value, Mapping):
-        return {str(key): _comparable(entry) for key, entry in value.items()}
+        return dict(sorted(((str(key), _comparable(entry)) for key, entry in value.items()), key=itemgetter(0)))
     if isinstance(value, (set, frozenset)):
         return sorted(map(repr, value))
     if isinstance(value, (list, tuple)):
@@ -152,7 +155,7 @@ def digest_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         )
     except (ValueError, RecursionError):
         data = b"0"
-    return hashlib.sha256(json.dumps(json.loads(data), sort_keys=True).encode()).hexdigest()[:32]
+    return hashlib.sha256(data).hexdigest()[:32]
 
 
 #: Of a step without arguments.
@@ -166,8 +169,25 @@ def full_name(name: str, number: int) -> str:
     return name if number == 1 and not _NUMBERED.search(name) else f"{name}#{number}"
 
 
+#: Threads that wait for a call, and how many of them may.
+_idle: deque[SimpleQueue[Callable[[], Callable[[], None]]]] = deque()
+_MOST_IDLE = 8
+
+
+def _serve(calls: SimpleQueue[Callable[[], Callable[[], None]]]) -> None:
+    while True:
+        settle = calls.get()()
+        is_enough = len(_idle) >= _MOST_IDLE
+        if not is_enough:
+            _idle.append(calls)
+        with suppress(RuntimeError):  # the loop is closed
+            settle()
+        if is_enough:
+            return
+
+
 async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Await a call on a daemon thread of its own: it waits for no other thread, and does not keep the process from ending."""
+    """Await a call on a daemon thread: it waits for no other call, and does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
@@ -176,7 +196,7 @@ async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
         if not done.done():
             set_it(outcome)
 
-    def call() -> None:
+    def call() -> Callable[[], None]:
         set_it: Callable[[Any], None]
         outcome: Any
         try:
@@ -185,10 +205,14 @@ async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
             set_it, outcome = done.set_exception, RuntimeError(f"the step raised {error!r}")
         except BaseException as error:
             set_it, outcome = done.set_exception, error
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, set_it, outcome)
+        return partial(loop.call_soon_threadsafe, settle, set_it, outcome)
 
-    threading.Thread(target=call, name="sa-jobqueue step", daemon=True).start()
+    try:
+        calls = _idle.pop()
+    except IndexError:
+        calls = SimpleQueue()
+        threading.Thread(target=_serve, args=(calls,), name="sa-jobqueue step", daemon=True).start()
+    calls.put(call)
     return await done
 
 
@@ -358,7 +382,7 @@ class Steps:
         """Run a step of a `def` handler, or return what was recorded."""
         full, digest = self._name(checked_name(call.name, "step")), digest_of(call.args, call.kwargs)
         found = self._known(full, digest, revision=call.revision)
-        results = _results(call.function, self._what(full))
+        results = _results(call.function, self._job.task)
         if found is not None:
             return _typed(found, results.hint)
         began, tries = monotonic(), 0
@@ -385,7 +409,7 @@ class Steps:
         if self._recorded is None:
             await self.acall(self._read)
         found = self._known(full, digest, revision=call.revision)
-        results = _results(call.function, self._what(full))
+        results = _results(call.function, self._job.task)
         if found is not None:
             return _typed(found, results.hint)
         step = asyncio.create_task(self._perform(call, full, digest, results))
@@ -474,9 +498,6 @@ class Steps:
         text = "job %d: step %r failed (%r) and is tried again in %.3g s"
         logger.info(text, self._job.id, call.name, error, wait, extra=self._job.fields)
         return wait
-
-    def _what(self, name: str) -> str:
-        return f"{self._job.task}, step {name!r}"
 
     @contextmanager
     def session(self, name: str) -> Generator[Session]:
