@@ -238,8 +238,8 @@ def take_signals_early() -> None:
 
     def take(connection: Connection, id: int, token: int, *, step: str, signal: str) -> str | None:
         taken = "DELETE FROM sa_jobqueue.signal WHERE name = :name RETURNING payload::text"
-        payload = connection.execute(text(taken), {"name": signal}).scalar()
-        connection.commit()
+        with connection.engine.begin() as early:
+            payload = early.execute(text(taken), {"name": signal}).scalar()
         if payload is not None:
             default_store.record_step(
                 connection, id, token, steps.Recorded(step, "signal", 1, None, payload, is_ours=True)

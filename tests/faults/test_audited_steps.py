@@ -138,7 +138,8 @@ def test_what_is_broken_on_purpose_is_caught(
             session.commit()
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             live = text("SELECT count(*) FROM sa_jobqueue.job WHERE status IN ('queued', 'blocked', 'running')")
-            wait_until(lambda: connection.scalar(live) == 0, 60)
+            # A stale record ends the wait of the job's next run, which nobody puts back then.
+            wait_until(lambda: connection.scalar(live) == 0 or broken & rules_broken(engine, tmp_path, fates), 60)
         found = rules_broken(engine, tmp_path, fates)
     assert broken <= found
     assert bool(found) == bool(broken)

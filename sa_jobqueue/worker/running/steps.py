@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import os
 import random
 import re
 import threading
@@ -170,11 +171,11 @@ def full_name(name: str, number: int) -> str:
 
 
 #: Threads that wait for a call, and how many of them may.
-_idle: deque[SimpleQueue[Callable[[], Callable[[], None]]]] = deque()
+_idle: deque[SimpleQueue[Callable[[], Callable[[], object]]]] = deque()
 _MOST_IDLE = 8
 
 
-def _serve(calls: SimpleQueue[Callable[[], Callable[[], None]]]) -> None:
+def _serve(calls: SimpleQueue[Callable[[], Callable[[], object]]]) -> None:
     while True:
         settle = calls.get()()
         is_enough = len(_idle) >= _MOST_IDLE
@@ -182,8 +183,12 @@ def _serve(calls: SimpleQueue[Callable[[], Callable[[], None]]]) -> None:
             _idle.append(calls)
         with suppress(RuntimeError):  # the loop is closed
             settle()
+        del settle  # and what it holds
         if is_enough:
             return
+
+
+os.register_at_fork(after_in_child=_idle.clear)
 
 
 async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -196,7 +201,7 @@ async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
         if not done.done():
             set_it(outcome)
 
-    def call() -> Callable[[], None]:
+    def call() -> Callable[[], object]:
         set_it: Callable[[Any], None]
         outcome: Any
         try:
@@ -205,7 +210,7 @@ async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
             set_it, outcome = done.set_exception, RuntimeError(f"the step raised {error!r}")
         except BaseException as error:
             set_it, outcome = done.set_exception, error
-        return partial(loop.call_soon_threadsafe, settle, set_it, outcome)
+        return lambda: loop.call_soon_threadsafe(settle, set_it, outcome)
 
     try:
         calls = _idle.pop()
