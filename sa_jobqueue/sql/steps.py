@@ -54,6 +54,17 @@ class WaitFor(NamedTuple):
     question: str | None = None
     jobs: Sequence[int] | None = None
 
+    def __str__(self) -> str:
+        if self.signal is not None:
+            return f"signal {self.signal!r}"
+        if self.jobs is not None:
+            return f"the ends of the jobs {', '.join(map(str, self.jobs))}"
+        if self.at is not None:
+            return self.at.isoformat(sep=" ")
+        if self.seconds is not None:
+            return f"{self.seconds:g} s to pass"
+        return f"a retry, because step {self.step!r} has other arguments"
+
 
 class Resumed(NamedTuple):
     """What `resume_waiting` has done: jobs put back; whether to come again at once; and the seconds until the next is due."""

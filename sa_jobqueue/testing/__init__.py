@@ -13,12 +13,14 @@ With an `AsyncSession` the same functions are awaited. The pytest fixture `jobqu
 from ..worker.running.effects import Effects, RowChange
 from .clock import move_clock
 from .contexts import FakeAsyncJobContext, FakeJobContext
-from .drain import drain, work_one
+from .drain import check_replay, drain, work_one
 from .effects import effects
 from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
 from .explain import Explanation, Unrun, explain
 from .inline import Drained, Ran
 from .queue import JobQueue
+from .replay import Repeated, Replay
+from .steps import crash_after, signal
 
 __all__ = [
     "Drained",
@@ -28,14 +30,19 @@ __all__ = [
     "FakeJobContext",
     "JobQueue",
     "Ran",
+    "Repeated",
+    "Replay",
     "RowChange",
     "Unrun",
     "assert_enqueued",
     "assert_not_enqueued",
+    "check_replay",
+    "crash_after",
     "drain",
     "effects",
     "enqueued",
     "explain",
     "move_clock",
+    "signal",
     "work_one",
 ]

@@ -89,10 +89,19 @@ def do_chores(session: Session, *, registry: Registry, job: type[JobMixin]) -> N
     store.forget_expiry(connection, limit=_PAGE)
     store.end_expired(connection, limit=_PAGE)
     store.end_overdue(connection, limit=_PAGE)
+    resume_waiting(connection, store)
     ticked = Ticked()
     store.enqueue_due(connection, ticked, limit=_PAGE, random=random.random)
     for name, reason in ticked.bad:
         raise OptionError(f"schedule {name!r} cannot be used: {reason}")
+
+
+def resume_waiting(connection: sa.Connection, store: Store) -> bool:
+    """Put the suspended jobs back into their queues that can go on. Whether there were any."""
+    waits = table_of(companions_of(store.job).wait)
+    joins = waits.c.jobs.is_not(None), waits.c.resumed_at.is_(None)
+    connection.execute(sa.update(waits).where(*joins).values(due_at=sa.func.now()))  # workers look later and later
+    return store.resume_waiting(connection, most=_PAGE).jobs > 0
 
 
 def _rescue(connection: sa.Connection, store: Store, registry: Registry) -> None:

@@ -7,6 +7,7 @@ import contextvars
 import threading
 from collections.abc import Callable, Collection, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -21,9 +22,12 @@ from ..worker.running.run import Run
 from .clock import do_chores
 from .explain import explain_in
 from .inline import Drained, Inline, Ran
+from .replay import Replay, Twice
 from .transaction import AsyncSide, Side, SyncSide, own_session, see_again
 
 T = TypeVar("T")
+
+_CRASHED = "crashed"
 
 
 @overload
@@ -63,6 +67,8 @@ def drain(
 
     Handlers get a session of their own, as in production, on the session's connection. Both kinds of handlers run with both kinds of
     session. Schedules that are due enqueue their jobs first, and jobs whose lease has run out are rescued.
+
+    A job that waits is suspended (`Ran.waits_for`). It goes on in this drain if its signal is there, or the jobs have ended for which it waits.
 
     `queues`: whose jobs to run; None: those of all queues. `registry`: the tasks. `raise_errors`: raise what a handler has raised, when
     what became of its job is written; False: leave it to the retry policy, and to `Drained.errors`. `most`: how many jobs, because a job that enqueues itself would go on forever.
@@ -109,6 +115,39 @@ def work_one(
     return work.one_async(own, job) if isinstance(own, AsyncSession) else work.one(own, job)
 
 
+@overload
+def check_replay(
+    session: SyncSide, job: JobMixin | int, *, harmless: Collection[str] = (), registry: Registry = default_registry
+) -> Replay: ...
+@overload
+def check_replay(
+    session: AsyncSide, job: JobMixin | int, *, harmless: Collection[str] = (), registry: Registry = default_registry
+) -> Coroutine[Any, Any, Replay]: ...
+def check_replay(
+    session: Side, job: JobMixin | int, *, harmless: Collection[str] = (), registry: Registry = default_registry
+) -> Any:
+    """Run the handler of a job twice, and list what the second run repeated because it is in no step.
+
+    So `assert not check_replay(session, job).repeated`. The first run ends as if its worker had been killed right before the outcome, or before the
+    wait at which it arrived. The second is the run of the job, as by `work_one`, whose result this is. When the wait is over, check again for the
+    rest of the handler.
+
+    It sees the functions that the code of the handler itself calls: those written in Python, mocks, `open` and the functions of `os`, and `begin()`
+    and `commit()` of SQLAlchemy's sessions and engines. It sees steps that the second run calls again, because their names or arguments are not the
+    same in each run. It does not see what those functions call in turn, other functions written in C, coroutines that a task runs
+    (`asyncio.gather`), or what a decorator of the handler does. Not listed are calls of the context, the making of objects, and functions of
+    modules without outside effects, as `json`, `logging` and `pydantic`.
+
+    `harmless`: functions or modules that may be repeated, as the beginnings of their names: "shop.addresses.".
+
+    Raises what the handler raises, and AssertionError if the job is not due.
+    """
+    of = registry.job if isinstance(job, int) else type(job)
+    own, kind = own_session(session), partial(Twice, harmless=harmless)
+    work = _Work(registry, None, of, raise_errors=True, kind=kind)
+    return work.one_async(own, job) if isinstance(own, AsyncSession) else work.one(own, job)
+
+
 @dataclass(slots=True)
 class _Work:
     """The work of a call."""
@@ -118,6 +157,7 @@ class _Work:
     job: type[JobMixin]
     raise_errors: bool = field(kw_only=True)
     most: int = field(kw_only=True, default=1)
+    kind: Callable[..., Inline] = field(kw_only=True, default=Inline)
 
     # ---- with a Session
 
@@ -126,6 +166,8 @@ class _Work:
         try:
             while (run := inline.next()) is not None:
                 ran.append(self._checked(_run(inline, run), ran))
+                if ran[-1].outcome == _CRASHED:
+                    break
         finally:
             see_again(session, at_once=False)
         return self._drained(session, ran)
@@ -145,6 +187,8 @@ class _Work:
         try:
             while (run := await on(lambda _: inline.next())) is not None:
                 ran.append(self._checked(await _run_async(inline, run, session), ran))
+                if ran[-1].outcome == _CRASHED:
+                    break
         finally:
             await on(lambda own: see_again(own, at_once=True))
         return await on(lambda own: self._drained(own, ran))
@@ -161,7 +205,7 @@ class _Work:
     # ---- with both
 
     def _begin(self, session: Session) -> Inline:
-        inline = Inline(session, registry=self.registry, queues=self.queues, job=self.job)
+        inline = self.kind(session, registry=self.registry, queues=self.queues, job=self.job)
         do_chores(session, registry=self.registry, job=self.job)
         return inline
 

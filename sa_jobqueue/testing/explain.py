@@ -135,6 +135,9 @@ def _in_a_test(reason: WaitReason, row: Any, queues: Collection[str] | None) -> 
             retry = f", for attempt {row.attempt + 1}" if row.attempt else ""
             seconds = (row.run_at - row.now).total_seconds()
             return f"is due in {_lasting(seconds)}{retry}: move_clock() lets that time pass"
+        case "signal" | "sleep":
+            after = "signal() sends it" if reason.what == "signal" else "move_clock() lets that time pass"
+            return f"{reason.said(_moment)}: {after}"
         case "locked":
             return "is locked by another connection"
         case _:

@@ -29,11 +29,13 @@ from ..sql.limits.claims import LimitedRequest, picked_jobs
 from ..sql.parts import table_of
 from ..tasks.registry import Registry
 from ..tasks.tasks import AnyTask
-from ..worker.running.attempt_end import ToWrite, outcome_of
-from ..worker.running.call import taken_by
+from ..worker.running.attempt_end import ToWrite, Written, outcome_of
+from ..worker.running.call import Call, taken_by
 from ..worker.running.joined import MIDDLE, JoinedRuns, with_all_inputs
 from ..worker.running.notes import JobReports
 from ..worker.running.run import Run
+from .clock import resume_waiting
+from .steps import KitSteps
 from .transaction import Listed
 
 #: Jobs that are listed as text, at most.
@@ -51,15 +53,18 @@ class Ran:
     """As they are stored: plain JSON."""
     attempt: int
     outcome: str
-    """"completed", "retried", "failed", "cancelled", "snoozed" or "released"."""
+    """"completed", "retried", "failed", "cancelled", "snoozed", "suspended" (it waits), "released", or "crashed" by `crash_after`."""
     error: BaseException | None = None
     """What the handler has raised."""
     result: Any = None
     """What it returned, as plain JSON, if its task says `record=True`."""
+    waits_for: str | None = None
+    """What a suspended job waits for: "signal 'order:17:approve'"."""
 
     def __str__(self) -> str:
         given = ", ".join(f"{name}={shown(value)}" for name, value in self.args.items())
         why = "" if self.error is None else f" ({type(self.error).__name__}: {self.error})"
+        why = why if self.waits_for is None else f" (waits for {self.waits_for})"
         return f"job {self.job_id} {self.task}({given}): {self.outcome}{why}"
 
 
@@ -107,6 +112,8 @@ class Inline(JoinedRuns[Ran]):
     called inside of its `run_sync`, but `run_async` is awaited.
     """
 
+    steps = KitSteps
+
     def __init__(
         self, session: Session, *, registry: Registry, queues: Collection[str] | None, job: type[JobMixin] = Job
     ) -> None:
@@ -127,7 +134,7 @@ class Inline(JoinedRuns[Ran]):
         for queue in connection.scalars(self._due_queues()).all():
             if (found := self._claim_from(connection, queue)) is not None:
                 return self._run(found)
-        return None
+        return self.next() if resume_waiting(connection, self._store) else None
 
     def _move_workflows(self) -> None:
         """Release the members of workflows that waited for others, as far as these have ended."""
@@ -188,8 +195,27 @@ class Inline(JoinedRuns[Ran]):
 
     # ---- what becomes of a run
 
+    def _succeed(self, call: Call, value: Any) -> Ran:
+        return self._crashed(call) if self._steps.is_killed else super()._succeed(call, value)
+
+    def _fail(self, call: Call, error: BaseException) -> Ran:
+        return self._crashed(call) if self._steps.is_killed else super()._fail(call, error)
+
+    def _crashed(self, call: Call) -> Ran:
+        """Leave the job as a worker that is killed does, with a lease that has run out."""
+        call.close(failed=True)
+        self._steps.keep()
+        table = table_of(self._job)
+        over = sa.update(table).where(table.c.id == call.run.job.id).values(lease_expires_at=sa.func.now())
+        self._connection.execute(over)
+        return _ran(call.run, "crashed")
+
     def _write(self, change: Change) -> Change:
         """Write the outcome of a job. Returns the change that was written."""
+        if change.event is Event.SUSPEND:
+            written = self._steps.write(change)
+            assert isinstance(written, Written), "no other worker can have claimed the job"
+            return written.change
         try:
             with self._connection.begin_nested():
                 answer = self._store.apply_one(self._connection, change)
@@ -207,9 +233,8 @@ class Inline(JoinedRuns[Ran]):
         if run.attempt_end is not None:
             run.attempt_end.tell(outcome, error)
         self._write_notes(change)
-        job, taken = run.job, taken_by(run.job) if run.job.extra is not None else None
-        args = load((job.args if taken is None else taken.args) or "{}")
-        return Ran(job.id, job.task, job.queue, args, job.attempt, outcome, error, result)
+        waits = str(self._steps.suspension) if change.event is Event.SUSPEND else None
+        return _ran(run, outcome, error, result, waits)
 
     def _write_notes(self, change: Change) -> None:
         if not self._notes.any:
@@ -219,3 +244,9 @@ class Inline(JoinedRuns[Ran]):
         reported = self._store.write_progress(connection, batch.reports) if batch.reports else frozenset()
         written = self._store.write_logs(connection, batch.logs) if batch.logs else frozenset()
         self._notes.settle(batch, reported, written)
+
+
+def _ran(run: Run, outcome: str, *end: Any) -> Ran:
+    job, taken = run.job, taken_by(run.job) if run.job.extra is not None else None
+    args = load((job.args if taken is None else taken.args) or "{}")
+    return Ran(job.id, job.task, job.queue, args, job.attempt, outcome, *end)

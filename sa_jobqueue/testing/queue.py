@@ -12,11 +12,13 @@ from ..tasks.registry import Registry, TaskName, default_registry
 from ..tasks.tasks import AnyTask
 from ..worker.running.effects import Effects
 from .clock import move_clock
-from .drain import drain, work_one
+from .drain import check_replay, drain, work_one
 from .effects import effects
 from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
 from .explain import Explanation, explain
 from .inline import Drained, Ran
+from .replay import Replay
+from .steps import crash_after, signal
 from .transaction import AsyncSide, Side, SyncSide
 
 S_co = TypeVar("S_co", bound=Side, covariant=True)
@@ -108,6 +110,32 @@ class JobQueue(Generic[S_co]):
     def effects(self: JobQueue[Any]) -> Any:
         """What is written in the block, and then undone: see `effects`."""
         return effects(self.session)
+
+    @overload
+    def signal(
+        self: JobQueue[SyncSide], name: str, payload: object = None, *, expires_in: Duration | None = None
+    ) -> None: ...
+    @overload
+    def signal(
+        self: JobQueue[AsyncSide], name: str, payload: object = None, *, expires_in: Duration | None = None
+    ) -> Coroutine[Any, Any, None]: ...
+    def signal(self: JobQueue[Any], name: str, payload: object = None, *, expires_in: Duration | None = None) -> Any:
+        """Send a signal: see `signal`."""
+        return signal(self.session, name, payload, expires_in=expires_in, job=self.registry.job)
+
+    def crash_after(self, step: str, *, recorded: bool = True) -> AbstractContextManager[None]:
+        """End a run after this step: see `crash_after`. Not awaited."""
+        return crash_after(step, recorded=recorded)
+
+    @overload
+    def check_replay(self: JobQueue[SyncSide], job: JobMixin | int, *, harmless: Collection[str] = ()) -> Replay: ...
+    @overload
+    def check_replay(
+        self: JobQueue[AsyncSide], job: JobMixin | int, *, harmless: Collection[str] = ()
+    ) -> Coroutine[Any, Any, Replay]: ...
+    def check_replay(self: JobQueue[Any], job: JobMixin | int, *, harmless: Collection[str] = ()) -> Any:
+        """Run a handler twice, and list what it repeats outside of its steps: see `check_replay`."""
+        return check_replay(self.session, job, harmless=harmless, registry=self.registry)
 
     def _known(self, task: AnyTask | TaskName | str) -> AnyTask | TaskName | str:
         """The task of this registry, if it is given by its name."""

@@ -77,6 +77,15 @@ def fail_flush(session: Session) -> None:
     transaction._begin().rollback(_capture_exception=True)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
+def savepoints_since(savepoint: sa.NestedTransaction) -> list[str]:
+    """The names of `savepoint` and of those that were begun after it and are open, in that order."""
+    found, last = list[str](), savepoint.connection.get_nested_transaction()
+    while last is not None:
+        found.insert(0, last._savepoint)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        last = None if last is savepoint else last._previous_nested  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return found
+
+
 def invalidate_pool(engine: sa.Engine) -> None:
     """Let the pool replace all connections that it has by now when they are next needed, as Core does when it finds a broken connection."""
     engine.pool._invalidate(None)  # type: ignore[arg-type]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

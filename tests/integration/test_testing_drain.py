@@ -83,7 +83,7 @@ class Handlers:
 
         @task(registry=registry, queue="mail")
         async def send_async(ctx: AsyncJobContext, order_id: int) -> None:
-            await asyncio.sleep(0)
+            await ctx.session.execute(text("SELECT 1"))
             order = await ctx.session.get_one(Order, order_id)
             order.receipt = f"sent by attempt {ctx.attempt}"
 

@@ -17,13 +17,17 @@ from sa_jobqueue.testing import (
     FakeJobContext,
     JobQueue,
     Ran,
+    Replay,
     assert_enqueued,
     assert_not_enqueued,
+    check_replay,
+    crash_after,
     drain,
     effects,
     enqueued,
     explain,
     move_clock,
+    signal,
     work_one,
 )
 
@@ -48,6 +52,9 @@ def with_a_session(session: Session, scoped: scoped_session[Session]) -> None:
     assert_type(explain(session), Explanation)
     with effects(session) as rows:
         assert_type(rows, Effects)
+    signal(session, "order:7:approve", {"by": "ann"}, expires_in=60)
+    with crash_after("label"):
+        assert_type(check_replay(scoped, 7, harmless=["shop."]), Replay)
 
     drain(None)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     assert_enqueued(session, len)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -64,6 +71,8 @@ async def with_an_async_session(session: AsyncSession) -> None:
     assert_type(await explain(session), Explanation)
     async with effects(session) as rows:
         assert_type(rows, Effects)
+    await signal(session, "order:7:approve")
+    assert_type(await check_replay(session, 7), Replay)
 
 
 async def with_the_fixture(jobqueue: JobQueue[Session], async_jobqueue: JobQueue[AsyncSession]) -> None:
@@ -71,6 +80,10 @@ async def with_the_fixture(jobqueue: JobQueue[Session], async_jobqueue: JobQueue
     assert_type(jobqueue.drain(), Drained)
     assert_type(jobqueue.assert_enqueued(send, order_id=7), Job)
     assert_type(await async_jobqueue.drain(), Drained)
+    jobqueue.signal("go")
+    await async_jobqueue.signal("go", 7)
+    with async_jobqueue.crash_after("label", recorded=False):
+        assert_type((await async_jobqueue.check_replay(7)).repeated[0].line, int)
     assert_type(await async_jobqueue.assert_enqueued(send, order_id=7), Job)
     with jobqueue.effects() as rows:
         assert_type(rows, Effects)

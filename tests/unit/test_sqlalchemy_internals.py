@@ -21,6 +21,7 @@ from sa_jobqueue.util.sqlalchemy_internals import (
     is_in_its_own_transaction,
     may_have_listeners,
     register_flushed,
+    savepoints_since,
     take_out,
 )
 
@@ -91,6 +92,18 @@ def test_a_session_is_left_as_by_a_flush_that_fails() -> None:
             session.connection()
         session.rollback()
         session.connection()
+    engine.dispose()
+
+
+def test_savepoints_are_known_by_their_names() -> None:
+    """`NestedTransaction._savepoint` and `NestedTransaction._previous_nested`: the names that were sent."""
+    engine = sa.create_engine("sqlite://")
+    sent: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+    with engine.connect() as connection, connection.begin(), connection.begin_nested():  # noqa: SIM117
+        with connection.begin_nested() as second, connection.begin_nested():
+            assert [f"SAVEPOINT {name}" for name in savepoints_since(second)] == sent[1:]
+            assert len(sent) == 3
     engine.dispose()
 
 

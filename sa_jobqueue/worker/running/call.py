@@ -328,14 +328,15 @@ class Call:
 
     def _open_steps(self) -> Steps:
         self._refuse_late()
-        if (checkpoints := self._sessions.checkpoints) is None:
-            raise SessionUnavailable("there are no steps here: nothing can record them")
-        run = self.run
+        run, checkpoints = self.run, self._sessions.checkpoints
         with _opening:
-            self.steps = self.steps or Steps(
-                run.job, checkpoints, self._sessions, lambda: run.renewed,
-                policy=run.task.steps, limit=run.task.registry.max_payload,
-            )  # fmt: skip
+            if self.steps is None and checkpoints is not None:
+                self.steps = Steps(
+                    run.job, checkpoints, self._sessions, lambda: run.renewed,
+                    policy=run.task.steps, limit=run.task.registry.max_payload,
+                )  # fmt: skip
+        if self.steps is None:
+            raise SessionUnavailable("there are no steps here: nothing can record them")
         return self.steps
 
     def _refuse_late(self) -> None:

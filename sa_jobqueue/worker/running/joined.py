@@ -7,34 +7,42 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from time import monotonic
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.exc import IllegalStateChangeError
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import ORMExecuteState, Session
 from sqlalchemy.util import await_only
 
-from ...arguments.context import ClaimedJob, Notes
+from ...arguments.context import ClaimedJob, Notes, StepCall
 from ...arguments.storable import load
-from ...errors import JobStopped, SessionUnavailable
+from ...errors import HandlerTimeout, JobStopped, SessionUnavailable
 from ...models import JobMixin
 from ...rules.lifecycle import Change, completed, decide, extra
 from ...rules.outcomes import Completed, Outcome
+from ...rules.settings import WorkerSettings
 from ...sql.apply import Answer
+from ...sql.steps import Recorded
 from ...sql.store import Store, store_of
 from ...sql.workflows.pruning import Input
 from ...tasks.registry import Registry
+from ...util.sqlalchemy_internals import savepoints_since
 from .attempt_end import LOST, RunEnding, ToWrite, Written
 from .call import Call, with_inputs
 from .reopening import Sessions
 from .run import Run
+from .steps import Checkpoints, Steps
 from .timeouts import timeout_of, within
 from .transaction import SHARED, HandlerTransaction, refuse
-from .verdict import of_error, of_value, unstarted
+from .verdict import of_error, of_value, suspends, unstarted
 
 #: Results of other jobs that are read at once.
 _PAGE = 1_000
@@ -70,6 +78,9 @@ class JoinedTransaction(HandlerTransaction):
         self.committing, self.unopened = None, None
         self._closed, self._opening = False, Lock()
         self._savepoints: dict[sa.Connection, sa.NestedTransaction] = {}
+        self._released: dict[sa.Connection, list[str]] = {}
+        """The names of savepoints that a step has released: see `step_aside`."""
+        self._has_written = False
         session.join_transaction_mode = "create_savepoint"
         session.get_bind = self._bind  # type: ignore[method-assign]
 
@@ -84,14 +95,44 @@ class JoinedTransaction(HandlerTransaction):
             connection = self._outer.connection(bind_arguments=options)
             if connection not in self._savepoints:
                 self._savepoints[connection] = connection.begin_nested()
+            self._come_back()
         finally:
             self._opening.release()
         if self._closed:
             refuse()
+        self._has_written = self._has_written or not _reads(options.get("clause"))
         return connection
+
+    def step_aside(self) -> None:
+        """Release the savepoints, if the handler has written nothing: then they do not undo what a step writes on the same connection. They
+        are set again at the handler's next statement.
+        """
+        if not (self._has_written or self._released):
+            for connection, savepoint in self._savepoints.items():
+                self._released[connection] = names = savepoints_since(savepoint)
+                connection.exec_driver_sql(f"RELEASE SAVEPOINT {names[0]}")
+
+    def _come_back(self) -> None:
+        for connection, names in list(self._released.items()):
+            if savepoints_since(self._savepoints[connection]) == names:  # and not within the block of a step's session
+                del self._released[connection]
+                for name in names:
+                    connection.exec_driver_sql(f"SAVEPOINT {name}")
+
+    def commit_step(self, record: Callable[[sa.Connection], None]) -> bool:
+        """Keep what was written together with the record of a step: see `HandlerTransaction.commit_step`."""
+        self.session.flush()
+        if not self._savepoints:
+            return False
+        record(connection_of(self._outer, self._job))
+        self.session.commit()
+        self._closed = True
+        self._end(keep=True)
+        return True
 
     def complete(self, change: Change) -> RunEnding:
         """Keep what the handler wrote, together with `change`; if the claim is no longer valid, nothing."""
+        self._come_back()
         self.session.flush()
         if self.session.autobegin or self.session.in_transaction():
             self.session.commit()
@@ -108,6 +149,7 @@ class JoinedTransaction(HandlerTransaction):
         """Undo what was not kept, also by a task or thread that the handler left behind."""
         self._closed = True
         try:
+            self._come_back()
             while not self._is_closed():
                 if connection_of(self._outer, self._job).dialect.is_async:
                     await_only(asyncio.sleep(_TEST_EVERY))
@@ -135,6 +177,12 @@ class JoinedTransaction(HandlerTransaction):
                 savepoint.rollback()
 
 
+def _reads(statement: Any) -> bool:
+    if isinstance(statement, sa.TextClause):
+        return statement.text.lstrip()[:6].upper() == "SELECT"
+    return isinstance(statement, sa.SelectBase)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinedSessions(Sessions):
     """Sessions for handlers, made as in production: by the registry's makers, or plain. They join the transaction of the session `outer`."""
@@ -143,13 +191,27 @@ class JoinedSessions(Sessions):
     job: type[JobMixin]
     transaction: type[JoinedTransaction]
 
+    def open_async(self) -> tuple[AsyncSession, HandlerTransaction]:
+        """A session for an `async def` handler, and its transaction."""
+        session, transaction = Sessions.open_async(self)
+        event.listen(session.sync_session, "do_orm_execute", _read)
+        return session, transaction
+
     def _transaction(self, session: Session, engine: Any) -> HandlerTransaction:
         return self.transaction(session, outer=self.outer, job=self.job, store=self.store)
 
 
+def _read(state: ORMExecuteState) -> Any:
+    """Read the rows of plain SQL: an AsyncSession would close their cursor in a way that drivers for a Session do not know."""
+    result = state.invoke_statement()
+    return result.freeze()() if isinstance(result, sa.CursorResult) and result.returns_rows else result
+
+
 # ---- Handlers in that transaction.
 
+P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 #: Where in its range a backoff's jitter lies: each time at the same place.
 MIDDLE = 0.5
 
@@ -159,16 +221,126 @@ async def at_once(work: Callable[[], R]) -> R:
     return work()
 
 
+class _JoinedCheckpoints(Checkpoints):
+    """Steps are recorded in the outer transaction, behind savepoints."""
+
+    def __init__(self, store: Store, connection: Callable[[], sa.Connection]) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self.store, self.lease, self._connection = store, WorkerSettings().lease, connection
+
+    @contextmanager
+    def begin(self, *, several: bool = False) -> Generator[sa.Connection]:
+        connection = self._connection()
+        with connection.begin_nested():
+            yield connection
+
+
+class JoinedSteps(Steps):
+    """The steps of a run in the outer transaction. Records that were undone with what the handler wrote are written again: see `keep`.
+
+    `on`: does what uses the connection, for an async handler.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        sessions: Sessions,
+        store: Store,
+        connection: Callable[[], sa.Connection],
+        on: Callable[[Callable[[], Any]], Awaitable[Any]],
+    ) -> None:
+        run = call.run
+        # If the database is away, nothing is tried again.
+        super().__init__(
+            run.job, _JoinedCheckpoints(store, connection), sessions, lambda: float("-inf"),
+            policy=run.task.steps, limit=run.task.registry.max_payload,
+        )  # fmt: skip
+        self._call, self._on, self._turn, self._connection = call, on, asyncio.Lock(), connection
+        self.met: dict[str, bool] = {}
+        """The steps that ended in this run, and whether each was answered from its record."""
+        self._written: dict[str, Callable[[sa.Connection], Any] | None] = {}
+        """What was recorded in this run; None: together with what a session wrote."""
+        self._skipped: defaultdict[float, float] = defaultdict(float)
+        self._has_ended = False
+
+    def lose(self, name: str) -> None:
+        """Called when what the session of this step wrote was undone with what the handler's session wrote before it."""
+
+    def _find(self, full: str) -> Recorded | None:
+        if not self._call.run.task.is_async:
+            self._step_aside()
+        if (found := super()._find(full)) is not None:
+            self.met[full] = True
+        return found
+
+    def _try(
+        self, name: str, write: Callable[[sa.Connection], T], connection: sa.Connection | None = None
+    ) -> T | Recorded:
+        self._refuse_late()
+        self.passing(name, recorded=False)
+        found = super()._try(name, write, connection)
+        if found not in {None, False}:
+            self._written[name] = write if connection is None else None
+            self.met[name] = False
+            if connection is None:
+                self.passing(name, recorded=True)
+        return found
+
+    def _delay(self, error: Exception, call: StepCall, tries: int, began: float) -> float:
+        """A step is tried again at once, as if the time had passed."""
+        self._skipped[began] += super()._delay(error, call, tries, began - self._skipped[began])
+        return 0.0
+
+    async def acall(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call what uses the connection, one call at a time."""
+
+        def call() -> T:
+            self._step_aside()
+            return method(*args, **kwargs)
+
+        async with self._turn:
+            self._refuse_late()
+            return cast("T", await self._on(call))
+
+    def _step_aside(self) -> None:
+        if isinstance(transaction := self._call.transaction, JoinedTransaction):
+            transaction.step_aside()
+
+    def keep(self) -> None:
+        """Write the records again that are gone, but not those of sessions, whose writes are gone with them: the next run does them again."""
+        if not self._written:
+            return
+        kept, _ = self._store.read_steps(self._connection(), self._job.id, self._job.claim_token)
+        for name, write in self._written.items():
+            if name in kept and kept[name].is_ours:
+                continue
+            if write is None:
+                self.lose(name)
+            else:
+                super()._try(name, write)
+
+    def end(self) -> None:
+        """Refuse what tasks or threads that the handler left behind would record."""
+        self._has_ended = True
+
+    def _refuse_late(self) -> None:
+        if self._has_ended:
+            raise SessionUnavailable("the job has ended, and its steps with it")
+
+
 class JoinedRuns(Generic[R]):
     """Calls handlers in the transaction of the session `outer`. Everything here is written for a `Session`; with an `AsyncSession` it is
     called inside of its `run_sync`, but `run_async` is awaited.
     """
 
     transaction: ClassVar[type[JoinedTransaction]] = JoinedTransaction
+    steps: ClassVar[type[JoinedSteps]] = JoinedSteps
+    _steps: Any
+    """Of the run, made by `steps`."""
 
     def __init__(self, outer: Session, notes: Notes, *, registry: Registry, job: type[JobMixin]) -> None:
         self._session, self._registry, self._job = outer, registry, job
         self._store, self._given = store_of(job), notes
+        self._records = self._store
         self._sessions = JoinedSessions(
             maker=registry.sessionmaker, async_maker=registry.async_sessionmaker, store=self._store, outer=outer, job=job,
             transaction=self.transaction,
@@ -183,32 +355,41 @@ class JoinedRuns(Generic[R]):
         """Run a `def` handler."""
         if (outcome := unstarted(run)) is not None:
             return self._ended(run, outcome)
-        call = self._begin(run)
+        call = self._begin(run, at_once)
         try:
             return self._succeed(call, call.invoke())
         except BaseException as error:
             return self._fail(call, error)
+        finally:
+            self._steps.end()
 
     async def run_async(self, run: Run, on: Callable[[Callable[[], R]], Awaitable[R]]) -> R:
         """Run an `async def` handler. `on`: does what uses the session's connection."""
         if (outcome := unstarted(run)) is not None:
             return await on(lambda: self._ended(run, outcome))
-        call = self._begin(run)
+        call = self._begin(run, on)
         try:
             seconds = None if run.timeout_at is None or run.started is None else run.timeout_at - run.started
             value = await (call.invoke() if seconds is None else within(seconds, run, call.invoke()))
             return await on(lambda: self._succeed(call, value))
         except BaseException as error:
             failure = error
+            if not isinstance(error, (asyncio.CancelledError, HandlerTimeout)):
+                await self._steps.idle()
             return await on(lambda: self._fail(call, failure))
+        finally:
+            self._steps.end()
 
-    def _begin(self, run: Run) -> Call:
+    def _begin(self, run: Run, on: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Call:
         run.started = monotonic()
         run.timeout_at = timeout_of(run, run.started)
-        return Call(run, self._sessions, self._given)
+        call = Call(run, self._sessions, self._given)
+        call.steps = self._steps = self.steps(call, self._sessions, self._records, lambda: self._connection, on)
+        return call
 
     def _succeed(self, call: Call, value: Any) -> R:
         """The handler has returned `value`."""
+        self._steps.refuse_swallowed()
         run = call.run
         outcome = of_value(run, value)
         assert outcome is not LOST, "no other worker can have claimed the job"
@@ -223,11 +404,13 @@ class JoinedRuns(Generic[R]):
     def _fail(self, call: Call, error: BaseException) -> R:
         """The handler has raised `error`, or what it wrote could not be kept. What stops the test itself is raised again."""
         call.close(failed=True)
-        if not isinstance(error, (Exception, JobStopped)):
+        waits = suspends(error)
+        if not isinstance(error, (Exception, JobStopped, BaseExceptionGroup)) and not waits:
             raise error
+        self._steps.keep()
         outcome = of_error(call.run, error)
         assert outcome is not LOST, "no other worker can have claimed the job"
-        return self._ended(call.run, outcome, error)
+        return self._ended(call.run, outcome, None if waits else error)
 
     def _ended(self, run: Run, outcome: Any, error: BaseException | None = None) -> R:
         return self._told(run, self._write(self._decide(run, outcome)), error)

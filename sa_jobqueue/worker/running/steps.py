@@ -348,6 +348,9 @@ class Steps:
 
         return self._patiently(f"step {name!r}", work)
 
+    def passing(self, name: str, *, recorded: bool) -> None:
+        """Called right before and right after a step is recorded, for tests."""
+
     def record(self, step: Recorded, took: float | None = None, connection: sa.Connection | None = None) -> None:
         """Record a step, in a transaction of its own or that of `connection`. Raises JobStopped if the claim is no longer valid."""
         assert self._recorded is not None
@@ -517,6 +520,7 @@ class Steps:
                 step = Recorded(full, "step", 1, _NOTHING, None, is_ours=True)
                 if not transaction.commit_step(partial(self.record, step, None)):
                     self.record(step)
+                self.passing(full, recorded=True)
         except Exception:
             if found is None:
                 raise  # else what the block has done is there already, which may be why it fails
@@ -539,6 +543,7 @@ class Steps:
                 record = partial(self.record, step, None)
                 if not await session.run_sync(lambda _: transaction.commit_step(record)):
                     await self.acall(self.record, step)
+                self.passing(full, recorded=True)
         except Exception:
             if found is None:
                 raise

@@ -86,9 +86,7 @@ def of_error(run: Run, error: BaseException) -> Outcome | Lost:
         return LOST
     if isinstance(error, _SIGNALS):
         return error
-    if isinstance(error, JobSuspended) or (
-        isinstance(error, BaseExceptionGroup) and error.split(JobSuspended)[1] is None
-    ):
+    if suspends(error):
         return Suspended()
     if run.stop is Stop.SHUTDOWN:
         return of_stop(run)
@@ -102,6 +100,13 @@ def of_error(run: Run, error: BaseException) -> Outcome | Lost:
             "that statement in session.begin_nested()."
         )
     return Failed(error, describe(error, hide=_OURS))
+
+
+def suspends(error: BaseException) -> bool:
+    """Whether the handler has unwound to wait."""
+    return isinstance(error, JobSuspended) or (
+        isinstance(error, BaseExceptionGroup) and error.split(JobSuspended)[1] is None
+    )
 
 
 def of_stop(run: Run) -> Outcome | Lost:
