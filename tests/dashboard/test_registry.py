@@ -9,13 +9,13 @@ from enum import Enum
 from typing import Any, Literal
 
 import pytest
-from sqlalchemy import Connection, Engine, NullPool, create_engine, func, select, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, func, insert, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, Snooze, TaskName, Unique, enqueue, task
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.errors import JobQueueError
-from sa_jobqueue.models import AuditEntry
+from sa_jobqueue.models import AuditEntry, Signal, Step
 from tests.dashboard.test_hostile import BAD
 from tests.support.browsing import Seen, Viewer
 from tests.support.databases import driver_url
@@ -52,6 +52,16 @@ def write(ctx: JobContext, fail: bool = False) -> dict[str, str]:
 @task(registry=registry, name="shop.write_async", dry_run=True)
 async def write_async(ctx: AsyncJobContext) -> None:
     await ctx.session.execute(text("INSERT INTO tried VALUES (3, 'new')"))
+
+
+@task(registry=registry, name="shop.ship", dry_run=True)
+async def ship(ctx: AsyncJobContext) -> None:
+    await ctx.session.scalars(select(Job.id))
+    label = await ctx.step("label", str)
+    async with ctx.step_session("mark") as session:
+        await session.execute(text("INSERT INTO tried VALUES (3, :label)"), {"label": label})
+    await ctx.session.execute(text("UPDATE tried SET note = 'changed' WHERE id = 1"))
+    await ctx.wait_signal("go")
 
 
 @task(registry=registry, name="shop.snooze", dry_run=True)
@@ -276,6 +286,31 @@ def test_a_try_shows_what_the_handler_wrote_and_keeps_nothing(engine: Engine, co
         "try",
         {"id": [str(id)], "task": ["shop.write"]},
     )
+
+
+def test_a_try_ends_at_a_wait_and_shows_the_steps(engine: Engine, connection: Connection) -> None:
+    """A recorded step answers from its record; nothing is recorded, and a signal stays where it is."""
+    id = made(connection, "shop.ship", args={})
+    viewer = Viewer(engine, registry=registry)
+    connection.execute(
+        insert(Step).values(job_id=id, claim_token=1, revision=1, kind="step", name="label", result="L1")
+    )
+    connection.commit()
+    page = Seen(viewer.send("try", {"id": id}).text)
+    assert "suspended The job would wait for signal 'go'." in page.text
+    assert "label answered from its record mark was done, and not recorded" in page.text
+    assert 'insert tried id=3 note "L1"' in page.text
+    assert "update tried" not in page.text
+
+    connection.execute(insert(Signal).values(name="go", payload={}))
+    connection.commit()
+    page = Seen(viewer.send("try", {"id": id}).text)
+    assert "completed The job would have ended like this." in page.text
+    assert "signal:go was done" in page.text
+    assert 'update tried id=1 note "old" → "changed"' in page.text
+    assert connection.scalars(select(Step.name)).all() == ["label"]
+    assert connection.scalars(select(Signal.name)).all() == ["go"]
+    assert rows(connection) == {1: "old", 2: "gone", 4: "other"}
 
 
 def test_a_try_that_fails_shows_the_traceback(engine: Engine, connection: Connection) -> None:

@@ -209,7 +209,7 @@ async def _tried(job_id: int, task: AnyTask, options: Options, engine: Anywhere)
     error = None if tried.error is None else list(map(mask_passwords, astuple(tried.error)))
     return {
         "id": job_id, "task": task.name, "outcome": tried.outcome, "error": error, "writes": tried.writes,
-        "result": shown_value("result", task.name, tried.result, mask),
+        "result": shown_value("result", task.name, tried.result, mask), "steps": tried.steps, "waits_for": tried.waits_for,
         "jobs": [{**row.after, "args": shown_value("args", row.after["task"], row.after["args"], mask)} for row in jobs],
         "rows": [_row(change, task.name, mask) for change in rows[:_MOST]], "more": max(len(rows) - _MOST, 0),
         "lines": [(datetime.fromtimestamp(at, UTC), level, mask_passwords(text)) for at, level, text in tried.lines],

@@ -1,6 +1,6 @@
 """A trial of a job: its handler is called in a transaction that is rolled back, and its writes are read before that.
 
-The job is not claimed, so its row does not change. Only effects in the transaction of `ctx.session` are undone: `@task(dry_run=True)` declares
+The job is not claimed, so its row does not change. Its steps are recorded nowhere, and a wait ends the trial. Only effects in the transaction of `ctx.session` are undone: `@task(dry_run=True)` declares
 that the handler has no others, or that they do no harm.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -23,11 +23,12 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from ...arguments.context import ClaimedJob
 from ...errors import JobQueueError
-from ...models import Job, JobMixin
+from ...models import Job, JobMixin, companions_of
 from ...rules.lifecycle import Change
 from ...rules.outcomes import ErrorEntry
 from ...sql.apply import Answer
 from ...sql.claims import as_claimed
+from ...sql.store import Store
 from ...tasks.registry import Registry
 from ...tasks.tasks import AnyTask
 from ..connections.service import setting
@@ -59,7 +60,7 @@ class Tried:
     """The result of a trial."""
 
     outcome: str
-    """How the attempt would have ended: "completed", "retried", "failed", "cancelled" or "snoozed"."""
+    """How the attempt would have ended: "completed", "retried", "failed", "cancelled", "snoozed" or "suspended"."""
     error: ErrorEntry | None
     result: Any
     """Plain JSON, if the task says `record=True`."""
@@ -67,6 +68,10 @@ class Tried:
     """The rows that would have been written; of job tables, the jobs that would have been enqueued."""
     writes: Mapping[str, Writes]
     lines: Sequence[Line]
+    steps: Mapping[str, bool]
+    """The steps that ended, and whether each was answered from a worker's record."""
+    waits_for: str | None
+    """What the job would wait for."""
 
 
 def try_job(
@@ -130,6 +135,27 @@ class _UnclaimedTransaction(JoinedTransaction):
         return Answer.APPLIED
 
 
+class _Unwritten:
+    """A store that records no step, and takes no signal, but tells its payload."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._taken = store, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def record_step(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    def take_signal(self, connection: sa.Connection, id: int, token: int, *, step: str, signal: str) -> str | None:
+        signals = companions_of(self._store.job).signal
+        of_name = signals.name == signal, signals.expires_at > sa.func.now()
+        payloads = sa.select(sa.cast(signals.payload, sa.Text)).where(*of_name).order_by(signals.id)
+        found: str | None = connection.scalar(payloads.offset(self._taken[signal]).limit(1))
+        self._taken[signal] += found is not None
+        return found
+
+
 class _Trial(JoinedRuns[Tried]):
     """The call of a handler in the transaction of `outer`, which keeps its log lines, and forgets its progress."""
 
@@ -137,6 +163,7 @@ class _Trial(JoinedRuns[Tried]):
 
     def __init__(self, outer: Session, *, registry: Registry, job: type[JobMixin]) -> None:
         super().__init__(outer, self, registry=registry, job=job)
+        self._records: Any = _Unwritten(self._store)
         self._lines: deque[Line] = deque(maxlen=_LINES)
         self._comparison, self._is_kept = Comparison(outer, only_written=True), False
 
@@ -170,6 +197,8 @@ class _Trial(JoinedRuns[Tried]):
         if run.attempt_end is not None:
             run.attempt_end.tell(ending, error)
         self._is_kept, found = error is None, self._comparison
+        steps, wait = ({}, None) if run.started is None else (self._steps.met, self._steps.suspension)
         return Tried(
-            outcome=ending, error=change.error, result=result, effects=found.found, writes=found.writes, lines=self._lines
+            outcome=ending, error=change.error, result=result, effects=found.found, writes=found.writes, lines=self._lines,
+            steps=steps, waits_for=None if wait is None else str(wait),
         )  # fmt: skip
