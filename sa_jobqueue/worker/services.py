@@ -235,6 +235,10 @@ class Services:
         """The runs whose outcomes are not known yet."""
         return [run for run in self.runs.all() if run.ended is None]
 
+    def reporting(self) -> bool:
+        """Whether a handler whose run has ended still has its slot: until its outcome is counted."""
+        return any(slots.running > slots.stuck for slots in self.all_slots.values())
+
     def give_back(self, runs: Iterable[Run]) -> None:
         """Give these jobs back to their queues, and wait for their handlers no longer."""
         for run in runs:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import WorkerBroken
 from ..util.log import get_logger
@@ -205,13 +205,15 @@ class Serving:
         """In two steps: let running jobs finish; after the grace time or a second signal, stop them and give them back."""
         services = self._services
         services.close_slots()
-        await self._wait_for_runs(self._spec.settings.grace, unless=self._hurry)
+        await self._wait_while(services.running, self._spec.settings.grace, unless=self._hurry)
         if left := services.running():
             logger.warning("jobs that still run are stopped and given back: %d", len(left))
             for run in left:
                 services.runs.stop(run, Stop.SHUTDOWN)
-            await self._wait_for_runs(LAST_CALL)
+            await self._wait_while(services.running, LAST_CALL)
             services.give_back(left)
+        else:  # the last outcomes are counted
+            await self._wait_while(services.reporting, LAST_CALL)
         await _apart(services.finish)
         await self._spec.engines.dispose()
         counted = ", ".join(
@@ -225,10 +227,11 @@ class Serving:
         shown = f"{place} ({worker})" if logger.isEnabledFor(logging.DEBUG) else place
         logger.info(message, shown, detail, extra={"worker": worker})
 
-    async def _wait_for_runs(self, seconds: float, *, unless: asyncio.Event | None = None) -> None:
-        """Wait until no handler runs or commits, at most `seconds`."""
+    @staticmethod
+    async def _wait_while(busy: Callable[[], Any], seconds: float, *, unless: asyncio.Event | None = None) -> None:
+        """Wait while something is busy, at most `seconds`."""
         until = monotonic() + seconds
-        while monotonic() < until and self._services.running():
+        while monotonic() < until and busy():
             if unless is not None and unless.is_set():
                 return
             await asyncio.sleep(0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -18,6 +19,7 @@ from sa_jobqueue.sql.store import Store
 from sa_jobqueue.statements import cancel_jobs
 from sa_jobqueue.worker.maintenance import notes as stats
 from sa_jobqueue.worker.maintenance.presence import Presence
+from sa_jobqueue.worker.tally import Tally
 from tests.support.waiting import wait_until
 from tests.support.working import add, drain, job_of, services_of, worker_for, working
 
@@ -32,6 +34,30 @@ def stat(engine: Engine) -> dict[str, Any]:
 def outcomes(row: Any) -> dict[str, int]:
     names = ("completed", "retried", "failed", "cancelled", "snoozed", "released", "rescued", "lost")
     return {name: getattr(row, name) for name in names if getattr(row, name)}
+
+
+def test_an_outcome_is_counted_before_its_worker_has_left(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the thread of the handler, which has committed, is slow just then."""
+
+    @task(registry=registry, name="counted")
+    def counted(ctx: JobContext) -> None:
+        ctx.session.execute(text("SELECT 1"))
+
+    add(engine, enqueue(counted))
+    worker, add_to = worker_for(engine, registry), Tally.add
+
+    def slowly(tally: Tally, *args: Any) -> None:
+        wait_until(lambda: services_of(worker).leaving)
+        time.sleep(0.2)
+        add_to(tally, *args)
+
+    monkeypatch.setattr(Tally, "add", slowly)
+    worker.run(until_idle=True)
+
+    assert worker.counts["completed"] == 1
+    assert stat(engine)["counted"].completed == 1
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
