@@ -43,7 +43,7 @@ ARROWS: Arrows = {
     (JobStatus.QUEUED, JobStatus.CANCELLED): ("M 80 222 V 352 H 710", (360, 347, "middle")),
     (JobStatus.QUEUED, JobStatus.FAILED): ("M 110 222 C 150 330 560 300 712 218", (330, 288, "middle")),
     (JobStatus.QUEUED, JobStatus.QUEUED): ("M 30 208 C -8 224 -8 176 28 192", (-20, 234, "start")),
-    (JobStatus.RUNNING, JobStatus.QUEUED): ("M 430 178 C 400 108 240 108 150 192", (300, 117, "middle")),
+    (JobStatus.RUNNING, JobStatus.QUEUED): ("M 430 178 C 400 108 240 108 150 192", (282, 117, "middle")),
     (JobStatus.RUNNING, JobStatus.BLOCKED): ("M 440 178 C 430 92 300 78 154 74", (330, 90, "middle")),
     (JobStatus.RUNNING, JobStatus.COMPLETED): ("M 490 190 L 712 78", (598, 118, "middle")),
     (JobStatus.RUNNING, JobStatus.FAILED): ("M 490 200 H 710", (600, 195, "middle")),
@@ -68,7 +68,7 @@ SMALL_ARROWS: Arrows = {
     (JobStatus.RUNNING, JobStatus.QUEUED): ("M 248 137 C 232 196 78 196 62 140", (155, 206, "middle")),
     (JobStatus.RUNNING, JobStatus.BLOCKED): ("M 248 93 V 54", (254, 76, "start")),
     (JobStatus.BLOCKED, JobStatus.QUEUED): ("M 188 28 H 62 V 89", (120, 20, "middle")),
-    (JobStatus.RUNNING, JobStatus.COMPLETED): ("M 308 105 L 382 36", (336, 56, "end")),
+    (JobStatus.RUNNING, JobStatus.COMPLETED): ("M 308 105 L 382 36", (354, 80, "start")),
     (JobStatus.RUNNING, JobStatus.FAILED): ("M 308 115 H 382", (345, 107, "middle")),
     (JobStatus.RUNNING, JobStatus.CANCELLED): ("M 308 125 L 382 194", (336, 182, "end")),
 }
