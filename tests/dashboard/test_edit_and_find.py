@@ -9,6 +9,8 @@ import pytest
 from sqlalchemy import Connection, Engine, insert, select, text, update
 
 from sa_jobqueue.dashboard import Access
+from sa_jobqueue.dashboard.pages import find as finding
+from sa_jobqueue.dashboard.shared import Kept
 from sa_jobqueue.models import AuditEntry, Job, LimitRow, Schedule, Stat, WorkflowRow
 from sa_jobqueue.rules.lifecycle import COUNTED
 from tests.support.browsing import Seen, Viewer
@@ -263,6 +265,34 @@ def test_a_part_of_a_name_finds_what_has_it(engine: Engine) -> None:
     assert found_by(of_sync, "s") == ["task", "shop.sync_stock", "queue", "sync", "workflow", "big_sync"]
     tenant = Viewer(engine, Access(can={"pause"}, where=Job.concurrency_key == "42"))
     assert found_by(tenant, "s") == ["workflow", "big_sync"]
+
+
+def test_a_key_that_only_jobs_have_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a part of it, whatever its jobs do; behind more keys than are read, by its beginning. Each viewer finds the keys of their jobs."""
+    for name, value in {"_KEYS": Kept(0.0), "_TURNS": 5, "_NEWEST": 2}.items():
+        monkeypatch.setattr(finding, name, value)
+    with engine.begin() as connection:
+        for status in ("running", "failed"):
+            make_job(connection, status, queue="mail", concurrency_key=f"tenant-{status}")
+        make_job(connection, queue="mail", concurrency_key="tenant-later", run_at=timedelta(hours=2))
+        make_job(connection, queue="sync", concurrency_key="tenant-ready", priority=9)
+        for number in range(20):
+            make_job(connection, queue="other", concurrency_key=f"many-{number:02}")
+        for status in ("completed", "cancelled"):
+            make_job(connection, status, queue="mail", concurrency_key=f"tenant-{status}")
+    viewer = Viewer(engine)
+    assert {name.removeprefix("tenant-") for name in found_by(viewer, "ENANT")} == {
+        "key", "running", "failed", "later", "ready", "completed", "cancelled",
+    }  # fmt: skip
+    assert leads_to(viewer, "tenant-completed") == "/keys/tenant-completed"
+    assert found_by(viewer, "any-17") == []
+    assert leads_to(viewer, "many-17") == "/keys/many-17"
+    of_sync, of_key = (
+        Access(can={"read"}, queues={"sync"}),
+        Access(can={"read"}, where=Job.concurrency_key == "tenant-failed"),
+    )
+    assert found_by(Viewer(engine, of_sync), "tenant") == ["key", "tenant-ready"]
+    assert found_by(Viewer(engine, of_key), "tenant") == ["key", "tenant-failed"]
 
 
 def test_a_command_shows_its_button(engine: Engine) -> None:

@@ -13,6 +13,7 @@ from sa_jobqueue.dashboard.app import ACTIONS
 from sa_jobqueue.dashboard.pages import PAGES
 from sa_jobqueue.dashboard.query import Query
 from sa_jobqueue.dashboard.request import Options, PageContext
+from sa_jobqueue.dashboard.shared import Kept
 from sa_jobqueue.doctor import reading
 from sa_jobqueue.sql.chosen import Status
 from tests.support.databases import Databases
@@ -104,7 +105,8 @@ def test_a_page_reads_no_more_than_it_shows(large: Engine, name: str, monkeypatc
     """The doctor's own statements have tests of theirs."""
     monkeypatch.setattr("sa_jobqueue.dashboard.pages.database.look_at", lambda *_, **__: iter(()))
     monkeypatch.setattr("sa_jobqueue.dashboard.filters.RANGE", DONE // 10)
-    check_page(large, name, "q=a" if name == "find" else "")
+    monkeypatch.setattr("sa_jobqueue.dashboard.pages.find._KEYS", Kept(0.0))
+    check_page(large, name, *(("q=a", "q=k&list=1") if name == "find" else ("",)))
 
 
 QUERIES = (

@@ -11,7 +11,11 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from ...arguments.subjects import Subject
-from ...sql.readings.depths import queue_names
+from ...models import TASK_GROUP, status_literal
+from ...rules.lifecycle import JobStatus
+from ...sql.limits.state import is_later
+from ...sql.parts import table_of
+from ...sql.readings.depths import first_of_turns, queue_names
 from ...sql.workers import EVERY_QUEUE
 from ..actions.schedules import reached_schedules
 from ..actions.workflows import reached_workflows
@@ -27,6 +31,11 @@ _LATELY = timedelta(days=1)
 _KEPT: Kept[list[tuple[str, str]]] = Kept(15.0)
 #: The names of each kind that are shown, and the queues with queued jobs that are searched.
 _MOST, _QUEUES = 10, 1_000
+#: Jobs whose keys are searched: the newest; and the newest running, the newest failed, and those that are due later.
+_NEWEST, _OTHERS = 10_000, 1_000
+#: Ready jobs of different keys or priorities whose keys are searched: from the first key on, and from the text on.
+_TURNS, _NEXT = 1_000, 100
+_KEYS: Kept[list[tuple[str, str]]] = Kept(15.0)
 #: A kind, the column of its names, and criteria.
 _Source: TypeAlias = tuple[str, Any, list[Any]]
 _KINDS = ("task", "queue", "worker", "schedule", "workflow", "key")
@@ -38,7 +47,7 @@ def read_find(context: PageContext) -> dict[str, Any]:
     """Raises Elsewhere if only one meaning is possible, unless the address says `list`. Else the page asks which is meant."""
     query, asked = context.query, context.query.one("q")
     shown: dict[str, Any] = {
-        "asked": asked, "is_id": False, "found": [], "is_cut": False, "commands": [], "most": _MOST,
+        "asked": asked, "is_id": False, "found": [], "is_cut": False, "commands": [], "most": _MOST, "newest": _NEWEST,
     }  # fmt: skip
     if not asked:
         return shown
@@ -91,7 +100,7 @@ def _exists(context: PageContext, id: int) -> bool:
 def _names(context: PageContext, part: str) -> list[tuple[str, str]]:
     """The kind and the name of the things that the viewer may see whose name contains this text: equal names first.
 
-    Names come from the statistics of the last day, workers, schedules, limits, and the newest workflows.
+    Names come from the statistics of the last day, workers, schedules, limits, the newest workflows, and the keys of jobs.
     """
     workflow = context.tables.workflow
     is_new = workflow.id > sa.select(sa.func.max(workflow.id) - NEWEST).scalar_subquery()
@@ -102,7 +111,7 @@ def _names(context: PageContext, part: str) -> list[tuple[str, str]]:
         lately = [pair for pair in _of_lately(context) if context.queues is None or pair[0] in context.queues]
         both = {*(("queue", queue) for queue, _ in lately), *(("task", task) for _, task in lately)}
         names = {(kind, name) for kind, name in both if part.lower() in name.lower()}
-    names |= _read(context, sources, part, _MOST)
+    names |= _read(context, sources, part, _MOST) | {("key", key) for key in _keys(context, part)}
     found: dict[str, list[str]] = {kind: [] for kind in _KINDS}
     for kind, name in sorted(names, key=lambda pair: (pair[1] != part, pair[1])):
         found[kind].append(name)
@@ -115,6 +124,38 @@ def _of_lately(context: PageContext) -> list[tuple[str, str]]:
     pairs = sa.select(stat.queue, stat.task).where(stat.seconds == 60, stat.at > sa.func.now() - _LATELY).distinct()
     read = context.connection.execute
     return _KEPT.get(context.connection, context.job, lambda: [(row.queue, row.task) for row in read(pairs)])
+
+
+def _keys(context: PageContext, part: str) -> set[str]:
+    """The keys of jobs that the viewer may see that contain this text."""
+    job, table = context.job, table_of(context.job)
+    first = sa.select(job.queue, job.concurrency_key.label("key"))
+    newest = first.order_by(job.id.desc())
+
+    def read(*pages: Any) -> list[tuple[str, str]]:
+        # The limits come first: a condition on the key could read all jobs of a page's index.
+        found = sa.union(*(sa.select(page.subquery()) for page in pages))
+        return [(row.queue, row.key) for row in context.connection.execute(found) if row.key is not None]
+
+    def ready(most: int, *since: sa.ColumnElement[bool]) -> Any:
+        turn = first_of_turns(job, queue_names(job, _QUEUES, context.queues), table.c.id, most, since=since)
+        return sa.select(turn.c.queue, turn.c.key).limit(_TURNS)
+
+    if context.access.is_partial:
+        found = read(first.where(_is_new(context), *context.mine()))
+    else:
+        some = (newest.where(job.status == status_literal(status)) for status in (JobStatus.RUNNING, JobStatus.FAILED))
+        pages = (newest.limit(_NEWEST), *(page.limit(_OTHERS) for page in some), ready(_TURNS))
+        later = first.where(is_later(table)).order_by(job.queue, job.run_at).limit(_OTHERS)
+        found = _KEYS.get(context.connection, (job, context.queues), lambda: read(*pages, later))
+        found = [*found, *read(ready(_NEXT, table.c.concurrency_key >= part))]
+    of_mine = (key for queue, key in found if context.queues is None or queue in context.queues)
+    return {key for key in of_mine if part.lower() in key.lower() and not key.startswith(TASK_GROUP)}
+
+
+def _is_new(context: PageContext) -> sa.ColumnElement[bool]:
+    job = context.job
+    return job.id > sa.select(sa.func.max(job.id) - _NEW).correlate(None).scalar_subquery()
 
 
 def _read(context: PageContext, sources: Iterable[_Source], part: str, most: int) -> set[tuple[str, str]]:
@@ -132,7 +173,7 @@ def _read(context: PageContext, sources: Iterable[_Source], part: str, most: int
 def _sources_of_all(context: PageContext) -> list[_Source]:
     """The sources for viewers who may see the jobs of all tenants."""
     tables, queues = context.tables, context.queues
-    worker, limit, key = tables.worker, tables.limit, tables.key
+    worker, limit, key, state = tables.worker, tables.limit, tables.key, tables.limit_state
     process = sa.func.concat(worker.host, ":", sa.cast(worker.pid, sa.Text), type_=sa.Text())
     served = sa.select(sa.func.unnest(worker.queues).label("name")).subquery("served")
     found: list[_Source] = [
@@ -145,7 +186,7 @@ def _sources_of_all(context: PageContext) -> list[_Source]:
         own = sorted(queues)
         return [
             *found,
-            ("key", key.key, [key.owner == "queue", key.name.in_(own)]),
+            *(("key", of.key, [of.owner == "queue", of.name.in_(own), of.key != ""]) for of in (key, state)),
             ("worker", process, [worker.queues.overlap([*own, EVERY_QUEUE])]),
         ]
     known = sa.select(sa.func.jsonb_object_keys(worker.tasks).label("name")).subquery("known")
@@ -153,7 +194,7 @@ def _sources_of_all(context: PageContext) -> list[_Source]:
         *found,
         ("task", known.c.name, []),
         ("task", limit.name, [limit.owner == "task"]),
-        ("key", key.key, []),
+        *(("key", of.key, [of.key != ""]) for of in (key, state)),
         ("worker", process, []),
     ]
 
@@ -178,9 +219,10 @@ def suggestions(context: PageContext) -> dict[str, list[str]]:
 
 def _suggested(context: PageContext) -> dict[str, list[str]]:
     job = context.job
-    is_new = job.id > sa.select(sa.func.max(job.id) - _NEW).correlate(None).scalar_subquery()
     tags = sa.func.left(sa.cast(job.meta["tags"], sa.Text), _TAGS)
-    rows = context.connection.execute(sa.select(job.queue, job.task, tags).where(is_new, *context.mine()).distinct())
+    rows = context.connection.execute(
+        sa.select(job.queue, job.task, tags).where(_is_new(context), *context.mine()).distinct()
+    )
     found: dict[str, set[str]] = {"task": set(), "queue": set(), "tag": set(), "worker": set()}
     for queue, task, text in rows:
         found["queue"].add(queue)

@@ -5,7 +5,7 @@ A count that may be large reads an index and stops at `CAP`, so each statement t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -243,9 +243,16 @@ def _ready(job: type[JobMixin], names: sa.CTE, limit: sa.ColumnElement[int]) -> 
 
 
 def first_of_turns(
-    job: type[JobMixin], queues: sa.CTE, seen: sa.Column[Any], most: int, *where: sa.ColumnElement[bool]
+    job: type[JobMixin],
+    queues: sa.CTE,
+    seen: sa.Column[Any],
+    most: int,
+    *where: sa.ColumnElement[bool],
+    since: Sequence[Any] = (),
 ) -> sa.CTE:
-    """The first ready job of each key and priority, `most` of each queue: the queue, and the column `seen` of the job. Each costs a probe."""
+    """The first ready job of each key and priority, `most` of each queue: the queue, `key`, and the column `seen` of the job. Each costs a
+    probe. `since`: conditions of the first jobs.
+    """
     table = table_of(job)
     columns = table.c
     turn = -columns.priority
@@ -260,7 +267,7 @@ def first_of_turns(
             .lateral("front")
         )
 
-    start = front(queues)
+    start = front(queues, *since)
     begin = (
         sa.select(queues.c.queue, *start.c, ONE.label("number"))
         .select_from(queues.join(start, sa.true()))
