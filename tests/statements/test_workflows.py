@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text, true
+from sqlalchemy import Connection, Engine, text, true, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -399,6 +399,19 @@ def test_a_retry_from_a_job_reopens_what_its_failure_had_cancelled(connection: C
     flow.settle()
     flow.complete("a", "c", "e", "f")
     assert flow.row().status == "completed"
+
+
+def test_a_job_that_another_had_cancelled_keeps_its_due_time(connection: Connection) -> None:
+    flow = Flow(connection, "a", "b: a")
+    later = text("now() + interval '3 hours'")
+    connection.execute(update(Job).where(Job.id == flow.job("b")).values(run_at=later))
+    planned = row(connection, flow.job("b")).run_at
+    flow.fail("a")
+    connection.execute(retry_workflow(flow.id, from_node=flow.job("a"))).all()
+    flow.settle()
+    flow.complete("a")
+    found = row(connection, flow.job("b"))
+    assert (found.status, found.run_at) == ("queued", planned)
 
 
 def test_what_another_failure_holds_is_cancelled_again(connection: Connection) -> None:

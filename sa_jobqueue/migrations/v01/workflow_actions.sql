@@ -61,8 +61,8 @@ $body$;
 REVOKE ALL ON FUNCTION {schema}.cancel_workflows(bigint[], text) FROM PUBLIC;
 
 -- Members that failed or were cancelled wait again for their parents. `from_node`: only this one, and those below it that were cancelled
--- because of others; what one of these still lacks cancels it again. Returns those that come back; one whose unique key another job has
--- does not.
+-- because of others; what one of these still lacks cancels it again. Those that were cancelled because of others keep their due time. Returns
+-- those that come back; one whose unique key another job has does not.
 CREATE FUNCTION {schema}.retry_workflow(workflow bigint, from_node bigint) RETURNS SETOF bigint LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $body$
 #variable_conflict use_column
@@ -92,7 +92,8 @@ BEGIN
         RETURN;
     END IF;
     UPDATE {schema}.job SET status = 'blocked', blocked_by = - $1, attempt = 0, rescues = 0, finished_at = NULL, purge_at = NULL,
-        cancel_requested_at = NULL, lease_expires_at = NULL, result = NULL, duplicate_of = NULL, run_at = least(job.run_at, now()),
+        cancel_requested_at = NULL, lease_expires_at = NULL, result = NULL, duplicate_of = NULL,
+        run_at = CASE WHEN job.errors -> -1 ->> 'failed_id' IS NULL THEN least(job.run_at, now()) ELSE job.run_at END,
         expires_at = CASE WHEN job.expires_at > now() THEN job.expires_at END,
         deadline_at = CASE WHEN job.deadline_at > now() THEN job.deadline_at END
     WHERE job.id = ANY (back);
