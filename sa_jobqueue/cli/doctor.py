@@ -85,7 +85,8 @@ def _with_acknowledgements(engine: sa.Engine, findings: Sequence[Finding]) -> li
     with suppress(DBAPIError), reading(engine) as connection:
         known = acknowledged(findings, connection.execute(newest_marks()).mappings().all())
     said = {
-        name: f" (acknowledged by {mark.who} until {mark.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC)"
+        name: f" (acknowledged by {mark.who} until {mark.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        + (f", but it got worse: it was {mark.was})" if mark.was else ")")
         for name, mark in known.items()
     }
     return [replace(finding, detail=finding.detail + said.get(finding.name, "")) for finding in findings]

@@ -96,6 +96,12 @@ class Query(Mapping[str, list[str]]):
         except ValueError as error:
             raise BadInput(name, given, "a time such as 45s, 10m, 2h, 3d, 1w") from error
 
+    def text(self, name: str, most: int) -> str:
+        """A text of at most `most` characters. Raises BadInput."""
+        if len(given := self.one(name)) > most:
+            raise BadInput(name, given, f"at most {most:,} characters, not {len(given):,}")
+        return given
+
     def moment(self, name: str) -> datetime | None:
         """A time, in UTC if it has no zone. Raises BadInput."""
         if not (given := self.one(name)):

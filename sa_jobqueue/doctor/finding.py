@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from ..util.log import escaped
+
 Level: TypeAlias = Literal["ok", "notice", "problem"]
 #: From best to worst. A problem needs a person; a notice may become a problem.
 LEVELS: tuple[Level, ...] = ("ok", "notice", "problem")
@@ -65,19 +67,28 @@ _DETAILS, _NUMBERED = re.compile(r"\([^()]*\)"), re.compile(r"\b(?:process|jobs?
 _BEFORE_DETAILS = re.compile(r"(?<!\S)\d+(?= \()")
 #: What varies while a finding is the same: measures, and the words that go with them.
 _MEASURES = re.compile(
-    r"(?<!\S)(?:\d[\d.,:]*[smhd%+]?(?! more)(?: (?:ms|s|bytes|[kMG]B))?|(?:job|row|key|outcome)s?)(?=[\s,;:]|$)"
+    r"(?<!\S)(?:\d[\d.,:]*[smhd%+]?(?! more)(?: (?:ms|s|bytes|[kMG]B|(?:job|row|key|outcome)s?))?|(?:job|key)s?(?= \d))(?=[\s,;:]|$)"
 )
+#: The most characters of an acknowledged finding that are told.
+_TOLD = 300
 
 
 class Acknowledged(NamedTuple):
-    """Who has acknowledged a finding, and until when."""
+    """Who has acknowledged a finding, until when, and what it `was` if it got worse since; empty: the acknowledgement holds."""
 
     who: str
     until: datetime
+    was: str = ""
+
+
+def named(finding: Finding) -> str:
+    """The things that the finding concerns, a line for each."""
+    return "\n".join(f"{kind} {escaped(name)}".strip() for kind, name in finding.about)
 
 
 def acknowledged(findings: Iterable[Finding], marks: Sequence[Any]) -> dict[str, Acknowledged]:
-    """The findings, by name, whose newest mark acknowledges them, unless they got worse since: a higher level, or another subject.
+    """The findings, by name, whose newest mark acknowledges them until a time that is to come, and what they were if they got worse since: if
+    they have a higher level, or another subject.
 
     `marks`: rows of `newest_marks`, the last first.
     """
@@ -88,9 +99,17 @@ def acknowledged(findings: Iterable[Finding], marks: Sequence[Any]) -> dict[str,
         if mark is None or mark["action"] != "acknowledge" or finding.level == "ok":
             continue
         until = mark["at"] + SPANS.get(mark["for"], timedelta(0))
-        is_known = mark["level"] in LEVELS[LEVELS.index(finding.level) :]
-        if mark["now"] < until and is_known and _subjects(finding.detail) <= _subjects(mark["detail"]):
-            found[finding.name] = Acknowledged(mark["who"], until)
+        if mark["now"] >= until:
+            continue
+        about = mark["about"].splitlines() or named(finding).splitlines()  # older marks do not have the names
+        was = ""
+        if mark["level"] not in LEVELS[LEVELS.index(finding.level) :]:
+            was = f"a {mark['level']}"
+        elif not (
+            _subjects(finding.detail) <= _subjects(mark["detail"]) and {*named(finding).splitlines()} <= {*about}
+        ):
+            was = f"“{mark['detail'][:_TOLD]}{'…' if len(mark['detail']) > _TOLD else ''}”"
+        found[finding.name] = Acknowledged(mark["who"], until, was)
     return found
 
 

@@ -71,6 +71,9 @@ def test_a_finding_is_acknowledged_until_a_time_or_until_it_gets_worse(
     for detail, is_worse in worse.items():
         found[:] = [Finding("queues", "problem", detail)]
         assert state(engine)[0] == is_worse
+        assert (
+            "but it got worse: it was “due jobs that no live worker serves: mail (3)" in viewer.see("/").text
+        ) == is_worse
     found[:] = [FINDING]
     (entry,) = connection.execute(select(AuditEntry.action, AuditEntry.who, AuditEntry.target)).all()
     assert entry == (
@@ -90,7 +93,7 @@ def test_an_acknowledgement_is_taken_back(engine: Engine, found: list[Finding]) 
     assert state(engine) == (1, True, False)
 
 
-@pytest.mark.parametrize("wrong", [{"check": "nothing"}, {"for": "9y"}, {"level": "ok"}])
+@pytest.mark.parametrize("wrong", [{"check": "nothing"}, {"for": "9y"}, {"level": "ok"}, {"detail": "x" * 50_001}])
 def test_what_is_no_finding_is_not_acknowledged(engine: Engine, wrong: dict[str, str]) -> None:
     fields = {"check": "queues", "for": "1h", "level": "problem", "detail": "x", **wrong}
     assert Viewer(engine).send("acknowledge", fields).status_code == 400

@@ -374,3 +374,8 @@ def test_the_limit_of_a_key_is_lowered_with_three_clicks(engine: Engine, scene: 
     assert "/keys/42" in viewer.see("/limits").links
     page = viewer.see("/keys/42")
     assert [found for found in page.all("details") if "open" in found]
+
+
+def test_a_reason_has_at_most_a_thousand_characters(engine: Engine) -> None:
+    answer = Viewer(engine).send("pause", {"owner": "queue", "name": "mail", "reason": "x" * 1_001})
+    assert (answer.status_code, "at most 1,000 characters, not 1,001" in answer.text) == (400, True)

@@ -117,7 +117,7 @@ def database_url(database_url: str) -> str:
         ),
         (
             ills.failing_task, "failures", DEFAULT,
-            "shop.charge: 60 of 100 jobs failed for good", "`sa-jobqueue retry --task shop.charge`",
+            "shop.charge: jobs failed for good 60 of 100 times", "`sa-jobqueue retry --task shop.charge`",
         ),
         (ills.late_schedule, "schedules", DEFAULT, "no worker has enqueued due jobs of: nightly report", "start a worker"),
         (ills.failing_schedule, "schedules", DEFAULT, "nightly report (no such time zone)", "sa-jobqueue schedule list"),

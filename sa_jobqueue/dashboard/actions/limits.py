@@ -214,12 +214,12 @@ LIMIT_ACTIONS = {
 
 # ---- Queues: pause and resume, also for tasks and keys, and cancel all waiting jobs.
 
-#: Jobs that are cancelled in one transaction.
-_PAGE = 1_000
+#: Jobs that are cancelled in one transaction, and the most characters of a reason.
+_PAGE, _REASON = 1_000, 1_000
 
 
 def _pause(context: PageContext) -> Done:
-    place, reason = place_of(context), context.query.one("reason") or None
+    place, reason = place_of(context), context.query.text("reason", _REASON) or None
     return done_to(context, place, _changed(context, place, pause, "name", reason=reason))
 
 

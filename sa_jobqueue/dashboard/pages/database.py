@@ -11,7 +11,7 @@ from urllib.parse import quote
 import sqlalchemy as sa
 
 from ...doctor import CHECKS, LEVELS, Examination, Finding, look_at
-from ...doctor.finding import SPANS, Acknowledged, acknowledged
+from ...doctor.finding import SPANS, Acknowledged, acknowledged, named
 from ...health.read import Readings
 from ...health.values import Holder, IndexSize, TableSize
 from ...rules.words import listed
@@ -139,22 +139,35 @@ _SEEN_AT: Mapping[str, Sequence[tuple[str, str]]] = {
     "cleanup": [_WORKERS, _TABLES], "archive": [("Archived jobs", "/archived"), _WORKERS], "plans": [_INDEXES_BELOW], "indexes": [_INDEXES_BELOW],
     "snapshot": [("Sessions", "/database#holders-title")], "dead-rows": [_TABLES], "vacuum": [_TABLES], "bloat": [_TABLES, _INDEXES_BELOW],
 }  # fmt: skip
-#: How many links to the things that a finding names are shown.
-_LINKED = 5
+#: How many links to the things that a finding names are shown, and the most characters of a finding that can be acknowledged.
+_LINKED, _LONGEST = 5, 50_000
 
 
 class Alarm(NamedTuple):
-    """A finding, its links, each a text and an address below the dashboard, and who has acknowledged it."""
+    """A finding, its links, each a text and an address below the dashboard, who has acknowledged it, and the form that does it."""
 
     finding: Finding
     links: Sequence[tuple[str, str]]
     acknowledged: Acknowledged | None
+    lapsed: Acknowledged | None
+    """An acknowledgement that does not hold, because the finding got worse."""
+    form: Sequence[tuple[str, str]]
 
 
 def alarms_of(findings: Sequence[Finding], marks: Sequence[Any]) -> list[Alarm]:
     """The findings as pages show them. Viewers of some jobs neither acknowledge findings nor are told who did, because it concerns all jobs."""
-    known = acknowledged(findings, marks)
-    return [Alarm(finding, _links(finding), known.get(finding.name)) for finding in findings]
+    marked, alarms = acknowledged(findings, marks), list[Alarm]()
+    for finding in findings:
+        mark = marked.get(finding.name)
+        known, lapsed = (None, mark) if mark and mark.was else (mark, None)
+        form = [
+            ("check", finding.name),
+            ("level", finding.level),
+            ("detail", finding.detail),
+            ("about", named(finding)),
+        ]
+        alarms.append(Alarm(finding, _links(finding), known, lapsed, form))
+    return alarms
 
 
 def _links(finding: Finding) -> list[tuple[str, str]]:
@@ -180,6 +193,8 @@ def _checked(context: PageContext, **allowed: Sequence[str]) -> Done:
     for field, values in {"check": [*(check.name for check in CHECKS), "doctor"], **allowed}.items():
         if (given := context.query.one(field)) not in values:
             raise BadInput(field, given, f"one of {', '.join(values)}")
+    for field in ("detail", "about"):
+        context.query.text(field, _LONGEST)
     return Done(1, of=context.query.one("check"))
 
 
@@ -189,7 +204,7 @@ FINDING_ACTIONS = {
     for action in (
         PageAction(
             "acknowledge", "Acknowledge", "Acknowledged {of}: it does not count, until it gets worse or the time is over.", "acknowledge",
-            lambda context: _checked(context, level=LEVELS[1:], **{"for": list(SPANS)}), target=("check", "for", "level", "detail"), unit="finding",
+            lambda context: _checked(context, level=LEVELS[1:], **{"for": list(SPANS)}), target=("check", "for", "level", "detail", "about"), unit="finding",
         ),
         PageAction(
             "unacknowledge", "Take back", "It counts again: {of}.", "acknowledge", _checked, target=("check",), unit="finding",

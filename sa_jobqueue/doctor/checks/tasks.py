@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from ...rules.tally import BOUNDS, quantile
-from ...rules.words import age, duration, jobs_of, listed
+from ...rules.words import age, duration, listed
 from ...sql.parts import in_seconds
 from ...sql.workers import serves
 from ...util.log import escaped, one_line
@@ -130,7 +130,7 @@ def _at_least(runs: list[int]) -> float:
 
 
 def check_failures(examination: Examination) -> Finding:
-    """The share of each task's jobs that failed for good in the last hour, and outcomes that came too late to be written."""
+    """How often each task's jobs failed for good in the last hour, again after a retry by hand, and outcomes that came too late to be written."""
     limits, most = examination.thresholds.failures, examination.thresholds.failed_jobs
     faults: list[Fault] = []
     about: list[tuple[str, str]] = []
@@ -146,12 +146,14 @@ def check_failures(examination: Examination) -> Finding:
                 f"`sa-jobqueue list --status failed --task {name}` shows the errors; "
                 f"`sa-jobqueue retry --task {name}` runs them again"
             )
-            faults.append((level, f"{name}: {row.failed:,} of {ended:,} jobs failed for good", advice))
+            faults.append((level, f"{name}: jobs failed for good {row.failed:,} of {ended:,} times", advice))
     if lost:
         advice = "their leases had run out, so they ran twice: search the workers' logs for blocked loops and lost connections"
         faults.append(("notice", f"{lost:,} outcome{'' if lost == 1 else 's'} came too late to be written", advice))
     summary = (
-        f"{jobs_of(failed)} failed for good in the last hour" if failed else "no job failed for good in the last hour"
+        f"jobs failed for good {failed:,} time{'' if failed == 1 else 's'} in the last hour"
+        if failed
+        else "no job failed for good in the last hour"
     )
     return found("failures", summary, *faults, about=about, failed=failed, lost=lost)
 

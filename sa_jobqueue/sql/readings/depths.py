@@ -567,13 +567,13 @@ MUTES = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days
 
 
 def newest_marks(*, most: int = 5_000, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """The newest marks, the last first: `action`, `at`, `who`, `now`; `task`, `error` and `group` of a group of errors, or `check`, `level` and
-    `detail` of a finding, else empty; and `for`, the name of a time.
+    """The newest marks, the last first: `action`, `at`, `who`, `now`; `task`, `error` and `group` of a group of errors, or `check`, `level`,
+    `detail` and `about` of a finding, else empty; and `for`, the name of a time.
     """
     audit = companions_of(job).audit
     values = (
         sa.func.coalesce(audit.target[(name, "0")].astext, "").label(name)
-        for name in ("task", "error", "group", "check", "level", "detail", "for")
+        for name in ("task", "error", "group", "check", "level", "detail", "about", "for")
     )
     # Literals, for which the planner takes the index of the marks.
     is_mark = audit.action.in_([sa.literal(name, literal_execute=True) for name in _MARKS])
