@@ -218,7 +218,7 @@ class Site:
         variants = {name: number or None for name, number in done.variants.items()}
         back = Query.parse(arguments).but(
             did=action.name, n=done.count, left=done.left or None, of=done.of or None, change=done.change or None, entry=entry,
-            **variants,
+            undo=done.undo or None, **variants,
         )  # fmt: skip
         return _redirect(request, done.to or path, back)
 
@@ -292,7 +292,9 @@ class Site:
             first = first or entry
             if done.after is None:
                 return total, None, first
-            query = query.but(after=done.after, count=count, left=left, confirmed="yes", entry=first, **variants)
+            query = query.but(
+                after=done.after, count=count, left=left, confirmed="yes", entry=first, undo=done.undo, **variants
+            )
             if monotonic() > until:
                 return total, query, first
 
@@ -426,9 +428,9 @@ def _results(query: Query | None) -> list[str]:
 def _undo(query: Query, access: Access) -> tuple[str, list[tuple[str, str]]] | None:
     """The action that undoes the last action, and its fields; None: there is none, or the viewer may not do it."""
     action = ACTIONS[query.one("did")]
-    undo = ACTIONS.get(action.undo)
-    others = sum(query.number(name, 0, _NUMBERS) for name in action.variants)
-    if undo is None or not access.may(undo.needs) or query.number("n", 0, _NUMBERS) <= others:
+    undo = UNDO_ACTIONS.get(action.undo and (query.one("undo") or action.undo))
+    asked = query.number("asked", 0, _NUMBERS)  # a running job that was asked to stop cannot be told to go on
+    if undo is None or not access.may(undo.needs) or query.number("n", 0, _NUMBERS) <= asked:
         return None
     return undo.name, [("number", query.one("entry"))]
 
@@ -466,7 +468,7 @@ ACTIONS: Mapping[str, PageAction] = {
 }  # fmt: skip
 #: The values in an address that describe the results of the action that led to it.
 _OF_RESULTS = (
-    "did", "n", "left", "of", "change", "entry", *{name for action in ACTIONS.values() for name in action.variants},
+    "did", "n", "left", "of", "change", "entry", "undo", *{name for action in ACTIONS.values() for name in action.variants},
 )  # fmt: skip
 
 

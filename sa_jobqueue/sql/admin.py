@@ -122,15 +122,22 @@ def may_retry(job: type[JobMixin]) -> sa.ColumnElement[bool]:
 
 
 def discard_jobs(
-    *where: Criterion, reason: str = "discarded by an operator", locked: Locked = "wait", job: type[JobMixin] = Job
+    *where: Criterion,
+    reason: str | None = "discarded by an operator",
+    locked: Locked = "wait",
+    job: type[JobMixin] = Job,
 ) -> sa.Executable:
-    """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it."""
-    if not isinstance(reason, str):
+    """Give up jobs that wait: they end as `failed`, with `reason` in `errors`. A running job is not touched: cancel it.
+
+    `reason`: None leaves `errors` as they are.
+    """
+    if reason is not None and not isinstance(reason, str):
         raise TypeError(f"the reason must be a string, not {reason!r}")
     table = table_of(job)
     failed = status_literal(TRANSITIONS[JobStatus.QUEUED, Event.DISCARD])
-    end = ended(failed, retain=Rules().retain_failed, of=table)
-    values = {**end, "errors": append_error(table, as_entry(entry("Discard", reason)))}
+    values = ended(failed, retain=Rules().retain_failed, of=table)
+    if reason is not None:
+        values["errors"] = append_error(table, as_entry(entry("Discard", reason)))
     return _act("discard_jobs", job, Event.DISCARD, where, values=values, locked=locked, ends=sa.true())
 
 

@@ -63,7 +63,13 @@ def test_the_audit_has_no_arguments(engine: Engine, connection: Connection) -> N
     make_job(connection, "failed", args={"email": "ada@example.com"})
     connection.commit()
     assert "Retried 1 job." in Viewer(engine).do("retry", args='{"email": "ada@example.com"}').text
-    assert connection.scalar(select(AuditEntry.target)) == {"args": ["…"], "ids": [1]}
+    assert connection.scalar(select(AuditEntry.target)) == {
+        "args": ["…"],
+        "ids": [1],
+        "failed": [1],
+        "retained": [604_800],
+        "undo": "fully",
+    }
 
 
 def test_a_retry_is_undone_for_the_jobs_that_have_not_started(engine: Engine, connection: Connection) -> None:
@@ -77,8 +83,8 @@ def test_a_retry_is_undone_for_the_jobs_that_have_not_started(engine: Engine, co
         connection.execute(update(Job).where(Job.id == id).values(**values))
     connection.commit()
     fields = {str(field["name"]): str(field["value"]) for field in page.all("input") if field.get("name") == "number"}
-    assert "Cancelled 2 jobs, because they had not started." in viewer.do("undo", **fields).text
-    assert list(statuses(connection).values()) == ["running", "queued", "cancelled", "cancelled"]
+    assert "Failed again, as before the retry: 2 jobs." in viewer.do("undo", **fields).text
+    assert list(statuses(connection).values()) == ["running", "queued", "failed", "failed"]
     assert "Undo" not in Viewer(engine, Access(can={"retry"})).do("retry", id=ids[2]).text
 
 

@@ -58,6 +58,51 @@ def test_a_cancel_is_undone_as_if_it_had_not_been(engine: Engine, connection: Co
     assert "Nothing was changed." in undo(viewer, page).text
 
 
+def test_a_retry_of_failed_jobs_is_undone_as_if_it_had_not_been(engine: Engine, connection: Connection) -> None:
+    """Error, attempts, end and retention are as before, and the jobs after it in a workflow are cancelled again."""
+    error = {"type": "E", "message": "m", "attempt": 3, "at": "2026-01-01T10:00:03+00:00"}
+    end = {"finished_at": "2026-01-01 10:00:03Z", "attempt": 3, "errors": [error]}
+    ids = [
+        make_job(connection, "failed", **end, purge_at="2300-01-01 10:00Z", uniqueness={"key": "once"}),
+        make_job(connection, "failed", **end, purge_at=None),
+        make_job(connection, "failed", errors="written by hand", attempt=2),
+    ]
+    flow = Flow(connection, "a", "b: a")
+    flow.fail("a")
+    ids.append(flow.job("a"))
+    names = ("status", "finished_at", "purge_at", "attempt", "errors", "run_at")
+    before = [[getattr(row(connection, id), name) for name in names] for id in (*ids[:2], ids[3])]
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.do("retry", id=ids)
+    assert "Undo what has not started" in page.text
+    number = page.all("input", name="number")[0]["value"]
+    assert "Undo what has not started" in viewer.see("/audit", number=number).text
+    assert "Failed again, as before the retry: 4 jobs." in viewer.do("undo", number=number).text
+    assert [[getattr(row(connection, id), name) for name in names] for id in (*ids[:2], ids[3])] == before
+    assert (row(connection, ids[2]).status, row(connection, ids[2]).attempt) == ("failed", 0)
+    assert connection.scalars(select(UniqueKey.job_id)).all() == []
+    flow.settle()
+    assert flow.statuses() == {"a": "failed", "b": "cancelled"}
+    connection.commit()
+    assert "Undo what has not started" in viewer.do("retry", id=flow.job("a")).text
+
+
+def test_the_undo_of_a_retry_says_that_it_cancels_jobs_that_had_not_failed(
+    engine: Engine, connection: Connection
+) -> None:
+    failed, completed = make_job(connection, "failed"), make_job(connection, "completed")
+    connection.commit()
+    viewer = Viewer(engine)
+    page = viewer.do("retry", id=[failed, completed])
+    (number,) = (field["value"] for field in page.all("input", name="number", type="hidden"))
+    for seen in (page, viewer.see("/audit", number=number)):
+        assert ("Cancel what has not started" in seen.text, "Undo" in seen.text) == (True, False)
+    done = viewer.do("undo_by_cancel", number=number).text
+    assert "Cancelled 1 job, because they had not started. Action 2 Failed again, as before the retry: 1 job." in done
+    assert statuses(connection) == {failed: "failed", completed: "cancelled"}
+
+
 def test_what_cannot_come_back_is_counted(engine: Engine, connection: Connection) -> None:
     """A job whose unique key another job has, and a job of a workflow that was cancelled meanwhile."""
     lost, free = make_job(connection, uniqueness={"key": "once"}), make_job(connection)

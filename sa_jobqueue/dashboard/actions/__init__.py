@@ -40,6 +40,8 @@ class Done:
     """Reads the values of the answer, which is the template `pages/NAME.html` of the action; None: the next page is the answer."""
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further values for the target in the audit, by which the action can be undone."""
+    undo: str = ""
+    """The name of the action that undoes it; "": the action's usual one."""
 
 
 #: Performs the action in the request's transaction. Raises BadInput for an invalid form.

@@ -12,11 +12,12 @@ from typing import Any, TypeAlias
 import sqlalchemy as sa
 
 from ...errors import OptionError, PayloadError
-from ...health.one_job import read_steps
+from ...health.one_job import clamped, read_steps
 from ...models import status_in, status_literal
+from ...rules.failures import moment_said
 from ...rules.lifecycle import FINISHED, Event, JobStatus, sources
 from ...sql.admin import may_retry
-from ...sql.parts import table_of
+from ...sql.parts import in_seconds, table_of
 from ...sql.readings.depths import CAP
 from ...statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, fork_job, prune_jobs, retry_jobs
 from ...tasks.options import MAX_PRIORITY
@@ -26,7 +27,7 @@ from ..query import Query, as_id
 from ..refusals import BadInput
 from ..request import ONE, Missing, PageContext
 from . import Done, PageAction
-from .workflows import reopened
+from .workflows import BROKEN, reopened
 
 
 def _edit(context: PageContext) -> Done:
@@ -175,7 +176,9 @@ def action_on_jobs(
         ids = list(context.connection.scalars(page))
         if not ids:
             return Done(0)
-        back = reopened(context, ids) if build is retry_jobs else []
+        before, back = _before(context, ids) if build is retry_jobs else [], list[int]()
+        if before:
+            back = reopened(context, ids)
         rows = context.connection.execute(build(job.id.in_(ids), *which(context), job=job, **options)).all()
         changed = [*back, *(row.id for row in rows if getattr(row, "changed", True))]
         numbers = {
@@ -184,7 +187,16 @@ def action_on_jobs(
         }
         last = ids[-1] if len(ids) == _PAGE else None
         left = len(set(ids).difference(changed))
-        return Done(len(changed), left, last, variants=numbers, more=more(context, changed))
+        kept = more(context, changed)
+        if not before:
+            return Done(len(changed), left, last, variants=numbers, more=kept)
+        again = [row for row in before if row.status is JobStatus.FAILED and row.id in set(changed)]
+        by_cancel = bool(context.query.one("undo")) or any(row.status not in BROKEN for row in before)
+        kept = {
+            **kept, "failed": [row.id for row in again], "retained": [row.kept for row in again],
+            "undo": "by cancel" if by_cancel else "fully",
+        }  # fmt: skip
+        return Done(len(changed), left, last, variants=numbers, more=kept, undo="undo_by_cancel" if by_cancel else "")
 
     texts = {name: text for name, (_, text) in variants.items()}
     undo, more = _UNDO.get(build, ("", lambda context, ids: {}))
@@ -196,6 +208,13 @@ def action_on_jobs(
 def _named(context: PageContext, ids: Sequence[int]) -> dict[str, Any]:
     """The ids for the audit, unless the form has named them."""
     return {} if context.query.one("id") else {"ids": ids}
+
+
+def _before(context: PageContext, ids: Sequence[int]) -> Sequence[Any]:
+    """Of each of these jobs its id, its status, and for how many seconds after its end it is `kept`; None: for good."""
+    job = context.job
+    kept = sa.cast(sa.func.extract("epoch", clamped(job.purge_at) - clamped(job.finished_at)), sa.BigInteger)
+    return context.connection.execute(sa.select(job.id, job.status, kept.label("kept")).where(job.id.in_(ids))).all()
 
 
 def cancelled(context: PageContext, ids: Sequence[int]) -> dict[str, Any]:
@@ -288,26 +307,43 @@ def to_undo(context: PageContext, entry: Any) -> list[sa.ColumnElement[bool]]:
 
     Of a retry they have not started; of a cancel nothing has changed them since.
     """
-    job = context.job
-    target: Mapping[str, Any] = entry.target if isinstance(entry.target, dict) else {}
+    job, target = context.job, _target_of(entry)
     found: list[sa.ColumnElement[bool]] = [sa.false()]
     with suppress(BadInput, ValueError, TypeError, LookupError):  # an entry that was written by hand
-        ids = sa.literal(
-            [as_id("id", str(given)) for given in target.get("ids") or target["id"]], sa.ARRAY(sa.BigInteger)
-        )
+        ids = sa.literal(_ids_of(target), sa.ARRAY(sa.BigInteger))
         if entry.action.startswith("cancel"):
             is_same = job.finished_at == datetime.fromisoformat(target["ended"][0])
             found = [job.id == sa.func.any(ids), job.status == status_literal(JobStatus.CANCELLED), is_same]
         else:
             is_same = sa.func.coalesce(job.claimed_at < entry.at, sa.true())
-            found = [job.id == sa.func.any(ids), job.status == status_literal(JobStatus.QUEUED), is_same]
+            found = [job.id == sa.func.any(ids), status_in(job.status, (JobStatus.QUEUED, JobStatus.BLOCKED)), is_same]
     return [*found, *context.mine()]
+
+
+def _target_of(entry: Any) -> Mapping[str, Any]:
+    return entry.target if isinstance(entry.target, dict) else {}
+
+
+def _ids_of(target: Mapping[str, Any]) -> list[int]:
+    """The jobs that an entry names. Raises errors for an entry that was written by hand."""
+    return [as_id("id", str(given)) for given in target.get("ids") or target["id"]]
+
+
+def _retained(entry: Any) -> dict[int, float | None]:
+    """The jobs of a retry that had failed before it, and for how many seconds each was kept; None: for good."""
+    target = _target_of(entry)
+    with suppress(BadInput, ValueError, TypeError, LookupError):  # an entry that was written by hand
+        kept = zip(target["failed"], target["retained"], strict=True)
+        return {as_id("id", str(given)): seconds and float(seconds) for given, seconds in kept}
+    return {}
 
 
 def undo_of(context: PageContext, number: int | None) -> str | None:
     """The action that undoes the action with this number. None: there is none, the viewer may not do it, or it would change no job."""
     found = _entries(context, number, _SEARCHED + 1) if number else []
-    undo = "undo_cancel" if found and found[0].action.startswith("cancel") else "undo"
+    undo = "undo" if all(_target_of(entry).get("undo") == "fully" for entry in found) else "undo_by_cancel"
+    if found and found[0].action.startswith("cancel"):
+        undo = "undo_cancel"
     if not found or not context.access.may(UNDO_ACTIONS[undo].needs):
         return None
     some = (sa.select(ONE).select_from(context.job).where(*to_undo(context, entry)).limit(ONE) for entry in found)
@@ -323,8 +359,32 @@ def _undo(context: PageContext, kind: str, change: Callable[[PageContext, Any], 
     return replace(done, after=found[0].id if len(found) > 1 else None)
 
 
-def _cancel_again(context: PageContext, entry: Any) -> Done:
-    return _changed(context, cancel_jobs(*to_undo(context, entry), locked="skip", job=context.job))
+def _end_again(context: PageContext, entry: Any) -> Done:
+    """End the jobs of a retry that have not started: those that had failed before it as they had, the others as cancelled."""
+    job, table, retained = context.job, table_of(context.job), _retained(entry)
+    last, may = table.c.errors[-1], to_undo(context, entry)
+    rows = context.connection.execute(
+        sa.select(table.c.id, last["at"].astext.label("at"), last["attempt"].astext.label("attempt")).where(
+            job.id.in_(list(retained)), *may
+        )
+    ).all()
+    statement = discard_jobs(job.id.in_([row.id for row in rows]), *may, reason=None, locked="skip", job=job)
+    ended = context.connection.execute(statement).all()
+    back = {row.id for row in ended if row.changed}
+    if own := [{"its_id": row.id, **_end_of(row), "kept": retained[row.id]} for row in rows if row.id in back]:
+        at = sa.func.coalesce(sa.bindparam("at", type_=sa.DateTime(timezone=True)), table.c.finished_at)
+        kept = in_seconds(sa.bindparam("kept", type_=sa.Float), after=at)
+        values = {"finished_at": at, "purge_at": kept, "attempt": sa.bindparam("tried", type_=sa.SmallInteger)}
+        context.connection.execute(sa.update(table).where(table.c.id == sa.bindparam("its_id")).values(values), own)
+    done = _changed(context, cancel_jobs(job.id.not_in(list(retained)), *may, locked="skip", job=job))
+    left = done.left + len(ended) - len(back)
+    return Done(done.count + len(back), left, variants={"failed": len(back)})
+
+
+def _end_of(row: Any) -> dict[str, Any]:
+    """When the last attempt of a job failed, and its number, by its last error, which the application may have written."""
+    tried = str(row.attempt or "")
+    return {"at": moment_said(row.at), "tried": int(tried) if tried.isdecimal() and int(tried) < 2**15 else 0}
 
 
 def _bring_back(context: PageContext, entry: Any) -> Done:
@@ -353,9 +413,12 @@ def _bring_back(context: PageContext, entry: Any) -> Done:
 UNDO_ACTIONS = {
     action.name: action
     for action in (
-        PageAction(
-            "undo", "Undo what has not started", "Cancelled {n}, because they had not started.", "cancel",
-            lambda context: _undo(context, "retry", _cancel_again), target=("number",),
+        *(
+            PageAction(
+                name, label, "Cancelled {n}, because they had not started.", "cancel",
+                lambda context: _undo(context, "retry", _end_again), target=("number",),
+                variants={"failed": "Failed again, as before the retry: {n}."},
+            ) for name, label in (("undo", "Undo what has not started"), ("undo_by_cancel", "Cancel what has not started"))
         ),
         PageAction(
             "undo_cancel", "Undo", "Back in the queue, as before the cancel: {n}.", "retry",
