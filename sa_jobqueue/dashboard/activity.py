@@ -28,7 +28,7 @@ _Line: TypeAlias = tuple[str, str, list[Any]]
 #: The colour of each outcome.
 _COLOURS = MappingProxyType(
     {
-        "completed": "--good", "retried": "--warn", "failed": "--bad", "cancelled": "--stop", "snoozed": "--busy", "released": "--soft",
+        "completed": "--good", "retried": "--warn", "failed": "--bad", "cancelled": "--stop", "snoozed": "--busy", "suspended": "--busy", "released": "--soft",
         "rescued": "--accent", "lost": "--wait",
     }
 )  # fmt: skip

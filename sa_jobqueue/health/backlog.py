@@ -15,7 +15,7 @@ from ..rules.words import age
 from .read import ENDS
 
 #: The outcomes after which a job no longer waits: it has ended, or waits for a later time. What goes back at once has not left.
-LEAVES = (*ENDS, "retried", "snoozed")
+LEAVES = (*ENDS, "retried", "snoozed", "suspended")
 #: Workers fall behind if the backlog grows by more than this share of what arrived, or nothing leaves, and its oldest job has waited for more
 #: than this share of the time, and for more than these seconds. If that job waits longer than the whole time, a smaller share is enough, so
 #: that slow growth is told some day.

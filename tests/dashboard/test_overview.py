@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event, text, update
 
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.dashboard.activity import bars, points
@@ -20,7 +20,8 @@ from sa_jobqueue.dashboard.pages.database import Examined
 from sa_jobqueue.dashboard.request import PageContext
 from sa_jobqueue.dashboard.shared import Kept
 from sa_jobqueue.doctor import CHECKS, Finding
-from sa_jobqueue.models import Job
+from sa_jobqueue.models import Job, Stat
+from sa_jobqueue.rules.lifecycle import COUNTED
 from sa_jobqueue.rules.tally import BUCKETS
 from tests.support.browsing import Seen, Viewer
 from tests.support.busy_scene import Scene, add_backlog, add_stats, fill, make_worker
@@ -262,6 +263,13 @@ def test_the_numbers_of_others_are_not_shown(engine: Engine, scene: Scene) -> No
     nothing = Viewer(engine, Access(can=["read"], queues=[])).see("/")
     assert "Failed 0 still kept" in nothing.text
     assert "index" not in nothing.text.replace("indexes", "")
+
+
+def test_each_outcome_can_be_drawn(engine: Engine) -> None:
+    with engine.begin() as connection:
+        add_stats(connection, "mail", "send")
+        connection.execute(update(Stat).values(dict.fromkeys(COUNTED, 1)))
+    assert {line["label"] for line in charts(Viewer(engine).see("/"))[0]["series"]} >= {*COUNTED}
 
 
 def test_a_viewer_of_some_jobs_begins_with_the_list_of_jobs(engine: Engine, scene: Scene) -> None:
