@@ -93,6 +93,8 @@ class Site:
             Mount("/static", _Static(packages=[("sa_jobqueue.dashboard", "static")]), name="static"),
             Route("/{rest:path}", self._missing, methods=["GET"]),
         ]
+        for route in routes:
+            route.path_regex = re.compile(route.path_regex.pattern, re.DOTALL)  # names may have line breaks
         return Starlette(routes=routes)
 
     # ---- pages
@@ -239,13 +241,16 @@ class Site:
         """Ask for confirmation, with the number that the action's own WHERE finds now."""
         count = action.count
         assert count is not None
-        number = await self._database.read(
-            lambda connection: count(PageContext(connection, query, access, self._options))
-        )
+
+        def read(connection: sa.Connection) -> tuple[int, str]:
+            context = PageContext(connection, query, access, self._options)
+            return count(context), action.named(context)
+
+        number, of = await self._database.read(read)
         fields = query.but(confirmed="yes", typed=()).pairs()
         back = local_path(query.one("next")) or self._home(access)
         shown: dict[str, Any] = {
-            "fields": fields, "number": number, "target": query.only(*action.target), "next": back, "typed": action.to_type(query),
+            "fields": fields, "number": number, "of": of, "target": query.only(*action.target), "next": back, "typed": action.to_type(query),
             "wrong": query.one("typed") if query.one("confirmed") == "yes" else None,
         }  # fmt: skip
         return self._html(request, access, "confirm.html", 200, action=action, **shown)

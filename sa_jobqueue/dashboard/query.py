@@ -19,6 +19,8 @@ _LARGEST, _MOST = 1_000_000, 5_000
 #: The most values of one name: each value of a filter is a condition, and each link of a page has them all. A form may have more ids.
 _EACH = 100
 _IDS = range(1, 2**63)
+#: A value of links and forms in which a name begins or ends with a space.
+_EXACT = ("exact", "yes")
 
 
 class Query(Mapping[str, list[str]]):
@@ -32,12 +34,15 @@ class Query(Mapping[str, list[str]]):
     def __init__(self, values: Iterable[tuple[str, str]] = ()) -> None:
         self._values: dict[str, list[str]] = {}
         for name, value in values:
-            if value := value.strip():
+            if value:
                 self._values.setdefault(name, []).append(value)
 
     @classmethod
     def parse(cls, text: str, *, ids: int = _EACH) -> Query:
-        """Parse a query. Raises BadInput for too many values, more than `ids` ids, or a value that no row can have."""
+        """Parse a query. Spaces around values are left out, unless a link or a form of ours says that they belong to a name.
+
+        Raises BadInput for too many values, more than `ids` ids, or a value that no row can have.
+        """
         try:
             pairs = parse_qsl(text, max_num_fields=_MOST)
         except ValueError as error:
@@ -48,7 +53,9 @@ class Query(Mapping[str, list[str]]):
         for name, number in Counter(name for name, _ in pairs).items():
             if number > (most := ids if name == "id" else _EACH):
                 raise BadInput(name, f"{number:,} values", f"at most {most:,}")
-        return cls(pairs)
+        if _EXACT in pairs:
+            return cls(pair for pair in pairs if pair != _EXACT)
+        return cls((name, value.strip()) for name, value in pairs)
 
     def all(self, name: str) -> list[str]:
         """All values of this name."""
@@ -130,7 +137,8 @@ class Query(Mapping[str, list[str]]):
 
     def pairs(self) -> list[tuple[str, str]]:
         """Names and values, for the hidden fields of a form."""
-        return [(name, value) for name, values in self._values.items() for value in values]
+        found = [(name, value) for name, values in self._values.items() for value in values]
+        return found if all(value == value.strip() for _, value in found) else [*found, _EXACT]
 
     def __getitem__(self, name: str) -> list[str]:
         return self._values[name]
@@ -163,6 +171,7 @@ async def read_form(request: Request) -> Query:
         if len(body) > _LARGEST:
             raise BadInput("the request", f"{len(body):,} bytes", f"at most {_LARGEST:,}")
     try:
-        return Query.parse(body.decode(), ids=_MOST)
+        # Browsers send each line break as two characters.
+        return Query.parse(body.decode().replace("%0D%0A", "%0A"), ids=_MOST)
     except UnicodeDecodeError as error:
         raise BadInput("the request", "bytes", "UTF-8") from error

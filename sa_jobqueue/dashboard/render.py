@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
+from itertools import chain
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
@@ -23,6 +25,10 @@ from ..version import __version__
 from .query import Query
 from .request import FormatArgs, LinkSubject, Part
 
+#: A time in a sentence, as `JobExplanation.distant` writes it.
+_TIMES = re.compile(
+    r"([0-9]{4}-[01][0-9]-[0-3][0-9] [0-2][0-9]:[0-5][0-9]:[0-5][0-9][+-][0-1][0-9]:[0-5][0-9] \([^()]*\))", re.ASCII
+)
 #: Characters of a text of a row that a line shows.
 _LINE = 200
 
@@ -75,12 +81,12 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    called: dict[str, Any] = {"Query": Query}
+    called: dict[str, Any] = {"Query": Query, "exact": _exact}
     made.globals.update(called)
     filters: dict[str, Any] = {
         "age": age, "ago": _ago, "capped": capped, "duration": duration, "estimated": estimated, "size": size, "number": _number, "iso": _iso,
         "clock": _clock, "pretty": _pretty, "compact": _compact, "line": _line, "data": _data,
-        "moment": _moment,
+        "moment": _moment, "timed": _timed,
     }  # fmt: skip
     made.filters.update(filters)
     return made
@@ -91,6 +97,11 @@ def local_path(given: str) -> str | None:
     if not given.startswith("/") or given.startswith(("//", "/\\")) or any(ord(letter) < 32 for letter in given):
         return None
     return given
+
+
+def _exact(fields: Iterable[tuple[str, Any]]) -> list[tuple[str, str]]:
+    """The hidden fields of a form, which keep spaces at the ends of names."""
+    return Query((name, str(value)) for name, value in fields).pairs()
 
 
 def _number(value: float | None) -> str:
@@ -131,6 +142,13 @@ def _line(value: Any) -> str:
     """The first line of a text, cut off where it is long."""
     first = next(iter(str(value).strip().splitlines()), "")
     return first if len(first) <= _LINE else f"{first[:_LINE]}…"
+
+
+def _timed(sentence: str) -> list[tuple[str, datetime | None]]:
+    """The parts of a sentence of ours, each with the time that it is, or None."""
+    parts = _TIMES.split(sentence)
+    times = [(text, datetime.fromisoformat(text[:25])) for text in parts[1::2]]
+    return [*chain.from_iterable(zip(((text, None) for text in parts), times, strict=False)), (parts[-1], None)]
 
 
 def _data(value: Any) -> str:

@@ -20,6 +20,8 @@ LEAVES = (*ENDS, "retried", "snoozed", "suspended")
 #: than this share of the time, and for more than these seconds. If that job waits longer than the whole time, a smaller share is enough, so
 #: that slow growth is told some day.
 _SLACK, _LONG = 0.02, 60.0
+#: Seconds of the time that counts alone.
+_LATELY = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,16 @@ class Flow:
         return found
 
     def verdict(self, *, paused: bool = False, time: str = "") -> Verdict:
-        """Whether the workers keep up. `time`: the time of all steps, in words."""
+        """Whether the workers keep up. `time`: the time of all steps, in words, if they end now; then the last hour counts alone if the workers
+        fall behind in it, which a longer time tells late.
+        """
+        place, seconds = len(self.seconds), 0.0
+        while place and seconds < _LATELY:
+            place, seconds = place - 1, seconds + self.seconds[place - 1]
+        if time and place and not paused:
+            lately = Flow(self.seconds[place:], self.depths[place:], self.left[place:]).verdict()
+            if lately.state == "falls behind":
+                return lately
         counted = [(place, depth) for place, depth in enumerate(self.depths) if depth is not None]
         if len(counted) < 2:
             return Verdict("unknown", "Not known yet: workers count once a minute how many jobs wait.")

@@ -102,6 +102,14 @@ def test_a_job_that_failed_and_was_cancelled_later_ran_until_it_failed(engine: E
     assert "Ran 3 s" in Viewer(engine).see(f"/jobs/{id}").text
 
 
+def test_the_times_of_its_reason_are_in_the_viewers_zone(engine: Engine, connection: Connection) -> None:
+    """The script finds them by their element."""
+    id = made(connection, "failed", finished_at="2026-01-01 10:01:02Z")
+    why = Seen(Viewer(engine).see(f"/jobs/{id}").html.partition('id="job-why"')[2].partition("</section>")[0])
+    assert [time["datetime"] for time in why.all("time")] == ["2026-01-01T10:01:02.000000Z"]
+    assert re.search(r"It has failed .*at 2026-01-01 10:01:02\+00:00 \(\d+d", why.text)
+
+
 def test_what_it_belongs_to_is_linked(engine: Engine) -> None:
     with Session(engine) as session:
         flow = Workflow("nightly")

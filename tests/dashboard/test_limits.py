@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from sqlalchemy import Connection, Engine, select, text
@@ -16,7 +17,7 @@ from sa_jobqueue.models import AuditEntry, KeyRow, LimitRow
 from sa_jobqueue.statements import set_limit
 from tests.support.browsing import Seen, Viewer
 from tests.support.busy_scene import Scene, fill
-from tests.support.factory import make_jobs, wait_until_blocked_by
+from tests.support.factory import make_job, make_jobs, wait_until_blocked_by
 from tests.support.limits import KEYS, LIMITS, key, limit
 
 
@@ -343,6 +344,23 @@ def test_the_page_of_a_key_shows_its_jobs_its_share_and_its_limits(engine: Engin
     page = viewer.do("set_limit", **{**sent, "running": "4"})
     assert "running 6 as each key → 4. Waiting behind it: 3." in page.text
     assert re.search(r"queue mail 0 / 4 ", page.text)
+
+
+@pytest.mark.parametrize("name", [" acme ", "two\nlines"])
+def test_the_page_and_the_form_of_a_key_take_its_name_as_it_is(engine: Engine, name: str) -> None:
+    with engine.begin() as connection:
+        id = make_job(connection, queue="mail", concurrency_key=name)
+    viewer = Viewer(engine)
+    page = viewer.see(f"/keys/{quote(name)}")
+    (link,) = [link for link in page.links if link.startswith("/jobs?key=") and "status" not in link]
+    assert f'id="job-{id}"' in viewer.see(link).html
+    sent = {
+        str(field["name"]): field["value"]
+        for field in Seen(page.html.partition('/act/set_limit"')[2].partition("</form>")[0]).all("input")
+    }
+    viewer.do("set_limit", **{**sent, "running": "4"})
+    with engine.connect() as connection:
+        assert connection.scalars(select(KeyRow.key)).all() == [name]
 
 
 def test_of_a_task_as_a_whole_no_number_is_said_to_wait(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
+from io import StringIO
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def connection(engine: Engine) -> Iterator[Connection]:
 def table(answer: Any) -> list[list[str]]:
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "text/csv; charset=utf-8"
-    return list(csv.reader(answer.text.splitlines()))
+    return list(csv.reader(StringIO(answer.text, newline="")))
 
 
 def asked(viewer: Viewer, path: str, accept: str = "text/csv") -> Any:
@@ -35,7 +36,7 @@ def asked(viewer: Viewer, path: str, accept: str = "text/csv") -> Any:
 
 def test_a_list_is_csv_for_those_who_name_it_and_by_its_link(engine: Engine, connection: Connection) -> None:
     """By the rights and filters of the page. Nothing is a formula for a spreadsheet, and arguments are masked."""
-    for bad in ('=HYPERLINK("http://x")', "+1", "-1", "@x", "\t=1"):
+    for bad in ('=HYPERLINK("http://x")', "+1", "-1", "@x", "\t=1", "\n=1", " =1", "＝1"):
         make_job(
             connection, "failed", task=bad, queue="mail", args={"card": "4711"}, errors=[{"type": "E", "message": bad}]
         )
@@ -45,7 +46,16 @@ def test_a_list_is_csv_for_those_who_name_it_and_by_its_link(engine: Engine, con
     viewer = Viewer(engine, access, format_args=lambda task, part, value: {**value, "card": "…"})
     names, *rows = table(asked(viewer, "/jobs?status=failed&cols=task,args&cols=error,attempt"))
     assert names == ["task", "args", "error", "attempt"]
-    assert {row[0] for row in rows} == {'\'=HYPERLINK("http://x")', "'+1", "'-1", "'@x", "'\t=1"}
+    assert {row[0] for row in rows} == {
+        '\'=HYPERLINK("http://x")',
+        "'+1",
+        "'-1",
+        "'@x",
+        "'\t=1",
+        "'\n=1",
+        "' =1",
+        "'＝1",
+    }
     assert {row[1] for row in rows} == {'{"card": "…"}'}
     page = viewer.see("/jobs", status="failed", before="5")
     (link,) = [link for link in page.links if "as=csv" in link]

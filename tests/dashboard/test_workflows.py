@@ -319,6 +319,13 @@ def test_an_action_for_a_workflow_that_is_not_there_is_said(engine: Engine, acti
     assert Viewer(engine).send(action, {"id": 7, "node": 1, "confirmed": "yes"}).status_code == 404
 
 
+def test_a_cancel_asks_by_the_name_of_the_workflow(engine: Engine, connection: Connection) -> None:
+    flow = flow_of(connection, "a", name="nightly")
+    connection.commit()
+    asked = Seen(Viewer(engine).send("cancel_workflow", {"id": flow.id}).text).text
+    assert f"Cancel the workflow nightly ({flow.id})? Jobs that have not ended: 1." in asked
+
+
 ACCESS = [Access(can=Access.ADMIN.can, queues=["mail"]), Access(can=Access.ADMIN.can, where=Job.queue == "mail")]
 
 

@@ -63,7 +63,7 @@ class PageAction:
     count: Callable[[PageContext], int] | None = None
     """Counts the things that it would change, up to a cap, if a filter chooses them: the viewer must confirm the number. None: it is done at once."""
     question: str = ""
-    """The question to confirm: `{n}` is the number, `{unit}` the unit."""
+    """The question to confirm: `{n}` is the number, `{unit}` the unit, `{of}` what `named` returns."""
     careful: bool = False
     """Whether the viewer must confirm it even if each thing was chosen singly."""
     asks: Callable[[PageContext], bool] | None = None
@@ -82,6 +82,8 @@ class PageAction:
     """The name of the action that undoes it."""
     left: str = "another transaction had locked or changed them"
     """Why things were not changed."""
+    named: Callable[[PageContext], str] = lambda context: ""
+    """The name of the target for the question, if the form has only its id."""
 
     def to_type(self, query: Query) -> str | None:
         """The text that the viewer must type to confirm it; None: nothing."""

@@ -99,6 +99,11 @@ def _live_jobs(context: PageContext) -> int:
     )
 
 
+def _name(context: PageContext) -> str:
+    row = found_workflow(context, context.query.one("id"))
+    return f"{row.name} ({row.id})"
+
+
 def _cancel(context: PageContext, id: int) -> sa.Executable:
     reason = f"the workflow was cancelled by {context.access.who or 'an operator'}"
     return cancel_workflows(id, reason=reason, schema=schema_of(context.job))
@@ -145,7 +150,8 @@ WORKFLOW_ACTIONS = {
         _action(
             "cancel_workflow", "Cancel the workflow", "Cancelled {n}: waiting jobs have ended, and running jobs are asked to stop.",
             "cancel_workflow", _cancel, count=_live_jobs, careful=True,
-            question="Cancel this workflow? Jobs that have not ended: {n}. Running jobs are asked to stop.",
+            named=_name,
+            question="Cancel the workflow {of}? Jobs that have not ended: {n}. Running jobs are asked to stop.",
         ),
         _action(
             "pause_workflow", "Pause the workflow", "Paused {n}: no more of its jobs start.", "pause",

@@ -48,8 +48,8 @@ _IN_CSV = (
 )  # fmt: skip
 #: Bytes of arguments and tags, as they are stored, up to which a list has them, and their characters.
 _LONGEST = 2_000
-#: Characters with which a spreadsheet begins a formula.
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+#: Characters with which a spreadsheet begins a formula, also after spaces and line breaks; and those before which it gets an apostrophe.
+_FORMULA, _BLANK = ("=", "+", "-", "@", "＝", "＋", "－", "＠"), ("\t", "\r", "\n")
 
 
 def _columns(query: Query, usual: Sequence[str]) -> list[str]:
@@ -78,7 +78,8 @@ def as_csv(values: Mapping[str, Any], query: Query) -> str:
 def _cell(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
-    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+    is_text = isinstance(value, str)
+    return f"'{value}" if is_text and (value.startswith(_BLANK) or value.lstrip().startswith(_FORMULA)) else value
 
 
 def read_jobs(context: PageContext) -> dict[str, Any]:
