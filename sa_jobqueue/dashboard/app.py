@@ -61,8 +61,8 @@ _TYPED = frozenset(
 #: An answer depends on these headers of the request.
 _VARY = {"vary": "Accept, HX-Request"}
 _WEIGHT = re.compile(r"[01](\.\d{0,3})?")
-#: The most characters of a name, and of a change in words, that are taken from an address.
-_NAME, _CHANGE = 200, 500
+#: The most characters of a name, and of a change in words, that are taken from an address; and of a value that the audit keeps.
+_NAME, _CHANGE, _LONGEST = 200, 500, 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +264,8 @@ class Site:
         """
         until = monotonic() + _PATIENCE
         who = access.who or (f"someone at {request.client.host}" if request.client else "someone")
+        for name in action.target:
+            query.text(name, _LONGEST)
         target = query.only(*action.target).as_dict()
         if "args" in target:
             target["args"] = ["…"]  # readers of the audit may not be allowed to see arguments

@@ -104,10 +104,10 @@ class Query(Mapping[str, list[str]]):
             raise BadInput(name, given, "a time such as 45s, 10m, 2h, 3d, 1w") from error
 
     def text(self, name: str, most: int) -> str:
-        """A text of at most `most` characters. Raises BadInput."""
-        if len(given := self.one(name)) > most:
+        """The last value of this name. Raises BadInput if any of them has more than `most` characters."""
+        if len(given := max(self.all(name), key=len, default="")) > most:
             raise BadInput(name, given, f"at most {most:,} characters, not {len(given):,}")
-        return given
+        return self.one(name)
 
     def moment(self, name: str) -> datetime | None:
         """A time, in UTC if it has no zone. Raises BadInput."""

@@ -221,9 +221,12 @@ def axe_finds_nothing(tab: Tab) -> None:
 @pytest.mark.parametrize("width", [390, 2_560])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_of_another_width(browser: Any, shown: Site, name: str, width: int) -> None:
-    """Loaded with that width. On a telephone the menu is scrolled to the page, and a filter does not push the content off the screen."""
+    """Loaded with that width. On a telephone the menu is scrolled to the page, a filter does not push the content off the screen, and a list
+    of jobs is not wider than the screen.
+    """
     with Tab(browser, shown, width=width, color_scheme="light") as tab:
         tab.go(addresses(shown.scene)[name])
+        assert tab.page.evaluate("[...document.querySelectorAll('.jobs')].every(one => one.scrollWidth <= innerWidth)")
         assert tab.page.evaluate("document.documentElement.scrollWidth") <= width
         assert tab.page.evaluate(_MENU_AND_CONTENT) == [[], True]
         axe_finds_nothing(tab)

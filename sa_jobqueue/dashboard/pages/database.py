@@ -139,8 +139,8 @@ _SEEN_AT: Mapping[str, Sequence[tuple[str, str]]] = {
     "cleanup": [_WORKERS, _TABLES], "archive": [("Archived jobs", "/archived"), _WORKERS], "plans": [_INDEXES_BELOW], "indexes": [_INDEXES_BELOW],
     "snapshot": [("Sessions", "/database#holders-title")], "dead-rows": [_TABLES], "vacuum": [_TABLES], "bloat": [_TABLES, _INDEXES_BELOW],
 }  # fmt: skip
-#: How many links to the things that a finding names are shown, and the most characters of a finding that can be acknowledged.
-_LINKED, _LONGEST = 5, 50_000
+#: How many links to the things that a finding names are shown.
+_LINKED = 5
 
 
 class Alarm(NamedTuple):
@@ -193,8 +193,6 @@ def _checked(context: PageContext, **allowed: Sequence[str]) -> Done:
     for field, values in {"check": [*(check.name for check in CHECKS), "doctor"], **allowed}.items():
         if (given := context.query.one(field)) not in values:
             raise BadInput(field, given, f"one of {', '.join(values)}")
-    for field in ("detail", "about"):
-        context.query.text(field, _LONGEST)
     return Done(1, of=context.query.one("check"))
 
 
