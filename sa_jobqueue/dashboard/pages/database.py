@@ -26,8 +26,8 @@ from ..shared import Kept
 from .errors import marks_of
 
 _PAGE = 50
-#: The most values of a target that are listed.
-_LISTED = 10
+#: The most values of a target that are listed, and its values that only an undo reads.
+_LISTED, _FOR_UNDO = 10, ("retained", "undo")
 #: The newest entries, among which a filter searches, because it has no index.
 _NEWEST = 100_000
 
@@ -61,6 +61,8 @@ def _shown_target(target: Any) -> list[tuple[str, str]]:
         return [("", str(target))]
     fields: list[tuple[str, str]] = []
     for name, given in target.items():
+        if name in _FOR_UNDO:
+            continue
         values = list(map(str, given)) if isinstance(given, list) else [str(given)]
         more = len(values) - _LISTED
         fields.append((str(name), ", ".join(values[:_LISTED]) + (f", … {more:,}" if more > 0 else "")))
