@@ -292,7 +292,11 @@ def test_a_key_that_only_jobs_have_is_found(engine: Engine, monkeypatch: pytest.
         Access(can={"read"}, where=Job.concurrency_key == "tenant-failed"),
     )
     assert found_by(Viewer(engine, of_sync), "tenant") == ["key", "tenant-ready"]
-    assert found_by(Viewer(engine, of_key), "tenant") == ["key", "tenant-failed"]
+    tenant = Viewer(engine, of_key)
+    assert found_by(tenant, "tenant") == ["key", "tenant-failed"]
+    link = "/jobs?key=tenant-failed"  # such a viewer may not see the page of a key
+    assert (leads_to(tenant, "tenant-failed"), link in tenant.see("/find", q="tenant").links) == (link, True)
+    assert "/keys/" not in tenant.see("/find", q="tenant").html
 
 
 def test_a_command_shows_its_button(engine: Engine) -> None:

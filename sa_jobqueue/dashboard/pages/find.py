@@ -68,20 +68,20 @@ def read_find(context: PageContext) -> dict[str, Any]:
         ]
     exact = [kind for kind, name in names if name == asked]
     if len(exact) == 1 and not query.one("list"):
-        raise Elsewhere(*_link(exact[0], asked))
+        raise Elsewhere(*_link(context, exact[0], asked))
     with suppress(ValueError):
         if ":" in asked and not names and Subject.parse(asked):
             if not query.one("list"):
                 raise Elsewhere("/jobs", Query([("subject", asked)]))
             names = [("subject", asked)]
     shown["is_cut"] = any([kind for kind, _ in names].count(kind) >= _MOST for kind in _KINDS)
-    shown["found"] = [(kind, name, *_link(kind, name)) for kind, name in names]
+    shown["found"] = [(kind, name, *_link(context, kind, name)) for kind, name in names]
     return shown
 
 
-def _link(kind: str, name: str) -> tuple[str, Query]:
-    """The page of this key, or the list of this thing or of its jobs."""
-    if kind == "key":
+def _link(context: PageContext, kind: str, name: str) -> tuple[str, Query]:
+    """The page of this key, if the viewer may see it, or the list of this thing or of its jobs."""
+    if kind == "key" and not context.access.is_partial:
         return f"/keys/{name}", Query()
     is_listed = kind in ("schedule", "workflow")
     return (f"/{kind}s", Query([("name", name)])) if is_listed else ("/jobs", Query([(kind, name)]))
