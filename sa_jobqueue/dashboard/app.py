@@ -85,7 +85,7 @@ class Site:
 
     def application(self) -> Starlette:
         """The routes. The first page is at the root."""
-        routes = [
+        routes: list[Route | Mount] = [
             *(Route(page.path, self._shows(page), methods=["GET"], name=page.name) for page in PAGES),
             Route("/act/{action}", self._act, methods=["POST"]),
             Route("/openapi.json", self._openapi, methods=["GET"]),

@@ -445,7 +445,8 @@ def test_an_action_and_its_row_in_the_audit_are_one_transaction(
     viewer = Viewer(engine, Access.ADMIN.named("ada"))
     viewer.do("retry", queue="mail", status="failed")
     (entry,) = connection.execute(select(AuditEntry.who, AuditEntry.action, AuditEntry.target, AuditEntry.count)).all()
-    assert entry == ("ada", "retry", {"queue": ["mail"], "status": ["failed"], "ids": ids}, 3)
+    before = {"failed": ids, "retained": [604_800] * 3, "undo": "fully"}
+    assert entry == ("ada", "retry", {"queue": ["mail"], "status": ["failed"], "ids": ids, **before}, 3)
     assert set(statuses(connection).values()) == {"queued"}
     connection.rollback()
     connection.exec_driver_sql("ALTER TABLE sa_jobqueue.audit ADD CHECK (action <> 'cancel')")
@@ -469,7 +470,7 @@ def test_all_that_match_are_confirmed_with_the_number_that_it_will_be(engine: En
     assert sorted(statuses(connection).values()).count("queued") == 0
     sent = {str(one["name"]): one["value"] for one in page.all("input", type="hidden")}
     done = viewer.send("retry", sent)
-    assert done.headers["location"] == "/jobs?queue=default&did=retry&n=3&entry=1"
+    assert done.headers["location"] == "/jobs?queue=default&did=retry&n=3&entry=1&undo=undo_by_cancel"
     assert "Retried 3 jobs." in viewer.see(done.headers["location"]).text
 
 
@@ -497,7 +498,7 @@ def test_each_action_has_a_button(engine: Engine) -> None:
         viewer.see("/").all("input", name=name)[0]["value"] for name in ("check", "level", "detail")
     )
     done = [
-        viewer.do("retry", id=scene.job),
+        *(viewer.do("retry", id=scene.job) for _ in range(2)),
         viewer.do("cancel", id=scene.job),
         viewer.do("acknowledge", check=check, level=level, detail=detail, **{"for": "1h"}),
     ]

@@ -22,9 +22,9 @@ PACKAGE = Path(sa_jobqueue.dashboard.__path__[0])
 PLURAL = re.compile(r"(?<!%)\} (?:[a-z]+ )?(?!(?:as|is|this|was)\b)[a-z]+s\b|\} of its|\{unit\} that (?!failed)")
 #: Texts about a number that is never 1.
 OF_MANY = frozenset((
-    "audit.html } entries", "database.html } notices", "errors.html } failed jobs", "overview.html } failed jobs", "queues.html } minutes",
+    "audit.html } entries", "database.html } notices", "errors.html } failed jobs", "find.html } jobs", "overview.html } failed jobs", "queues.html } minutes",
     "queues.html } queues", "workflow.html } boxes", "workflow.html } jobs", "workflows.html } jobs", "workflows.html } workflows",
-    "query.py } bytes", "query.py } values", "render.py } characters", "tasks.html } minutes", "work.html } completed jobs",
+    "query.py } bytes", "query.py } characters", "query.py } values", "render.py } characters", "tasks.html } minutes", "work.html } completed jobs",
 ))  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_the_texts_of_an_action_can_be_filled_in(action: PageAction) -> None:
         filled = text.format(n="7 jobs", of="mail")
         assert filled.strip()
         assert "<" not in filled
-    question = action.question.format(n="7", unit="jobs")
+    question = action.question.format(n="7", unit="jobs", of="nightly (7)")
     assert bool(question) == (action.count is not None)
     assert "<" not in question
 
