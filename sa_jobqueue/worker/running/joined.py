@@ -209,6 +209,9 @@ def _read(state: ORMExecuteState) -> Any:
 
 # ---- Handlers in that transaction.
 
+#: Seconds for which a step counts that is tried again at once, at least.
+_LEAST = 0.5
+
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
@@ -287,7 +290,7 @@ class JoinedSteps(Steps):
 
     def _delay(self, error: Exception, call: StepCall, tries: int, began: float) -> float:
         """A step is tried again at once, as if the time had passed."""
-        self._skipped[began] += super()._delay(error, call, tries, began - self._skipped[began])
+        self._skipped[began] += max(super()._delay(error, call, tries, began - self._skipped[began]), _LEAST)
         return 0.0
 
     async def acall(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
