@@ -45,7 +45,7 @@ from pydantic_ai.models import Model
 from pydantic_ai.tools import AgentDepsT, DeferredToolApprovalResult
 
 from .arguments.context import AsyncJobContext, JobContext, StepCall, StepRuntime, current_step
-from .errors import SignalTimeout
+from .errors import JobSuspended, SignalTimeout
 from .models.steps import MAX_NAME
 from .rules.retry import Duration, RetryPolicy
 
@@ -131,9 +131,13 @@ class SaJobqueueDurability(BaseDurabilityCapability[AgentDepsT]):
             return found
 
     async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
-        """Keep what is only read from records out of traces and metrics."""
-        with replay_scope():
-            return await super().wrap_run(ctx, handler=handler)
+        """Keep what is only read from records out of traces and metrics. Before a wait, the steps that still run are recorded."""
+        try:
+            with replay_scope():
+                return await super().wrap_run(ctx, handler=handler)
+        except JobSuspended:
+            await self._steps.idle()  # in a `def` handler nobody else would: its event loop stands still now
+            raise
 
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[AgentDepsT], *, requests: DeferredToolRequests

@@ -77,6 +77,19 @@ def test_a_def_handler_runs_agents_too(engine: Engine, app: Any) -> None:
 
 
 @pytest.mark.nightly
+def test_what_runs_when_a_tool_waits_is_recorded(engine: Engine, app: Any) -> None:
+    """The other call of a `def` handler ends before the job is blocked, and is not repeated."""
+    job = add_one(engine, enqueue(app.watches))
+    with working(engine, app.registry):
+        wait_until(lambda: job_of(engine, job).status is JobStatus.BLOCKED)
+        assert app.done == ["request 1", "watched"]
+        send(engine, "over", "over")
+        wait_until(lambda: job_of(engine, job).is_finished)
+    assert job_of(engine, job).result == ["watched", "over"]
+    assert app.done == ["request 1", "watched", "request 2"]
+
+
+@pytest.mark.nightly
 def test_a_killed_worker_repeats_no_recorded_request(engine: Engine, url: str, tmp_path: Path, app: Any) -> None:
     """It is killed between two tool calls, and after an approval: each request and each call has happened once."""
     long_healthy(engine, 2.0)

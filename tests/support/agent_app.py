@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -95,6 +96,35 @@ def see(ctx: JobContext) -> list[str]:
     if ctx.attempt == 1:
         raise RuntimeError("on purpose")
     return found
+
+
+# ---- a tool that waits while another runs
+
+watcher = Agent(
+    scripted([("watch", {}, "call_1"), ("wait", {}, "call_2")], "over"), name="watcher", deps_type=JobContext
+)
+is_watching = threading.Event()
+
+
+@watcher.tool_plain
+async def watch() -> str:
+    is_watching.set()
+    await asyncio.sleep(0.2)  # `wait` unwinds meanwhile
+    done.append("watched")
+    return "watched"
+
+
+@watcher.tool(metadata={"sa_jobqueue": False})
+def wait(run: RunContext[JobContext]) -> str:
+    is_watching.wait()
+    return str(run.deps.wait_signal("over", str))
+
+
+@task(registry=registry, record=True)
+def watches(ctx: JobContext) -> list[Any]:
+    with asyncio.Runner() as runner:
+        asyncio.set_event_loop(runner.get_loop())
+        return returned(watcher.run_sync("?", deps=ctx, capabilities=[SaJobqueueDurability(ctx)]).all_messages())
 
 
 # ---- answers
