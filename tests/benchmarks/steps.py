@@ -11,9 +11,9 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+import psutil
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
@@ -32,6 +32,8 @@ from .report import Figure, compared, interleaved
 from .schema import SCHEMA, Bench
 from .workers import SLOTS, serve, work
 
+T = TypeVar("T")
+
 _TABLES = f"{SCHEMA}.step, {SCHEMA}.wait, {SCHEMA}.signal"
 
 
@@ -44,13 +46,14 @@ def steps(bench: Bench) -> Iterator[Figure]:
     with processes(1, _steps, bench.address, number, max(bench.repeat, 5)) as group:
         group.go()
     for kind, pairs in group.results[0].items():
-        yield compared(
-            f"a step of {kind} handler, with its commit", pairs, "ms", "INSERT, commit, same connection", at_most=1.7
-        )
+        for what, place, unit in (("with its commit", 0, "ms"), ("processor time", 1, "ms of both")):
+            both = [(ours[place], bare[place]) for ours, bare in pairs]
+            title = f"a step of {kind} handler, {what}"
+            yield compared(title, both, unit, "INSERT, commit, same connection", at_most=1.7)
 
 
-def _steps(ready: Callable[[], Any], address: str, number: int, repeat: int) -> dict[str, list[tuple[float, ...]]]:
-    """Milliseconds a step, and milliseconds of a bare INSERT, in turn."""
+def _steps(ready: Callable[[], Any], address: str, number: int, repeat: int) -> dict[str, list[Any]]:
+    """Of a step and of a bare INSERT, in turn: milliseconds, and those of the processor's, here and in the server process."""
     engine = create_engine(database_url(address))
     checkpoints = Checkpoints(Connector(engine, lease=60))
     claimed = text(
@@ -67,76 +70,95 @@ def _steps(ready: Callable[[], Any], address: str, number: int, repeat: int) -> 
         with engine.begin() as connection:
             id = connection.scalar(claimed)
         job = ClaimedJob(id, 7, "default", "nothing", 4, None, 1, 10, 0, "", "", None, None)  # type: ignore[arg-type]
-        return id, Steps(job, checkpoints, Sessions(engine=engine), time.monotonic, "warn")
+        return id, Steps(job, checkpoints, Sessions(engine=engine), time.monotonic, policy="warn", limit=2**20)
+
+    def of_thread(n: int) -> dict[str, int]:
+        return {"n": n}
 
     def call(n: int) -> StepCall:
-        return StepCall(f"step {n}", dict, (), {"n": 1}, None, 1)
+        return StepCall(f"step {n}", of_thread, (1,), {}, None, 1)
 
-    def ours() -> float:
+    def ours() -> tuple[float, ...]:
         _, steps = of_a_job()
         steps.run(call(-1))
-        began = time.perf_counter()
+        began = _clocks(checkpoints)
         for n in range(number):
             steps.run(call(n))
-        return (time.perf_counter() - began) / number * 1_000
+        return _since(began, checkpoints, number)
 
-    async def on_loop() -> float:
+    async def on_loop() -> tuple[float, ...]:
         _, steps = of_a_job()
 
         async def step(n: int) -> dict[str, int]:
             return {"n": n}
 
         await steps.arun(StepCall("first", step, (1,), {}, None, 1))
-        began = time.perf_counter()
+        began = _clocks(checkpoints)
         for n in range(number):
             await steps.arun(StepCall(f"step {n}", step, (1,), {}, None, 1))
-        return (time.perf_counter() - began) / number * 1_000
+        return _since(began, checkpoints, number)
 
-    def bare() -> float:
+    def bare() -> tuple[float, ...]:
         id, _ = of_a_job()
         connection = checkpoints._free[0]
-        began = time.perf_counter()
+        began = _clocks(checkpoints)
         for n in range(number):
             with connection.begin():
                 connection.execute(insert, {"job": id, "name": f"step {n}", "digest": "0" * 32})
-        return (time.perf_counter() - began) / number * 1_000
+        return _since(began, checkpoints, number)
 
     ours()  # opens the connection, and prepares
-    found = {
-        "a def": interleaved(repeat, ours, bare),
-        "an async": interleaved(repeat, lambda: asyncio.run(on_loop()), bare),
+    found: dict[str, list[Any]] = {
+        "a def": interleaved(repeat, ours, bare),  # type: ignore[arg-type]
+        "an async": interleaved(repeat, lambda: asyncio.run(on_loop()), bare),  # type: ignore[arg-type]
     }
     checkpoints.close()
     engine.dispose()
     return found
 
 
+def _clocks(checkpoints: Checkpoints) -> tuple[float, float]:
+    """The time, and that of the processor, here and in the server process of the connection."""
+    raw: Any = checkpoints._free[0].connection.dbapi_connection
+    times = psutil.Process(raw.info.backend_pid).cpu_times()
+    return time.perf_counter(), time.process_time() + times.user + times.system
+
+
+def _since(began: tuple[float, float], checkpoints: Checkpoints, number: int) -> tuple[float, ...]:
+    return tuple((now - then) / number * 1_000 for now, then in zip(_clocks(checkpoints), began, strict=True))
+
+
 def waits(bench: Bench) -> Iterator[Figure]:
-    """Claims, an idle worker, and the way from a signal to its handler, beside 1,000,000 jobs that wait."""
-    jobs, many = (1_000, 10_000) if bench.small else (30_000, 1_000_000)
-    measured = {
-        "drain": partial(_drained, bench, jobs),
-        "idle": lambda: sum(cost(bench)[:2]),
-        "signals": partial(_signals, bench, 50 if bench.small else 200),
-    }
-    # Without them, with them, and without again: a drift counts for neither side.
-    found = []
-    for waiting in (0, many, 0):
-        _wait(bench, waiting)
-        found.append({name: [measure() for _ in range(bench.repeat)] for name, measure in measured.items()})
-    before, with_them, after = found
-    beside = f"beside {many:,} that wait for signals"
-
-    def both(name: str) -> list[tuple[float, ...]]:
-        reference = statistics.median([*before[name], *after[name]])
-        return [(one, reference) for one in with_them[name]]
-
-    yield compared(f"drain of {jobs:,} {beside}", both("drain"), "jobs/s", "alone", at_least=0.97)
-    yield compared(f"idle worker and its server processes {beside}", both("idle"), "% of a core", "alone", at_most=1.03)
-    for name, waits in (("alone", before["signals"] + after["signals"]), (beside, with_them["signals"])):
-        percent = statistics.quantiles([wait for one in waits for wait in one], n=100)
+    """Claims, and the way from a signal to its handler, beside 1,000,000 jobs that wait."""
+    jobs = 1_000 if bench.small else 30_000
+    beside, found = _beside(
+        bench,
+        lambda: ([_drained(bench, jobs) for _ in range(bench.repeat)], [_signals(bench) for _ in range(bench.repeat)]),
+    )
+    (before, early), (with_them, between), (after, late) = found
+    reference = statistics.median([*before, *after])
+    pairs = [(rate, reference) for rate in with_them]
+    yield compared(f"drain of {jobs:,} {beside}", pairs, "jobs/s", "alone", at_least=0.97)
+    for name, runs in (("alone", early + late), (beside, between)):
+        percent = statistics.quantiles([wait for run in runs for wait in run], n=100)
         yield Figure(f"signal's commit to the handler, {name}, p50", percent[49], "ms", at_most=10)
         yield Figure(f"signal's commit to the handler, {name}, p95", percent[94], "ms", at_most=10)
+
+
+def idle_waits(bench: Bench) -> Iterator[Figure]:
+    """An idle worker beside 1,000,000 jobs that wait."""
+    beside, (before, with_them, after) = _beside(bench, lambda: sum(cost(bench)[:2]))
+    pairs = [(with_them, (before + after) / 2)]
+    yield compared(f"idle worker and its server processes {beside}", pairs, "% of a core", "alone", at_most=1.03)
+
+
+def _beside(bench: Bench, measure: Callable[[], T]) -> tuple[str, list[T]]:
+    """Without jobs that wait, with them, and without again: a drift counts for neither side."""
+    many, found = 10_000 if bench.small else 1_000_000, []
+    for waiting in (0, many, 0):
+        _wait(bench, waiting)
+        found.append(measure())
+    return f"beside {many:,} that wait for signals", found
 
 
 def _wait(bench: Bench, jobs: int) -> None:
@@ -165,8 +187,9 @@ def _drained(bench: Bench, jobs: int) -> float:
     return jobs / seconds
 
 
-def _signals(bench: Bench, number: int) -> list[float]:
+def _signals(bench: Bench) -> list[float]:
     """Milliseconds from the commit of a signal to its return in the handler, a signal each 20 ms."""
+    number = 50 if bench.small else 200
     bench.execute(f"DELETE FROM {SCHEMA}.job WHERE status = 'completed'")
     bench.fill(number + WARM_UP, task="waits")
     with processes(1, serve, bench.address, {"default": 10}) as worker:
@@ -199,4 +222,4 @@ def _send(ready: Callable[[], Any], address: str, number: int) -> dict[int, floa
     return sent
 
 
-MEASURES = (steps, waits)
+MEASURES = (steps, waits, idle_waits)

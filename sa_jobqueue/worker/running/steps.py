@@ -557,6 +557,7 @@ class Steps:
         return partial(self._is_patched, f"patch:{checked_name(name, 'patch')}")
 
     def _is_patched(self, full: str) -> bool:
+        self._counts[full] = 1  # it is asked for, see `unused_in`
         if (found := self._find(full)) is None and not self._began_before:
             self.record(found := Recorded(full, "patch", 1, None, None, is_ours=True))
         return found is not None
