@@ -388,6 +388,8 @@ def test_a_patch_is_for_jobs_that_begin_after_it(engine: Engine, registry: Regis
     old, new = add(engine, enqueue(patched, 2), enqueue(patched, 1))
     drain(engine, registry)
     assert sorted(answers) == [(old, 2, False), (old, 3, False), (new, 1, True), (new, 2, True), (new, 3, True)]
+    with Session(engine) as session:
+        assert session.scalars(select(Step.name).where(Step.unused_by.is_not(None))).all() == []
 
 
 def test_a_failed_step_is_tried_again_in_place(engine: Engine, registry: Registry) -> None:
