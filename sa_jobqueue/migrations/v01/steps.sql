@@ -111,6 +111,8 @@ SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_pla
 DECLARE
     names text[]; counted integer; hits bigint[]; looked bigint[]; due bigint[]; mine bigint[]; flows bigint[];
 BEGIN
+    -- If a crash of the server undoes this, it is done again; the claim that follows waits for the disk.
+    PERFORM set_config('synchronous_commit', 'off', true);
     WITH fresh AS MATERIALIZED (
         SELECT s.id FROM {schema}.signal AS s WHERE s.look_at <= statement_timestamp() ORDER BY s.look_at LIMIT $1 FOR NO KEY UPDATE SKIP LOCKED),
     seen AS (
