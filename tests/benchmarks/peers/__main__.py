@@ -35,8 +35,8 @@ NAMES = ["ours", *sorted(path.stem for path in RUNNERS.glob("on_*.py"))]
 PROCESSES = (1, 2)
 
 
-def contestants(runners: list[Runner], *, small: bool, scale: float) -> list[Contestant]:
-    """Every way of every runner, with one and with two processes."""
+def contestants(runners: list[Runner], *, small: bool, scale: float, given: str | None = None) -> list[Contestant]:
+    """Every way of every runner, or this one, with one and with two processes."""
     return [
         Contestant(
             runner, way, processes, jobs=max(100, round((kind.jobs or runner.peer.jobs) * (0.01 if small else scale)))
@@ -44,6 +44,7 @@ def contestants(runners: list[Runner], *, small: bool, scale: float) -> list[Con
         for runner in runners
         for way, kind in runner.peer.ways.items()
         for processes in PROCESSES
+        if given in {None, way}
     ]
 
 
@@ -100,7 +101,7 @@ def run(given: argparse.Namespace, console: Console) -> dict[str, object]:
             else:
                 brokers["redis"] = server
         runners = [runner for runner in runners if runner.peer.broker in brokers]
-        entered = contestants(runners, small=given.small, scale=given.scale)
+        entered = contestants(runners, small=given.small, scale=given.scale, given=given.way)
         race(entered, brokers, rounds=1 if given.small else given.rounds, console=console)
         rows = [Row.of(contestant) for contestant in entered]
         about = {name: broker.about() for name, broker in brokers.items()}
@@ -116,6 +117,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="one round of few jobs, only to see that they run")
     parser.add_argument("--rounds", type=int, default=5, help="how often each drains (default: 5)")
     parser.add_argument("--scale", type=float, default=1.0, help="multiply the usual number of jobs by this")
+    parser.add_argument("--way", help="only this way of each, `steps` for example")
     parser.add_argument("--database-url", default=os.environ.get("SA_JOBQUEUE_TEST_URL"))
     parser.add_argument(
         "--environments", type=Path, default=ROOT / ".nox" / "peers", help="where the peers are installed"
