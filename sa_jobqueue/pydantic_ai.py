@@ -92,7 +92,7 @@ class SaJobqueueDurability(BaseDurabilityCapability[AgentDepsT]):
         super().__init__(models=models, event_stream_handler=event_stream_handler, name=name)
         self._job_id, self._steps = ctx.job_id, ctx._open_steps()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
         self._retry, self._answer_timeout = retry, answer_timeout
-        self._run_name = ""
+        self._run_name, self._is_running = "", False
         self._backend: _Backend | None = None
 
     @property
@@ -132,12 +132,19 @@ class SaJobqueueDurability(BaseDurabilityCapability[AgentDepsT]):
 
     async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
         """Keep what is only read from records out of traces and metrics. Before a wait, the steps that still run are recorded."""
+        if self._is_running and self.in_durable_context:
+            raise UserError(
+                "runs that go on at once need a SaJobqueueDurability each: give it to run(), and not to the agent"
+            )
+        self._is_running = True
         try:
             with replay_scope():
                 return await super().wrap_run(ctx, handler=handler)
         except JobSuspended:
             await self._steps.idle()  # in a `def` handler nobody else would: its event loop stands still now
             raise
+        finally:
+            self._is_running = False
 
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[AgentDepsT], *, requests: DeferredToolRequests

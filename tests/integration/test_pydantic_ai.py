@@ -124,16 +124,17 @@ def test_answers_come_by_signals(engine: Engine, app: Any) -> None:
 
 @pytest.mark.nightly
 def test_an_agent_that_a_tool_runs_is_a_part_of_its_step(engine: Engine, app: Any) -> None:
-    """Runs that go on at once have steps of their own. A run may bring its own model, and no toolset."""
+    """Runs that go on at once have steps of their own, which an agent's own durability cannot give. A run may bring a model, and no toolset."""
     job = add_one(engine, enqueue(app.delegates))
     drain(engine, app.registry)
 
     assert job_of(engine, job).result == ['{"delegate":"success (no tool calls)"}'] * 2
     assert "'own' cannot be added at runtime" in app.done[0]
+    assert "need a SaJobqueueDurability each" in app.done[1]
     call = "__function_toolset__<agent>.call_tool:delegate:pyd_ai_tool_call_id__delegate"
     request = "__model.request.run:test:test"
     outer = {f"{run}{step}" for run in ("o", "o.2") for step in (request, f"{request}#2", call)}
-    assert steps(engine) == {*outer, "inner__model.request"}
+    assert steps(engine) == {*outer, "inner__model.request", "both__model.request"}
 
 
 @pytest.mark.nightly

@@ -172,11 +172,13 @@ async def delegates(ctx: AsyncJobContext) -> list[str]:
         await outer.run(
             "?", deps=ctx, capabilities=[SaJobqueueDurability(ctx)], toolsets=[FunctionToolset([len], id="own")]
         )
-    done.append(str(caught.value))
     runs = [outer.run(q, deps=ctx, model=TestModel(), capabilities=[SaJobqueueDurability(ctx, name="o")]) for q in "ab"]
     found = [result.output for result in await asyncio.gather(*runs)]
     await inner.run("?", capabilities=[SaJobqueueDurability(ctx)])
     if ctx.attempt == 1:
+        both = Agent("test", name="both", capabilities=[SaJobqueueDurability(ctx)])
+        _, second = await asyncio.gather(both.run("a"), both.run("b"), return_exceptions=True)
+        done.extend(map(str, (caught.value, second)))
         raise RuntimeError("on purpose")
     return found
 
