@@ -408,7 +408,9 @@ class JobContext(HandlerContext[Session]):
     ) -> Any:
         """The payload of the next `Signal` of this name, checked against `type`. Until it comes the job is blocked, and holds no slot.
 
-        `timeout`: seconds or timedelta, after which it raises SignalTimeout. `question`: what a person is asked whose signal this is.
+        `timeout`: seconds or timedelta, after which it raises SignalTimeout. `question`: what a person is asked whose signal this is: a text, or
+        {"question": text, "choices": {label: payload}}, whose labels are buttons on the dashboard. Without choices a `bool` is answered by Yes or
+        No, and a `Literal` or an `Enum` by its values; another type by JSON. Raises OptionError for choices that are not of the type.
         """
         steps = self._open_steps()
         return steps.now(steps.wait_signal(name, type, timeout, question))

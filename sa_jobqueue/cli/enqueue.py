@@ -13,11 +13,13 @@ import sqlalchemy as sa
 import typer
 from pydantic import PydanticUserError, TypeAdapter
 
+from ..arguments.questions import question_of
 from ..arguments.subjects import Subject
 from ..errors import ConfigurationError, OptionError, PayloadError
 from ..models import Job, JobMixin, Wait, is_own, own_column
 from ..rules.lifecycle import JobStatus
 from ..rules.words import age, jobs_of
+from ..sql.steps import question_for
 from ..statements import insert_jobs, send_signal
 from ..tasks.calls import Call
 from ..tasks.options import Unique
@@ -150,6 +152,9 @@ def signal(
     except (ValueError, RecursionError) as error:
         raise PayloadError(f'the payload must be JSON, as in \'{{"by": "ann"}}\': {error}') from error
     with transaction(config) as connection:
+        question = question_of(connection.scalar(question_for(name)))
+        if question is not None and (reason := question.misfit(value)):
+            raise PayloadError(f"this is no answer to the question {question.text!r:.80}: {reason}")
         sent = connection.execute(send_signal(name, value, expires_in=expires_in)).scalar_one()
         blocked = Wait.job_id == Job.id, Job.status == JobStatus.BLOCKED
         waiting = connection.execute(sa.select(sa.func.count()).where(Wait.signal == name, *blocked)).scalar_one()

@@ -21,7 +21,7 @@ from ..errors import ConfigurationError
 #: The rights that can be granted singly. Each includes "read".
 Action: TypeAlias = Literal[
     "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow", "enqueue", "try", "acknowledge",
-    "discard", "delete", "edit", "copy", "limit", "backfill", "cancel_workflow", "search_arguments",
+    "discard", "delete", "edit", "copy", "answer", "limit", "backfill", "cancel_workflow", "search_arguments",
 ]  # fmt: skip
 
 _ALL: frozenset[str] = frozenset(get_args(Action))

@@ -35,6 +35,7 @@ from .pages import ANSWERS, PAGES, as_json, openapi
 from .pages.database import FINDING_ACTIONS, alarms_of, examined
 from .pages.errors import ERROR_ACTIONS, MARK_ACTIONS, marks_of
 from .pages.jobs import JOBS, as_csv
+from .pages.questions import QUESTION_ACTIONS
 from .pages.registry import REGISTRY_ACTIONS
 from .query import Query, read_form
 from .refusals import BadForm, BadInput, Refusal
@@ -53,7 +54,7 @@ _BEHIND = sa.select(
 #: The fields that a viewer fills in.
 _TYPED = frozenset(
     (
-        "task", "queue", "tag", "subject", "key", "error", "newer_than", "args", "name", "who", "from", "to", "running", "rate", "burst",
+        "task", "queue", "tag", "subject", "key", "error", "newer_than", "args", "payload", "name", "who", "from", "to", "running", "rate", "burst",
         "weight", "key_running", "key_rate", "key_burst", "reason", "priority", "run_at", "worker", "not_queue", "not_task", "not_error", "attempts", "took", "created_after", "created_before",
         "ended_after", "ended_before",
     )
@@ -471,7 +472,7 @@ class _Static(StaticFiles):
 #: All actions, by name, in the order in which the audit lists them.
 ACTIONS: Mapping[str, PageAction] = {
     **JOB_ACTIONS, **SCHEDULE_ACTIONS, **WORKFLOW_ACTIONS, **QUEUE_ACTIONS, **LIMIT_ACTIONS, **WORKER_ACTIONS,
-    **CHANGE_ACTIONS, **ERROR_ACTIONS, **MARK_ACTIONS, **REGISTRY_ACTIONS, **FINDING_ACTIONS, **UNDO_ACTIONS,
+    **CHANGE_ACTIONS, **ERROR_ACTIONS, **MARK_ACTIONS, **REGISTRY_ACTIONS, **FINDING_ACTIONS, **UNDO_ACTIONS, **QUESTION_ACTIONS,
 }  # fmt: skip
 #: The values in an address that describe the results of the action that led to it.
 _OF_RESULTS = (

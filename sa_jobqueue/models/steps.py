@@ -103,7 +103,7 @@ class Wait(Base):
     """The name of the step."""
     signal: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
     question: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
-    """What the person is asked whose signal it waits for."""
+    """What the person is asked whose signal it waits for: see `as_asked`."""
     jobs: Mapped[list[int] | None] = mapped_column(ARRAY(sa.BigInteger))
     """The jobs whose ends it waits for."""
 
@@ -111,6 +111,7 @@ class Wait(Base):
         partial_index("wait_new_idx", "job_id", where="is_new"),
         partial_index("wait_signal_idx", "signal", "since", where="resumed_at IS NULL AND signal IS NOT NULL"),
         partial_index("wait_held_idx", "job_id", where="resumed_at IS NULL AND signal IS NULL AND due_at IS NULL"),
+        partial_index("wait_since_idx", "since", where="resumed_at IS NULL AND signal > ''"),
         partial_index("wait_due_idx", "due_at", where="resumed_at IS NULL AND due_at IS NOT NULL"),
     )
 

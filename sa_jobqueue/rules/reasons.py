@@ -43,7 +43,7 @@ class WaitReason(NamedTuple):
     owner: Owner | None
     """Whose limit or pause it is: "queue" or "task"; else None."""
     name: str | None
-    """The queue's, the task's, or the worker's (`host:pid`)."""
+    """The queue's, the task's, the worker's (`host:pid`), or the signal's."""
     key: str | None
     """None: it holds for all jobs of the owner."""
     what: What
@@ -58,7 +58,7 @@ class WaitReason(NamedTuple):
     seconds: float | None = None
     """The period of a rate."""
     reason: str | None = None
-    """The pause's reason, or the last error's message."""
+    """The pause's reason, the last error's message, or the question to a person."""
     since: datetime | None = None
     """When it began."""
     workflow_id: int | None = None
@@ -251,8 +251,10 @@ KINDS: Mapping[What, Kind] = {
         lambda wait, _: f"sa-jobqueue workflow resume {wait.workflow_id or 'ID'}",
     ),
     "signal": Kind(
-        lambda wait, at: f"waits for signal {wait.reason}{_until(wait, at, ', at most until ')}",
-        advice=lambda wait, _: f"sa-jobqueue signal {shlex.quote(wait.reason or '')} JSON",
+        lambda wait, at: (
+            f"waits for signal {wait.name}{_since(wait, at, ' since ')}{_until(wait, at, ', at most until ')}{_because(wait)}"
+        ),
+        advice=lambda wait, _: f"sa-jobqueue signal {shlex.quote(wait.name or '')} JSON",
     ),
     "join": Kind(lambda wait, _: f"waits for {jobs_of(wait.used or 0)} that it has enqueued to end{_jobs(wait)}"),
     "sleep": Kind(lambda wait, at: f"sleeps {_until(wait, at)}"),

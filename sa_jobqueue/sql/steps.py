@@ -18,7 +18,19 @@ from ..rules.lifecycle import Change, JobStatus
 from ..rules.retry import Duration
 from .apply import Answer, Outcomes
 from .ends import fence
-from .parts import ONE, columns_of, epoch, in_seconds, materialized, members, packed, packed_texts, table_of
+from .parts import (
+    ONE,
+    columns_of,
+    epoch,
+    in_calendar,
+    in_seconds,
+    materialized,
+    members,
+    packed,
+    packed_texts,
+    seconds_since,
+    table_of,
+)  # fmt: skip
 from .tables import Compiled
 
 #: Characters of a key of `once`.
@@ -272,6 +284,24 @@ def send_signal(
     given = model(name, payload, expires_in=expires_in)
     values = {key: value for key, value in vars(given).items() if key in {"name", "payload", "expires_at"}}
     return sa.insert(model).values(**values).returning(model.id)
+
+
+def waits_for_signals(*, limit: int, job: type[JobMixin] = Job) -> sa.Select[Any]:
+    """The jobs that wait for a signal, the longest first: job_id, task, queue, signal, step, question, since, until, and seconds."""
+    table, waits = table_of(job).c, table_of(companions_of(job).wait).c
+    by_index = waits.resumed_at.is_(None), waits.signal > sa.literal_column("''", sa.Text)
+    waiting = *by_index, table.status == status_literal(JobStatus.BLOCKED)
+    times = [in_calendar(time).label(time.key) for time in (waits.since, waits.until)]
+    columns = [*columns_of(waits, "job_id signal step question"), *columns_of(table, "task queue"), *times]
+    found = sa.select(*columns, seconds_since(waits.since).label("seconds")).where(*waiting, table.id == waits.job_id)
+    return found.order_by(waits.since).limit(sa.bindparam("most", limit, sa.Integer))
+
+
+def question_for(signal: str, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
+    """The question of the job that gets the next signal of this name."""
+    waits = table_of(companions_of(job).wait).c
+    waiting = sa.select(waits.question).where(waits.signal == signal, waits.resumed_at.is_(None))
+    return waiting.order_by(waits.since).limit(ONE)
 
 
 @overload

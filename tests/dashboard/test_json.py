@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, insert, update
 
+from sa_jobqueue.arguments.questions import as_asked
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.dashboard.pages import PAGES
-from sa_jobqueue.models import Job, Schedule, WorkflowRow
+from sa_jobqueue.models import Job, Schedule, Wait, WorkflowRow
 from tests.support.browsing import Viewer
 from tests.support.busy_scene import Scene, fill
 from tests.support.factory import make_job, make_jobs
@@ -18,6 +19,7 @@ from tests.support.factory import make_job, make_jobs
 #: A field that goes, or has another name, breaks programs: that needs a line in the changelog.
 FIELDS = {
     "/jobs": "id attempt max_attempts state task queue subject error created_at run_at claimed_at finished_at",
+    "/questions": "job_id task queue signal question since until",
     "/errors": "task error message group jobs first last",
     "/": (activity := "state verdict in out steps"),
     "/queues/{name}": activity,
@@ -53,6 +55,8 @@ def scene(engine: Engine) -> Scene:
             insert(Schedule).values(name="nightly", task="shop.report", queue="reports", expression="0 3 * * *")
         )
         connection.execute(insert(WorkflowRow).values(id=7, name="flow"))
+        wait = {"job_id": make_job(connection, "blocked"), "step": "signal:go", "signal": "go"}
+        connection.execute(insert(Wait).values(**wait, question=as_asked("Ship it?", bool)))
         connection.execute(update(Job).where(Job.id == scene.running[2]).values(workflow_id=7))
         return scene
 

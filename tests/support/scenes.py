@@ -20,8 +20,9 @@ from sqlalchemy.orm import Session
 
 import sa_jobqueue
 from sa_jobqueue import JobContext, Registry, Schedule, TaskName, Workflow, enqueue, every
+from sa_jobqueue.arguments.questions import as_asked
 from sa_jobqueue.dashboard.pages import PAGES
-from sa_jobqueue.models import AuditEntry, Backlog, Job, LogPart, Progress, Stat, Step, WorkerRow, WorkflowRow
+from sa_jobqueue.models import AuditEntry, Backlog, Job, LogPart, Progress, Stat, Step, Wait, WorkerRow, WorkflowRow
 from sa_jobqueue.rules.schedules import rule_of
 from sa_jobqueue.rules.tally import BUCKETS, bucket_of
 from tests.support.factory import make_job
@@ -111,6 +112,8 @@ def fill(connection: Connection) -> Scene:
     large = fill_workflow(connection, 600)
     _stats(connection, chance)
     _audit(connection)
+    asked = {"job_id": make_job(connection, "blocked", task="shop.refund"), "step": "signal:refund", "signal": "refund"}
+    connection.execute(insert(Wait).values(**asked, question=as_asked("Refund order 17?", bool)))
     return Scene(failed, running, schedule, paused, flow, large)
 
 

@@ -19,6 +19,7 @@ from .job import EDIT, JOB
 from .jobs import JOBS
 from .limits import KEY, LIMITS
 from .overview import OVERVIEW
+from .questions import QUESTIONS
 from .queues import QUEUES_PAGE, WORKERS
 from .registry import ENQUEUE
 from .schedules import BACKFILL, SCHEDULES
@@ -28,7 +29,7 @@ from .workflows import WORKFLOWS
 
 PAGES = (
     OVERVIEW, JOBS, ERRORS, TASKS, QUEUES_PAGE, LIMITS, WORKERS, SCHEDULES, WORKFLOWS, DATABASE, AUDIT,
-    BACKFILL, ARCHIVED, WORKFLOW, JOB, EDIT, TASK, QUEUE, KEY, ENQUEUE, FIND,
+    BACKFILL, ARCHIVED, QUESTIONS, WORKFLOW, JOB, EDIT, TASK, QUEUE, KEY, ENQUEUE, FIND,
 )  # fmt: skip
 
 # ---- JSON.
@@ -84,6 +85,9 @@ ANSWERS: Mapping[str, Answer] = {
         "errors": ("failures", _typed(string="attempt type=name message traceback", date_time="at")),
         "log": ("lines", _typed(integer="attempt", date_time="at", string="level message")),
     }, "", ("logs", "steps")),
+    "questions": Answer(_typed(
+        integer="job_id", string="task queue signal question=question.text", date_time="since until",
+    ), "waits", ("all",)),
     "errors": Answer(_typed(
         string="task error message=line group", integer="jobs", date_time="first last",
     ), "rows", ("task", "error", "group", "floor", "show")),

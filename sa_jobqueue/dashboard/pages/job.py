@@ -27,6 +27,7 @@ from ..render import Value, archived_lines, errors_of, shown_value, subject_link
 from ..request import Missing, Page, PageContext
 from ..timeline import timeline_of
 from .errors import group_of
+from .questions import waiting
 from .registry import tryable
 
 T = TypeVar("T")
@@ -70,6 +71,9 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "key": None if (job.concurrency_key or TASK_GROUP).startswith(TASK_GROUP) else job.concurrency_key,
         "why": _why(context, job.id),
         "buttons": _buttons(context, seen),
+        "asked": waiting(context, context.tables.wait.job_id == job.id, most=1)
+        if job.status is JobStatus.BLOCKED
+        else [],
         "may_edit": context.access.may("edit") and job.status not in HELD and job.archived_at is None,
         "timeline": timeline_of(seen, failures, steps),
         "steps": [step._asdict() | {"result": _result_of(context, seen, step)} for step in steps],

@@ -72,6 +72,9 @@ CREATE INDEX wait_signal_idx ON {schema}.wait (signal, since) WHERE resumed_at I
 
 CREATE INDEX wait_held_idx ON {schema}.wait (job_id) WHERE resumed_at IS NULL AND signal IS NULL AND due_at IS NULL;
 
+-- Not "signal IS NOT NULL", so that no plan of `resume_waiting`, which looks for a name, can read all waits by it.
+CREATE INDEX wait_since_idx ON {schema}.wait (since) WHERE resumed_at IS NULL AND signal > '';
+
 CREATE INDEX wait_due_idx ON {schema}.wait (due_at) WHERE resumed_at IS NULL AND due_at IS NOT NULL;
 
 -- Keys of what was done once, for consumers that may get a message again.

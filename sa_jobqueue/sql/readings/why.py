@@ -20,8 +20,8 @@ from ...rules.lifecycle import LIVE, JobStatus
 from ..limits.state import FIRST_KEY
 from ..parts import ONE, ZERO, array, columns_of, in_calendar, in_seconds, rows, table_of
 
-#: How many jobs are named.
-_NAMED = 20
+#: How many jobs are named, and the characters of a question.
+_NAMED, _LONGEST = 20, 200
 _RATE = ("rate_count", "rate_seconds", "rate_burst")
 _QUEUED, _RUNNING = status_literal(JobStatus.QUEUED), status_literal(JobStatus.RUNNING)
 _QUEUE, _TASK = sa.literal_column("'queue'", sa.Text), sa.literal_column("'task'", sa.Text)
@@ -35,6 +35,7 @@ _DETAILS: dict[str, TypeEngine[Any]] = {
     "until": sa.DateTime(timezone=True),
     "seconds": sa.Float(),
     "reason": sa.Text(),
+    "since": sa.DateTime(timezone=True),
 }
 
 
@@ -45,7 +46,8 @@ def why_waiting(job_id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     "rate", "paused", "blocked", "strict", and, without an owner, "later", where the job is not due, "parents", where it waits for others
     of its workflow, "held", where that is paused, and "signal", "join", "sleep" or "differs", where its handler waits; `limit` and `used`, how many
     may run and how many do, or for a rate how many units may start in `seconds`; `job_ids`, the first 20 that run, or that are
-    tried again before it; `until`, when it is over, if that is known; `reason`, of a pause.
+    tried again before it; `until`, when it is over, if that is known; `reason`, of a pause, or the question that a person is asked whose
+    signal, `name`, it waits for; `since`, when such a wait began.
 
     No row: the job does not wait, or nothing but free slots and the turns of others keeps it waiting.
     """
@@ -112,7 +114,11 @@ def _suspended(table: sa.Table, job_id: sa.ColumnElement[int], waits: sa.Table) 
         "used": sa.cast(sa.func.cardinality(wait.jobs), sa.BigInteger),
         "job_ids": sa.case((wait.jobs.is_not(None), sa.type_coerce(live, sa.ARRAY(sa.BigInteger)))),
         "until": wait.until,
-        "reason": sa.func.coalesce(wait.signal, wait.step),
+        "name": wait.signal,
+        "reason": sa.case(
+            (wait.signal.is_(None), wait.step), else_=sa.func.left(wait.question["text"].astext, _LONGEST)
+        ),
+        "since": wait.since,
     }
     return _row(8, what, **details).where(wait.job_id == job_id, wait.resumed_at.is_(None), blocked)
 
@@ -203,10 +209,10 @@ def _row(
 ) -> sa.Select[Any]:
     """The columns of a reason; those that are not given are NULL."""
     of = [
-        sa.cast(sa.null(), sa.Text).label(name) if scope is None else scope.c[name] for name in ("owner", "name", "key")
+        details.get(name, sa.cast(sa.null(), sa.Text)).label(name) if scope is None else scope.c[name]
+        for name in ("owner", "name", "key")
     ]
-    if (until := details.get("until")) is not None:
-        details["until"] = in_calendar(until)
+    details |= {name: in_calendar(details[name]) for name in ("until", "since") if name in details}
     columns = [details.get(name, sa.cast(sa.null(), kind)).label(name) for name, kind in _DETAILS.items()]
     number: sa.Label[int] = sa.literal_column(str(place), sa.Integer).label("place")
     kind = sa.literal_column(f"'{what}'", sa.Text) if isinstance(what, str) else sa.cast(what, sa.Text)

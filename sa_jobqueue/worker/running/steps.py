@@ -596,10 +596,9 @@ class Steps:
         """Asks for the payload of the next signal of this name."""
         full = self._name(f"signal:{checked_name(name, 'signal')}")
         seconds = None if timeout is None else seconds_of(timeout, what="wait_signal(timeout=...)")
-        asked = None if question is None else encode_value(question, what="wait_signal(question=...)")
-        return partial(self._take, WaitFor(full, signal=name, seconds=seconds, question=asked), hint)
+        return partial(self._take, WaitFor(full, signal=name, seconds=seconds), hint, question)
 
-    def _take(self, wait: WaitFor, hint: Any) -> Any:
+    def _take(self, wait: WaitFor, hint: Any, question: object) -> Any:
         full, name = wait.step, cast(str, wait.signal)
         if (found := self._find(full)) is None:
             taken = self._try(full, lambda connection: self._store.take_signal(
@@ -612,7 +611,7 @@ class Steps:
                 found = Recorded(full, "timeout", 1, None, None, is_ours=True)
                 self.record(found)
             else:
-                raise _suspended(self._job.id, wait)
+                raise _suspended(self._job.id, wait._replace(question=_asked(question, hint)))
             cast("dict[str, Recorded]", self._recorded)[full] = found
         if found.kind == "timeout":
             raise SignalTimeout(f"job {self._job.id}: no signal {name!r} has come in time")
@@ -689,6 +688,14 @@ def _typed(found: Recorded, hint: Any) -> Any:
         raise ResultError(
             f"step {found.name!r}: what was recorded is no {getattr(hint, '__name__', hint)}: {first['msg']}"
         ) from error
+
+
+def _asked(question: object, hint: Any) -> str | None:
+    if question is None:
+        return None
+    from ...arguments.questions import as_asked
+
+    return encode_value(as_asked(question, hint), what="wait_signal(question=...)")
 
 
 _GONE = "there is no such job: it was deleted, or its transaction has not committed"

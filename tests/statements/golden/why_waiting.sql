@@ -93,7 +93,8 @@ SELECT found.owner,
     found.job_ids,
     found.until,
     found.seconds,
-    found.reason
+    found.reason,
+    found.since
 FROM (
     SELECT 0 AS place,
         CAST(NULL AS TEXT) AS owner,
@@ -105,7 +106,8 @@ FROM (
         CAST(NULL AS BIGINT[]) AS job_ids,
         CASE WHEN (asked.run_at < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (asked.run_at > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE asked.run_at END AS until,
         CAST(NULL AS FLOAT) AS seconds,
-        CAST(NULL AS TEXT) AS reason
+        CAST(NULL AS TEXT) AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
     FROM asked
     WHERE asked.run_at > statement_timestamp()
     UNION ALL
@@ -119,7 +121,8 @@ FROM (
         CAST(NULL AS BIGINT[]) AS job_ids,
         CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS until,
         CAST(NULL AS FLOAT) AS seconds,
-        scope.pause_reason AS reason
+        scope.pause_reason AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
     FROM scope
     WHERE scope.paused_at IS NOT NULL
     UNION ALL
@@ -133,7 +136,8 @@ FROM (
         CAST(NULL AS BIGINT[]) AS job_ids,
         CASE WHEN (scope.blocked_until < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (scope.blocked_until > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE scope.blocked_until END AS until,
         CAST(NULL AS FLOAT) AS seconds,
-        CAST(NULL AS TEXT) AS reason
+        CAST(NULL AS TEXT) AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
     FROM scope
     WHERE scope.blocked_until > statement_timestamp()
     UNION ALL
@@ -147,7 +151,8 @@ FROM (
         these.ids AS job_ids,
         CASE WHEN (these.last < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (these.last > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE these.last END AS until,
         CAST(NULL AS FLOAT) AS seconds,
-        CAST(NULL AS TEXT) AS reason
+        CAST(NULL AS TEXT) AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
     FROM scope
     JOIN LATERAL (
         SELECT count(*) AS number,
@@ -178,7 +183,8 @@ FROM (
         these.ids AS job_ids,
         CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS until,
         CAST(NULL AS FLOAT) AS seconds,
-        CAST(NULL AS TEXT) AS reason
+        CAST(NULL AS TEXT) AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
     FROM scope
     JOIN LATERAL (
         SELECT count(*) AS number,
@@ -202,7 +208,8 @@ FROM (
         these.ids AS job_ids,
         CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS until,
         CAST(NULL AS FLOAT) AS seconds,
-        CAST(NULL AS TEXT) AS reason
+        CAST(NULL AS TEXT) AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
     FROM scope
     JOIN LATERAL (
         SELECT count(*) AS number,
@@ -229,7 +236,8 @@ FROM (
         CAST(NULL AS BIGINT[]) AS job_ids,
         CASE WHEN (statement_timestamp() + least((((sa_jobqueue.rate_owed(scope.free_at, scope.owed_at, scope.owed, statement_timestamp(), scope.rate_count, scope.rate_seconds) + least(asked.units, scope.rate_burst)) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53)), 1e10) * interval '1 second' < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (statement_timestamp() + least((((sa_jobqueue.rate_owed(scope.free_at, scope.owed_at, scope.owed, statement_timestamp(), scope.rate_count, scope.rate_seconds) + least(asked.units, scope.rate_burst)) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53)), 1e10) * interval '1 second' > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE statement_timestamp() + least((((sa_jobqueue.rate_owed(scope.free_at, scope.owed_at, scope.owed, statement_timestamp(), scope.rate_count, scope.rate_seconds) + least(asked.units, scope.rate_burst)) - scope.rate_burst) * scope.rate_seconds) / CAST(CAST(scope.rate_count AS FLOAT(53)) AS FLOAT(53)), 1e10) * interval '1 second' END AS until,
         scope.rate_seconds AS seconds,
-        CAST(NULL AS TEXT) AS reason
+        CAST(NULL AS TEXT) AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
     FROM scope
     JOIN asked ON true
     WHERE scope.rate_count IS NOT NULL
@@ -245,7 +253,8 @@ FROM (
         parents.ids AS job_ids,
         CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS until,
         CAST(NULL AS FLOAT) AS seconds,
-        CAST(NULL AS TEXT) AS reason
+        CAST(NULL AS TEXT) AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
     FROM (
         SELECT count(*) AS number,
             CAST(trim_array(array_agg(parent.id ORDER BY parent.id), CAST(greatest(count(*) - 20, 0) AS INTEGER)) AS BIGINT[]) AS ids
@@ -268,7 +277,8 @@ FROM (
         CAST(NULL AS BIGINT[]) AS job_ids,
         CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS until,
         CAST(NULL AS FLOAT) AS seconds,
-        CAST(NULL AS TEXT) AS reason
+        CAST(NULL AS TEXT) AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
     WHERE EXISTS (
         SELECT sa_jobqueue.workflow.id
         FROM sa_jobqueue.workflow
@@ -280,7 +290,7 @@ FROM (
     UNION ALL
     SELECT 8 AS place,
         CAST(NULL AS TEXT) AS owner,
-        CAST(NULL AS TEXT) AS name,
+        sa_jobqueue.wait.signal AS name,
         CAST(NULL AS TEXT) AS key,
         CAST(CASE WHEN (sa_jobqueue.wait.signal IS NOT NULL) THEN 'signal' WHEN (sa_jobqueue.wait.jobs IS NOT NULL) THEN 'join' WHEN (sa_jobqueue.wait.until IS NOT NULL) THEN 'sleep' ELSE 'differs' END AS TEXT) AS what,
         CAST(NULL AS INTEGER) AS "limit",
@@ -295,7 +305,8 @@ FROM (
     ) END AS job_ids,
         CASE WHEN (sa_jobqueue.wait.until < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (sa_jobqueue.wait.until > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE sa_jobqueue.wait.until END AS until,
         CAST(NULL AS FLOAT) AS seconds,
-        coalesce(sa_jobqueue.wait.signal, sa_jobqueue.wait.step) AS reason
+        CASE WHEN (sa_jobqueue.wait.signal IS NULL) THEN sa_jobqueue.wait.step ELSE left(sa_jobqueue.wait.question ->> %(question_1)s::TEXT, %(left_1)s::INTEGER) END AS reason,
+        CASE WHEN (sa_jobqueue.wait.since < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (sa_jobqueue.wait.since > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE sa_jobqueue.wait.since END AS since
     FROM sa_jobqueue.wait
     WHERE sa_jobqueue.wait.job_id = %(job_id)s::BIGINT
     AND sa_jobqueue.wait.resumed_at IS NULL

@@ -1,0 +1,83 @@
+"""The jobs whose handlers wait for the answer of a person, the longest first, and the form that answers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import sqlalchemy as sa
+
+from ...arguments.questions import Question, question_of
+from ...errors import PayloadError
+from ...models import status_in
+from ...rules.lifecycle import JobStatus
+from ...sql.steps import send_signal, waits_for_signals
+from ..actions import Done, PageAction
+from ..query import Query
+from ..refusals import BadInput
+from ..request import ONE, Missing, Page, PageContext
+
+#: The jobs on the page.
+_PAGE = 100
+
+
+def waiting(context: PageContext, *where: sa.ColumnElement[bool], most: int = _PAGE) -> list[dict[str, Any]]:
+    """The jobs that wait for a signal, the longest first, with their questions."""
+    found = context.connection.execute(
+        waits_for_signals(limit=most, job=context.job).where(*where, *context.mine())
+    ).mappings()
+    return [{**row, "question": question_of(row["question"])} for row in found]
+
+
+def read_questions(context: PageContext) -> dict[str, Any]:
+    """The page of questions; with `all=yes`, of all waits for signals."""
+    wanted = [] if context.query.one("all") else [context.tables.wait.question.is_not(None)]
+    waits = waiting(context, *wanted, most=_PAGE + 1)
+    return {"now": context.now(), "waits": waits[:_PAGE], "more": len(waits) > _PAGE}
+
+
+def _answer(context: PageContext) -> Done:
+    """Send the signal for which a job waits, unless an answer is there already. The lock on the job lets one viewer after the other do it."""
+    query, job, tables = context.query, context.job, context.tables
+    job_id = query.id("id")
+    blocked = (job.id == job_id, status_in(job.status, (JobStatus.BLOCKED,)), *context.mine())
+    if context.connection.scalar(sa.select(job.id).where(*blocked).with_for_update(key_share=True)) is None:
+        raise Missing(f"There is no job {job_id} here that waits for an answer, or you may not see it.")
+    found = waiting(context, tables.wait.job_id == job_id, most=1)
+    wait = found[0] if found and found[0]["step"].strip() == query.one("step") else None
+    there = (tables.signal.name == wait["signal"], tables.signal.expires_at > sa.func.now()) if wait else ()
+    if wait is None or context.connection.scalar(sa.select(ONE).where(*there).limit(1)) is not None:
+        return Done(0, 1)
+    try:
+        statement = send_signal(wait["signal"], _payload(query, wait["question"] or Question("")), job=job)
+    except PayloadError as error:
+        raise BadInput("payload", query.one("payload"), f"JSON that can be stored ({error})") from error
+    context.connection.execute(statement)
+    return Done(1, of=wait["signal"])
+
+
+def _payload(query: Query, question: Question) -> Any:
+    """The payload of the button, or the JSON of the field. Raises BadInput."""
+    text, label = query.one("payload"), query.one("choice")
+    if label:
+        for known, payload in question.choices:
+            if known.strip() == label:
+                return payload
+        raise BadInput("choice", label, f"one of {', '.join(known for known, _ in question.choices)}")
+    try:
+        payload = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInput("payload", text, f"JSON ({error})") from error
+    if reason := question.misfit(payload):
+        raise BadInput("payload", text, f"an answer of the handler's type ({reason})")
+    return payload
+
+
+QUESTIONS = Page("questions", "Questions", "/questions", read_questions, in_menu=False)
+#: By name. What was typed is not in the audit, because its readers may not be allowed to see it.
+QUESTION_ACTIONS = {
+    "answer": PageAction(
+        "answer", "Send", "Sent the signal {of}.", "answer", _answer, target=("id", "step", "choice"),
+        left="it waits for something else by now, or has an answer already",
+    )
+}  # fmt: skip

@@ -1,0 +1,113 @@
+"""Questions to persons: jobs that wait for an answer are listed and shown, and a button sends the signal."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import Engine, delete, func, insert, select, update
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import Job, Signal, explain_job
+from sa_jobqueue.arguments.questions import as_asked
+from sa_jobqueue.dashboard import Access
+from sa_jobqueue.models import AuditEntry, Wait
+from tests.support.browsing import Viewer
+from tests.support.cli import output, refused
+from tests.support.factory import make_job
+
+
+class Approval(BaseModel):
+    by: str
+
+
+def ask(engine: Engine, question: object, hint: Any = bool, *, hours: int = 1, **columns: Any) -> int:
+    """A job that has waited for an answer for some hours."""
+    with engine.begin() as connection:
+        id = make_job(connection, "blocked", **columns)
+        stored = None if question is None else as_asked(question, hint)
+        since = func.now() - timedelta(hours=hours)
+        name = f"order:{id}"
+        connection.execute(
+            insert(Wait).values(job_id=id, step=f"signal:{name}", signal=name, question=stored, since=since)
+        )
+    return id
+
+
+def signals(engine: Engine) -> list[tuple[str, Any]]:
+    with Session(engine) as session:
+        return [(row.name, row.payload) for row in session.scalars(select(Signal).order_by(Signal.id))]
+
+
+def test_the_oldest_question_is_first_and_a_click_answers_it(engine: Engine) -> None:
+    """Once: a later click finds the answer there. The audit has who it was and which button; `why` has the question."""
+    new, old = ask(engine, "Ship the new?"), ask(engine, "Ship the old?", hours=50)
+    machine = ask(engine, None)
+    viewer = Viewer(engine, Access(can={"answer"}).named("ann"))
+    page = viewer.see("/questions")
+    assert page.text.index("Ship the old?") < page.text.index("Ship the new?")
+    assert f"/jobs/{machine}" not in page.links
+    assert f"/jobs/{machine}" in viewer.see("/questions", all="yes").links
+    assert [one["value"] for one in page.all("button", name="choice")] == ["Yes", "No"] * 2
+
+    done = viewer.do("answer", id=old, step=f"signal:order:{old}", choice="No", next="/questions")
+    assert f"Sent the signal order:{old}." in done.text
+    again = viewer.do("answer", id=old, step=f"signal:order:{old}", choice="Yes", next="/questions")
+    assert "Nothing was changed" in again.text
+    viewer.do("answer", id=new, step="signal:another", choice="Yes")
+    assert signals(engine) == [(f"order:{old}", False)]
+    with Session(engine) as session:
+        entry = session.scalars(select(AuditEntry)).one()
+        assert (entry.who, entry.action, entry.target["choice"]) == ("ann", "answer", ["No"])
+        assert f"waits for signal order:{old} since" in str(explain_job(session, old))
+        assert str(explain_job(session, old)).endswith(": Ship the old?")
+
+
+def test_what_was_typed_is_checked_before_it_is_sent(engine: Engine) -> None:
+    """By the types of the fields, as the handler gave them; a job that asks nothing takes any JSON."""
+    id, machine = ask(engine, "Who may pass?", Approval), ask(engine, None)
+    viewer = Viewer(engine)
+    page = viewer.see(f"/jobs/{id}")
+    assert "Who may pass?" in page.text
+    assert '{ "by": "" }' in page.text
+    for payload, told in (("{", "JSON"), ('{"by": 7}', "by: a value of type string is expected"), ("", "JSON")):
+        answer = viewer.send("answer", {"id": id, "step": f"signal:order:{id}", "payload": payload})
+        assert (answer.status_code, told in answer.text) == (400, True), payload
+    assert viewer.send("answer", {"id": id, "step": f"signal:order:{id}", "choice": "Yes"}).status_code == 400
+    viewer.do("answer", id=id, step=f"signal:order:{id}", payload='{"by": "ann"}')
+    viewer.do("answer", id=machine, step=f"signal:order:{machine}", payload="[1, null]")
+    assert signals(engine) == [(f"order:{id}", {"by": "ann"}), (f"order:{machine}", [1, None])]
+
+
+def test_the_command_refuses_what_is_no_answer(engine: Engine, url: str) -> None:
+    """As the dashboard does."""
+    id = ask(engine, "Ship?")
+    assert "a value of type boolean is expected" in refused("signal", f"order:{id}", "7", url=url)
+    output("signal", f"order:{id}", "true", url=url)
+    assert signals(engine) == [(f"order:{id}", True)]
+
+
+def test_who_may_not_answer_gets_no_form(engine: Engine) -> None:
+    """And a viewer of other queues sees no question at all, nor answers it."""
+    id = ask(engine, "Ship?", queue="secret")
+    operator = Viewer(engine, Access.OPERATE)
+    assert "Ship?" in operator.see(f"/jobs/{id}").text
+    assert "/act/answer" not in operator.get(f"/jobs/{id}").text + operator.get("/questions").text
+    tenant = Viewer(engine, Access(can={"answer"}, queues={"mail"}))
+    assert "Ship?" not in tenant.see("/questions").text
+    assert tenant.send("answer", {"id": id, "step": f"signal:order:{id}", "choice": "Yes"}).status_code == 404
+    assert signals(engine) == []
+
+
+@pytest.mark.parametrize("change", ["it goes on", "it was cancelled"])
+def test_a_job_that_waits_no_longer_is_not_listed(engine: Engine, change: str) -> None:
+    """Its row in `wait` may be there a little longer."""
+    id = ask(engine, "Ship?")
+    with engine.begin() as connection:
+        if change == "it goes on":
+            connection.execute(update(Wait).values(resumed_at=func.now()))
+        else:
+            connection.execute(delete(Job))
+    assert f"/jobs/{id}" not in Viewer(engine).see("/questions").links
