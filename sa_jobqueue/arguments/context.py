@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -24,6 +24,9 @@ from ..errors import JobStopped, OptionError
 from ..rules.lifecycle import extra
 from ..rules.outcomes import RateLimited
 from ..rules.retry import Duration, RetryPolicy, seconds_of
+
+if TYPE_CHECKING:
+    from ..rules.callbacks import CallbackUrl
 
 logger = logging.getLogger("sa_jobqueue.job")
 
@@ -37,6 +40,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WEEK = timedelta(days=7)
 #: Seconds since 1970: any time between these two can be a `datetime`, in any time zone.
 _FIRST, _LAST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2, 9999))
 
@@ -191,6 +195,7 @@ class StepRuntime(Protocol):
     def session(self, name: str) -> AbstractContextManager[Session]: ...
     def asession(self, name: str) -> AbstractAsyncContextManager[AsyncSession]: ...
     def patched(self, name: str) -> Callable[[], bool]: ...
+    def callback_url(self, name: str, expires_in: Duration) -> Callable[[], CallbackUrl]: ...
     def wait_signal(self, name: str, hint: Any, timeout: Duration | None, question: object) -> Callable[[], Any]: ...
     def sleep(self, *, seconds: float | None = None, at: datetime | None = None) -> Callable[[], None]: ...
     def join(self, ids: Sequence[int]) -> Callable[[], list[Any]]: ...
@@ -415,6 +420,17 @@ class JobContext(HandlerContext[Session]):
         steps = self._open_steps()
         return steps.now(steps.wait_signal(name, type, timeout, question))
 
+    def callback_url(self, name: str, *, expires_in: Duration = _WEEK) -> CallbackUrl:
+        """An address for another system or a person: what is sent there by POST, once, is the payload of the signal `address.signal`, for
+        which the handler waits by `ctx.wait_signal(address.signal)`.
+
+        It is recorded as a step: each run of the job gets the address of the first. `name`: tells the addresses of a job apart. `expires_in`:
+        seconds or timedelta, up to 30 days. Raises ConfigurationError if the registry has no `callbacks`, and OptionError for a name or a time
+        that cannot be used.
+        """
+        steps = self._open_steps()
+        return steps.now(steps.callback_url(name, expires_in))
+
     def sleep_for(self, delay: Duration) -> None:
         """Go on after `delay` (seconds or timedelta). Until then the job is blocked, and holds no slot; no attempt is spent."""
         steps = self._open_steps()
@@ -492,6 +508,11 @@ class AsyncJobContext(HandlerContext[AsyncSession]):
         """As `JobContext.wait_signal`."""
         steps = self._open_steps()
         return await steps.soon(steps.wait_signal(name, type, timeout, question))
+
+    async def callback_url(self, name: str, *, expires_in: Duration = _WEEK) -> CallbackUrl:
+        """As `JobContext.callback_url`."""
+        steps = self._open_steps()
+        return await steps.soon(steps.callback_url(name, expires_in))
 
     async def sleep_for(self, delay: Duration) -> None:
         """As `JobContext.sleep_for`."""

@@ -9,7 +9,10 @@
 It needs `sa_jobqueue[dashboard]`: Starlette and Jinja2. Nothing is fetched from outside, and nothing is built.
 """
 
+from typing import TYPE_CHECKING
+
 from ..errors import ConfigurationError
+from ..util import lazily
 
 try:
     import jinja2  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -23,4 +26,9 @@ from .access import Access, Action, Who
 from .app import dashboard
 from .request import FormatArgs, LinkSubject, Part
 
-__all__ = ["Access", "Action", "FormatArgs", "LinkSubject", "Part", "Who", "dashboard"]
+if TYPE_CHECKING:
+    from .answers import callbacks
+else:
+    __getattr__, __dir__ = lazily(__name__, {"answers": "callbacks"})
+
+__all__ = ["Access", "Action", "FormatArgs", "LinkSubject", "Part", "Who", "callbacks", "dashboard"]

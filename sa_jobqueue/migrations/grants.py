@@ -10,6 +10,7 @@ GRANT EXECUTE ON FUNCTION "sa_jobqueue".due_at(text), "sa_jobqueue".refuse_argum
 GRANT INSERT (name, deadline_at, fail_fast, retain, meta), SELECT (id, created_at, watched_id, is_broken, status, meta) ON TABLE "sa_jobqueue".workflow TO "web"
 GRANT INSERT ON TABLE "sa_jobqueue".workflow_callback TO "web"
 GRANT INSERT (name, payload, expires_at), SELECT (id, sent_at, expires_at, look_at) ON TABLE "sa_jobqueue".signal TO "web"
+GRANT SELECT (since, resumed_at, signal, question) ON TABLE "sa_jobqueue".wait TO "web"
 GRANT SELECT, INSERT ON TABLE "sa_jobqueue".inbox TO "web"
 GRANT EXECUTE ON FUNCTION "sa_jobqueue".add_members TO "web"
 
@@ -123,6 +124,8 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"{_WORKFLOW} ON TABLE {{schema}}.workflow",
             "INSERT ON TABLE {schema}.workflow_callback",
             _SEND,
+            # Of a callback's address: the question, and whether it was used.
+            "SELECT (since, resumed_at, signal, question) ON TABLE {schema}.wait",
             "SELECT, INSERT ON TABLE {schema}.inbox",
             "EXECUTE ON FUNCTION {schema}.add_members",  # there is one of this name
         ),

@@ -40,7 +40,7 @@ class Step(Base):
     """Seconds that it ran; None for a wait."""
     revision: Mapped[int] = mapped_column(sa.Integer)
     kind: Mapped[str] = mapped_column(sa.Text)
-    """"step", "signal", "timeout" (no signal came in time), "sleep", "join" or "patch"."""
+    """"step", "signal", "timeout" (no signal came in time), "sleep", "join", "callback" or "patch"."""
     name: Mapped[str] = mapped_column(sa.Text(collation="C"), primary_key=True)
     """Its name; from the second of that name on with its number, as "charge#2"."""
     digest: Mapped[str | None] = mapped_column(sa.Text)

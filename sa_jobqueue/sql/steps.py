@@ -304,6 +304,21 @@ def question_for(signal: str, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     return waiting.order_by(waits.since).limit(ONE)
 
 
+def read_ticket(signal: str, key: str, expires: int, *, job: type[JobMixin] = Job) -> sa.Executable:
+    """Of a callback's address: whether it has `expired`, whether it was `used`, and the `question` of the job that waits for its signal."""
+    inbox = table_of(companions_of(job).inbox)
+    return sa.select(
+        (epoch(sa.func.now()) >= sa.literal(expires, sa.BigInteger)).label("expired"), sa.select(ONE).where(inbox.c.key == key).exists().label("used"),
+        question_for(signal, job=job).scalar_subquery().label("question"),
+    )  # fmt: skip
+
+
+def note_once(key: str, *, job: type[JobMixin] = Job) -> sa.Executable:
+    """Note this key, and return a row if it is new. A transaction that notes it at the same time waits for the end of the first."""
+    inbox = table_of(companions_of(job).inbox)
+    return insert(inbox).values(key=key).on_conflict_do_nothing().returning(inbox.c.key)
+
+
 @overload
 def once(session: Session, key: str, *, job: type[JobMixin] = Job) -> bool: ...
 @overload
@@ -320,9 +335,7 @@ def once(session: Session | AsyncSession, key: str, *, job: type[JobMixin] = Job
         raise OptionError(f"the key of once() is a text of 1 to {_MAX_KEY} characters, not {key!r:.80}")
     if isinstance(session, AsyncSession):
         return session.run_sync(once, key, job=job)
-    inbox = table_of(companions_of(job).inbox)
-    noted = insert(inbox).values(key=key).on_conflict_do_nothing().returning(inbox.c.key)
-    return session.execute(noted).first() is not None
+    return session.execute(note_once(key, job=job)).first() is not None
 
 
 class Steps(Outcomes):
@@ -349,6 +362,10 @@ class Steps(Outcomes):
             "took": took, "result": step.result,
         }  # fmt: skip
         return bool(self._record_step.rows(connection, values))
+
+    def seconds_now(self, connection: sa.Connection) -> float:
+        """The database's time, in seconds since 1970."""
+        return connection.scalar(sa.select(epoch(sa.func.now()))) or 0.0
 
     def take_signal(self, connection: sa.Connection, id: int, token: int, *, step: str, signal: str) -> str | None:
         """The payload of the signal that was taken, as JSON text; None: there is none, or the claim is no longer valid."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..arguments.storable import MAX_PAYLOAD, encode_plain, shown
 from ..errors import ConfigurationError, OptionError, PayloadError, TaskError
@@ -16,6 +16,9 @@ from ..util.log import get_logger
 from .calls import AsyncSessionMaker, Call, SessionMaker, check_makers
 from .options import Enqueueable, Options, checked_int, checked_name
 from .tasks import AnyTask, Task, are_twins, line_of, origin_of, place_of
+
+if TYPE_CHECKING:
+    from ..rules.callbacks import Callbacks
 
 logger = get_logger(__name__)
 
@@ -42,6 +45,7 @@ class Registry:
     `sessionmaker`, `async_sessionmaker`: the application's own, for `ctx.session` in workers that were given no other.
     `job`: the class of the jobs that workers of these tasks run, if it is the application's own: see `JobMixin`.
     `archive`: whether finished jobs of those of its tasks that do not say it themselves are moved to the archive: see `task`.
+    `callbacks`: how `ctx.callback_url` makes addresses: see `Callbacks`.
     All of them can also be set later, but before the worker is made. Raises ConfigurationError for a value
     that cannot be used.
     """
@@ -59,6 +63,9 @@ class Registry:
     archive: bool
     """Whether finished jobs are moved to the archive, unless their task says otherwise."""
 
+    callbacks: Callbacks | None
+    """How `ctx.callback_url` makes addresses; None: it does not."""
+
     def __init__(
         self,
         *,
@@ -67,12 +74,14 @@ class Registry:
         async_sessionmaker: AsyncSessionMaker | None = None,
         job: type[JobMixin] = Job,
         archive: bool = False,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self.max_payload = max_payload
         self.sessionmaker = sessionmaker
         self.async_sessionmaker = async_sessionmaker
         self.job = job
         self.archive = archive
+        self.callbacks = callbacks
         self._tasks: dict[str, AnyTask] = {}
         self._schedules: dict[str, _Declared] = {}
         self._queues: dict[str, Limits] = {}
@@ -88,6 +97,8 @@ class Registry:
             raise ConfigurationError(f"job is a mapped class, class Job(JobMixin, Base), not {shown(value)}")
         elif name == "archive" and not isinstance(value, bool):
             raise ConfigurationError(f"archive must be True or False, not {shown(value)}")
+        elif name == "callbacks" and value is not None and not hasattr(value, "sign"):
+            raise ConfigurationError(f"callbacks is Callbacks(url=..., keys=[...]), not {shown(value)}")
         super().__setattr__(name, value)
 
     def add(self, added: AnyTask) -> None:

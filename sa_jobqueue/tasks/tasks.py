@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
@@ -27,6 +27,9 @@ from ..rules.lifecycle import JobStatus, Rules
 from ..rules.limits import Limits
 from .calls import Call, SessionMaker
 from .options import Enqueueable, Options
+
+if TYPE_CHECKING:
+    from ..rules.callbacks import Callbacks
 
 F = ParamSpec("F")
 """The handler's parameters."""
@@ -52,6 +55,8 @@ class Home(Protocol):
     def job(self) -> type[JobMixin]: ...
     @property
     def sessionmaker(self) -> SessionMaker | None: ...
+    @property
+    def callbacks(self) -> Callbacks | None: ...
 
 
 class Task(Enqueueable, Generic[F, P, R]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import re
@@ -20,6 +21,7 @@ import yaml
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase
+from starlette.testclient import TestClient
 
 from sa_jobqueue import Job, WorkerSettings
 from tests.docs.commands import check_commands
@@ -147,6 +149,20 @@ def test_the_composition_works(services: dict[str, Any], empty_database_url: str
     dead = run_command(command=probe, **there)
     assert (dead.returncode, "there is no worker on " in dead.stdout) == (1, True), dead
     assert run_command(command=probe, **there | {"url": "postgresql://me@127.0.0.1:1/nowhere"}).returncode == 0
+
+
+def test_an_order_is_approved_by_a_click(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link of its mail shows the question; a click on Yes ships it."""
+    monkeypatch.setenv("SA_JOBQUEUE_DATABASE_URL", driver_url(database_url, "psycopg"))
+    monkeypatch.setenv("HOOKS_KEYS", "a-key-of-the-shop")
+    monkeypatch.syspath_prepend(EXAMPLES)
+    with TestClient(importlib.import_module("approval_shop").app) as client:
+        order = client.post("/orders?total=42").json()["order"]
+        link = wait_until(lambda: client.get(f"/orders/{order}").json()["link"])
+        path = link.removeprefix("http://127.0.0.1:8000")
+        wait_until(lambda: "Ship order 1?" in client.get(path).text)
+        assert client.post(path, data={"payload": "true"}).status_code == 200
+        wait_until(lambda: client.get(f"/orders/{order}").json()["state"] == "shipped")
 
 
 def test_the_documents_are_read(database_url: str, tmp_path: Path) -> None:

@@ -51,10 +51,11 @@ def reader(
     from_nothing = bool(FROM_NOTHING.intersection(path.parts))
     url: str = request.getfixturevalue("empty_database_url" if from_nothing else "database_url")
     monkeypatch.setenv("SA_JOBQUEUE_DATABASE_URL", url)
+    monkeypatch.setenv("HOOKS_KEYS", "a-key-of-the-shop")
     monkeypatch.setattr(default_registry, "_tasks", tasks := {})
     monkeypatch.setattr(default_registry, "get", tasks.get)
     monkeypatch.setattr(default_registry, "_queues", {})
-    for name in ("max_payload", "sessionmaker", "async_sessionmaker"):
+    for name in ("max_payload", "sessionmaker", "async_sessionmaker", "callbacks"):
         monkeypatch.setattr(default_registry, name, getattr(default_registry, name))  # a page may change it
     for name in ("all", "around", "enqueueing"):
         monkeypatch.setattr(installed, name, ())  # it may install middleware, too

@@ -13,13 +13,15 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import sql
-from sqlalchemy import Engine, NullPool, create_engine, func, insert, literal, make_url, select, text, update
+from sqlalchemy import Engine, NullPool, create_engine, delete, func, insert, literal, make_url, select, text, update
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
+from starlette.testclient import TestClient
 
 from sa_jobqueue import (
     ArchivedJob,
+    Callbacks,
     Discard,
     Job,
     JobContext,
@@ -28,6 +30,7 @@ from sa_jobqueue import (
     RateLimited,
     Registry,
     Schedule,
+    Signal,
     Snooze,
     Workflow,
     enqueue,
@@ -36,10 +39,13 @@ from sa_jobqueue import (
     explain_job,
     task,
 )
+from sa_jobqueue.arguments.questions import as_asked
+from sa_jobqueue.dashboard import callbacks
 from sa_jobqueue.errors import ConfigurationError
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.migrations.grants import Can, grant_statements
-from sa_jobqueue.models import LimitRow, LimitState, Step, WorkerRow
+from sa_jobqueue.models import LimitRow, LimitState, Step, Wait, WorkerRow
+from sa_jobqueue.rules.callbacks import Ticket
 from sa_jobqueue.sql.limits.declared import limits_definition
 from sa_jobqueue.sql.schedules.declared import pause_undeclared
 from sa_jobqueue.sql.schedules.due import pause_failing
@@ -66,6 +72,7 @@ from sa_jobqueue.statements import (
 )
 from sa_jobqueue.tasks.registry import TaskName
 from tests.support import orders, pooler
+from tests.support.browsing import Viewer
 from tests.support.cli import as_json, invoke, output, refused
 from tests.support.databases import connect, driver_url
 from tests.support.factory import make_job
@@ -945,3 +952,24 @@ def test_roles_make_and_work_on_and_act_on_workflows(make_role: MakeRole, engine
             assert connection.scalars(statement).all() == [ids[1]]
         connection.execute(retry_jobs(Job.workflow_id == ids[1])).all()
     acting.dispose()
+
+
+def test_answers_are_taken_by_who_may_enqueue_and_sent_by_who_may_act(make_role: MakeRole, engine: Engine) -> None:
+    """An answer to a callback, and a click on the dashboard. Which step a job waits in is not for a producer."""
+    producer, operator = make_role("enqueue"), make_role("admin")
+    with engine.begin() as connection:
+        asking = make_job(connection, "blocked")
+        question = as_asked("Ship it?", bool)
+        connection.execute(insert(Wait).values(job_id=asking, step="signal:go", signal="go", question=question))
+    hooks = Callbacks(url="https://shop.test", keys=["a key that is long enough"])
+    address = hooks.sign(Ticket("go", 2_000_000_000, "n0")).removeprefix("https://shop.test")
+    web, acting = create_engine(producer, poolclass=NullPool), create_engine(operator, poolclass=NullPool)
+    client = TestClient(callbacks(web, registry=Registry(callbacks=hooks)))
+
+    assert "Ship it?" in client.get(address).text
+    assert client.post(address, json=7).status_code == 422
+    assert client.post(address, json=True).status_code == 200
+    assert allowed(producer, "SELECT step FROM sa_jobqueue.wait", "DELETE FROM sa_jobqueue.signal") == []
+    with engine.begin() as connection:
+        connection.execute(delete(Signal))
+    assert "Sent the signal go." in Viewer(acting).do("answer", id=asking, step="signal:go", choice="Yes").text

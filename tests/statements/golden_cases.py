@@ -92,7 +92,17 @@ from sa_jobqueue.sql.schedules.due import (
     pause_failing,
     set_aside,
 )
-from sa_jobqueue.sql.steps import begin_wait, note_unused, read_steps, record_step, send_signal, take_signal
+from sa_jobqueue.sql.steps import (
+    begin_wait,
+    note_once,
+    note_unused,
+    read_steps,
+    read_ticket,
+    record_step,
+    send_signal,
+    take_signal,
+    waits_for_signals,
+)
 from sa_jobqueue.sql.unique import find_stray_keys
 from sa_jobqueue.sql.waking import (
     channel_of,
@@ -417,6 +427,9 @@ SINGLE: dict[str, Callable[[], object]] = {
     "drop_stray_waits": lambda: drop_strays("wait", after=5, limit=10),
     "begin_wait": begin_wait,
     "send_signal": lambda: send_signal("paid", {"by": "ann"}, expires_in=60),
+    "waits_for_signals": lambda: waits_for_signals(limit=10),
+    "read_ticket": lambda: read_ticket("go", "a", 5),
+    "note_once": lambda: note_once("a"),
     "set_limit": lambda: set_limit("sync", running=3, rate=None, strict=True),
     "set_limit_of_a_key": lambda: set_limit("sync", key="42", owner="task", rate=Rate(5), weight=3),
     "remove_limit": lambda: remove_limit("sync"),

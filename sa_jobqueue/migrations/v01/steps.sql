@@ -5,7 +5,7 @@
 -- both later, in a transaction whose snapshot is younger than both, and puts the job back into the queue.
 
 -- A row for each step that has ended. `name`: "charge", and "charge#2" the second time. `digest`: of its arguments; NULL: any are accepted.
--- `kind`: step, signal, timeout, sleep, join or patch. `unused_by`: the claim whose run completed without asking for the step.
+-- `kind`: step, signal, timeout, sleep, join, callback or patch. `unused_by`: the claim whose run completed without asking for the step.
 CREATE TABLE {schema}.step (
     job_id bigint NOT NULL,
     claim_token bigint NOT NULL,

@@ -328,12 +328,12 @@ class Call:
 
     def _open_steps(self) -> Steps:
         self._refuse_late()
-        run, checkpoints = self.run, self._sessions.checkpoints
+        run, task, checkpoints = self.run, self.run.task, self._sessions.checkpoints
         with _opening:
             if self.steps is None and checkpoints is not None:
                 self.steps = Steps(
                     run.job, checkpoints, self._sessions, lambda: run.renewed,
-                    policy=run.task.steps, limit=run.task.registry.max_payload,
+                    policy=task.steps, limit=task.registry.max_payload, callbacks=task.registry.callbacks,
                 )  # fmt: skip
         if self.steps is None:
             raise SessionUnavailable("there are no steps here: nothing can record them")

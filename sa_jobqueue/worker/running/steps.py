@@ -11,9 +11,11 @@ import dataclasses
 import hashlib
 import inspect
 import json
+import math
 import os
 import random
 import re
+import secrets
 import threading
 import time
 from collections import Counter, deque
@@ -25,7 +27,7 @@ from operator import itemgetter
 from queue import SimpleQueue
 from time import monotonic
 from types import FunctionType
-from typing import Any, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
 
 import sqlalchemy as sa
 from pydantic import BaseModel, ValidationError
@@ -40,7 +42,7 @@ from ...arguments.ends import JobEnd, typed
 from ...arguments.inputs import Failed
 from ...arguments.results import Results
 from ...arguments.storable import encode_value
-from ...errors import JobStopped, JobSuspended, OptionError, ResultError, SignalTimeout, StepError
+from ...errors import ConfigurationError, JobStopped, JobSuspended, OptionError, ResultError, SignalTimeout, StepError
 from ...models.steps import checked_name
 from ...rules.lifecycle import Change, Event
 from ...rules.outcomes import HandlerOutcome
@@ -51,6 +53,9 @@ from ...sql.steps import Awaiting, Recorded, WaitFor
 from ...util.log import get_logger
 from ..connections.service import Connector
 from .attempt_end import LOST, RunEnding, ToWrite, Written
+
+if TYPE_CHECKING:
+    from ...rules.callbacks import Callbacks, CallbackUrl
 
 logger = get_logger(__name__)
 
@@ -243,10 +248,12 @@ class Steps:
         *,
         policy: str,
         limit: int,
+        callbacks: Callbacks | None = None,
     ) -> None:
         self._job, self._checkpoints, self._sessions, self._renewed = job, checkpoints, sessions, renewed
         self._policy, self._limit = policy, limit
         self._store = checkpoints.store
+        self._callbacks = callbacks
         self._recorded: dict[str, Recorded] | None = None
         self._wait: Awaiting | None = None
         self._read_at = 0.0
@@ -561,6 +568,38 @@ class Steps:
         if (found := self._find(full)) is None and not self._began_before:
             self.record(found := Recorded(full, "patch", 1, None, None, is_ours=True))
         return found is not None
+
+    def callback_url(self, name: str, expires_in: Duration) -> Callable[[], CallbackUrl]:
+        """Asks for the address whose POST is a signal. What is recorded does not let its readers make the address: the keys sign it."""
+        from ...rules.callbacks import MOST_DAYS
+
+        if self._callbacks is None:
+            raise ConfigurationError(
+                'ctx.callback_url needs default_registry.callbacks = Callbacks(url="https://shop.example/hooks", keys=[...]), or that of the '
+                "task's registry"
+            )
+        seconds = seconds_of(expires_in, what="ctx.callback_url(expires_in=...)")
+        if not 0 < seconds <= MOST_DAYS * 86_400:
+            raise OptionError(
+                f"ctx.callback_url(expires_in=...) must be from 1 second to {MOST_DAYS} days, not {expires_in!r}"
+            )
+        full = self._name(f"callback:{checked_name(name, 'callback')}")
+        signal = checked_name(f"job:{self._job.id}:{full.removeprefix('callback:')}", "signal")
+        return partial(self._address, self._callbacks, full, signal, seconds)
+
+    def _address(self, callbacks: Callbacks, full: str, signal: str, seconds: float) -> CallbackUrl:
+        from ...rules.callbacks import Ticket
+
+        if (found := self._find(full)) is None:
+            now = self._patiently(f"step {full!r}", self._seconds_now)
+            made = [signal, math.ceil(now + seconds), secrets.token_urlsafe(12), callbacks.newest]
+            self.record(found := Recorded(full, "callback", 1, None, json.dumps(made), is_ours=True))
+        *ticket, key = json.loads(found.result or "[]")
+        return callbacks.sign(Ticket(*ticket), key)
+
+    def _seconds_now(self) -> float:
+        with self._checkpoints.begin() as connection:
+            return self._store.seconds_now(connection)
 
     # ---- waits
 

@@ -1,0 +1,169 @@
+"""The addresses of `ctx.callback_url`: what is sent there by POST, once, is the signal; a GET shows a form, and signals nothing.
+
+Whoever has an address may answer, so nothing else is asked for, and forms of other sites are no danger. That an address is used once is kept
+in the transaction of its signal, in the table `inbox`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+from urllib.parse import parse_qs
+
+import sqlalchemy as sa
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from ..arguments.questions import Question, question_of
+from ..errors import ConfigurationError, PayloadError
+from ..models import is_own, schema_of
+from ..rules.callbacks import Callbacks, Ticket
+from ..sql.steps import note_once, read_ticket, send_signal
+from ..tasks.registry import Registry, default_registry
+from ..util.log import get_logger
+from .database import Anywhere, Database
+from .refusals import Refusal
+from .render import environment
+
+logger = get_logger(__name__)
+
+#: The page must not be framed, because a click on it is an answer; and its address, which is a secret, goes nowhere.
+_HEADERS: Mapping[str, str] = MappingProxyType({
+    "content-security-policy": "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'", "cache-control": "no-store",
+    "referrer-policy": "no-referrer", "x-content-type-options": "nosniff", "x-robots-tag": "noindex",
+})  # fmt: skip
+_TEXTS: Mapping[int, str] = MappingProxyType({
+    200: "Thank you. Your answer was taken.",
+    403: "This address is not valid: it was changed, or the key that signed it was withdrawn.",
+    409: "This address was used before. An answer counts once.",
+    410: "This address has expired.",
+    413: "The answer is too long.",
+    415: "The answer must be JSON or a form.",
+    503: "The answer cannot be taken just now. Try again.",
+})  # fmt: skip
+#: Fields of a form.
+_MOST_FIELDS = 1_000
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, text: str = "") -> None:
+        super().__init__(status)
+        self.status, self.text = status, text or _TEXTS[status]
+
+
+def callbacks(engine: Anywhere, *, registry: Registry = default_registry, schema: str | None = None) -> ASGIApp:
+    """The application behind the addresses of `ctx.callback_url`, in ASGI. Mount it where `registry.callbacks.url` leads.
+
+    A POST of JSON or of a form is the payload of the signal. The answer is 200; 403 if no key has signed the address, 409 if it was used, 410
+    if it has expired, 413 for a body that is too long, 400, 415 or 422 for a payload that cannot be taken. A form's only field `payload` is
+    read as JSON. A GET shows the question, and signals nothing.
+
+    Args:
+        engine: An Engine or an AsyncEngine, whose role can `enqueue`.
+        registry: The tasks whose handlers make the addresses.
+        schema: The schema of the tables, if not `sa_jobqueue` or that of the application's own job table.
+
+    Raises ConfigurationError if the registry has no `callbacks`, or `engine` is no engine.
+    """
+    if registry.callbacks is None:
+        raise ConfigurationError(
+            'set registry.callbacks = Callbacks(url="https://shop.example/hooks", keys=[...]) first'
+        )
+    site = _Site(engine, registry, registry.callbacks, schema)
+    return Starlette(routes=[Route("/{rest:path}", site.answer, methods=["GET", "POST"])])
+
+
+class _Site:
+    def __init__(self, engine: Anywhere, registry: Registry, hooks: Callbacks, schema: str | None) -> None:
+        self._job, self._hooks = registry.job, hooks
+        self._database = Database(engine, schema=schema, own=schema_of(self._job) if is_own(self._job) else None)
+
+    async def answer(self, request: Request) -> Response:
+        """Take an answer, or show the form for it."""
+        try:
+            ticket = self._hooks.read(request.path_params["rest"].rpartition("/")[2])
+            if ticket is None:
+                raise _Refused(403)
+            if request.method != "POST":
+                question = await self._database.read(lambda connection: self._look(connection, ticket))
+                return _page(
+                    200, question.text if question else f"An answer for {ticket.signal}", question or Question("")
+                )
+            await self._take(ticket, await _payload(request, self._hooks.max_bytes))
+        except _Refused as refused:
+            return _said(request, refused.status, refused.text)
+        except PayloadError as error:
+            return _said(request, 400, str(error))
+        except ClientDisconnect:
+            return Response(status_code=400)
+        except Refusal as refusal:
+            logger.warning("an answer was not taken: %s", refusal)
+            return _said(request, 503)
+        return _said(request, 200)
+
+    def _look(self, connection: sa.Connection, ticket: Ticket) -> Question | None:
+        found = connection.execute(read_ticket(ticket.signal, _key(ticket), ticket.expires, job=self._job)).one()
+        if found.expired or found.used:
+            raise _Refused(410 if found.expired else 409)
+        return question_of(found.question)
+
+    async def _take(self, ticket: Ticket, payload: Any) -> None:
+        signal = send_signal(ticket.signal, payload, job=self._job)
+
+        def take(connection: sa.Connection) -> None:
+            question = self._look(connection, ticket)
+            if question is not None and (reason := question.misfit(payload)):
+                raise _Refused(422, f"This is no answer to the question: {reason}.")
+            if connection.execute(note_once(_key(ticket), job=self._job)).first() is None:
+                raise _Refused(409)
+            connection.execute(signal)
+
+        await self._database.act(take)
+
+
+def _key(ticket: Ticket) -> str:
+    return f"callback:{ticket.nonce}"
+
+
+async def _payload(request: Request, most: int) -> Any:
+    """The payload in the body of a request. Raises _Refused."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise _Refused(413)
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    is_form = kind == "application/x-www-form-urlencoded"
+    if body and not is_form and not kind.endswith(("/json", "+json")):
+        raise _Refused(415)
+    try:
+        text = body.decode()
+        if is_form:
+            fields = parse_qs(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+            if fields.keys() != {"payload"}:
+                return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
+            text = fields["payload"][-1]
+        return json.loads(text) if text.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise _Refused(400, f"The answer cannot be read: {error}") from error
+
+
+def _said(request: Request, status: int, text: str = "") -> Response:
+    """A text: on a page for a browser, else plain."""
+    text = text or _TEXTS[status]
+    return (
+        _page(status, text)
+        if "text/html" in request.headers.get("accept", "")
+        else PlainTextResponse(text, status, _HEADERS)
+    )
+
+
+def _page(status: int, text: str, question: Question | None = None) -> Response:
+    return HTMLResponse(
+        environment().get_template("callback.html").render(text=text, question=question), status, _HEADERS
+    )

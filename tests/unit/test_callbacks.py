@@ -1,0 +1,112 @@
+"""Addresses that another system answers: what is signed is accepted, and nothing else; and the questions that forms show."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, Literal
+
+import pytest
+from pydantic import BaseModel
+
+from sa_jobqueue import Callbacks, Registry
+from sa_jobqueue.arguments.questions import Question, as_asked, question_of
+from sa_jobqueue.errors import ConfigurationError, OptionError
+from sa_jobqueue.rules.callbacks import Ticket
+
+OLD, NEW = "the key of last year", "the key of this year"
+TICKET = Ticket("job:17:paid ✓", 1_900_000_000, "n0")
+
+
+def hooks(*keys: str, url: str = "https://shop.example/hooks/") -> Callbacks:
+    return Callbacks(url=url, keys=keys)
+
+
+def token(address: str) -> str:
+    return address.rpartition("/")[2]
+
+
+def test_an_address_is_accepted_until_its_key_is_withdrawn() -> None:
+    """The first key signs; an address that a run made before the rotation stays the same."""
+    before = hooks(OLD).sign(TICKET)
+    both = hooks(NEW, OLD)
+    assert both.read(token(before)) == TICKET
+    assert both.sign(TICKET, hooks(OLD).newest) == before
+    assert both.sign(TICKET) == hooks(NEW).sign(TICKET) != before
+    assert hooks(NEW).read(token(before)) is None
+    assert hooks(NEW).sign(TICKET, hooks(OLD).newest) == hooks(NEW).sign(TICKET)
+
+
+def test_what_was_changed_is_not_accepted() -> None:
+    """Not a letter of it, nor the address of another place; and nothing that is no address at all."""
+    ours, address = hooks(NEW), hooks(NEW).sign(TICKET)
+    assert address.startswith("https://shop.example/hooks/")
+    assert address.signal == TICKET.signal
+    assert hooks(NEW, url="https://staging.example/hooks").read(token(address)) is None
+    good = token(address)
+    for place, letter in enumerate(good):
+        assert ours.read(f"{good[:place]}{'A' if letter != 'A' else 'B'}{good[place + 1 :]}") is None, place
+    for other in ("", ".", "x.y", good + "=", good[:-1], "\ud800.\ud800", f"{good}.{good}"):
+        assert ours.read(other) is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"url": "shop.example/hooks", "keys": [NEW]},
+        {"url": "https://shop.example/hooks?a=1", "keys": [NEW]},
+        {"url": "https://shop.example", "keys": NEW},
+        {"url": "https://shop.example", "keys": []},
+        {"url": "https://shop.example", "keys": [NEW, "short"]},
+    ],
+)
+def test_a_place_or_keys_that_cannot_be_used_are_refused(options: Any) -> None:
+    """Before anything is signed."""
+    with pytest.raises(ConfigurationError):
+        Callbacks(**options)
+    with pytest.raises(ConfigurationError):
+        Registry(callbacks="https://shop.example")  # type: ignore[arg-type]
+
+
+class Approval(BaseModel):
+    by: str
+    items: int = 1
+
+
+class Size(Enum):
+    SMALL = "s"
+    LARGE = "l"
+
+
+@pytest.mark.parametrize(
+    ("question", "hint", "choices"),
+    [
+        ("Ship?", bool, [("Yes", True), ("No", False)]),
+        ("Which?", Literal["red", "blue"], [("red", "red"), ("blue", "blue")]),
+        ("Which?", Size, [("s", "s"), ("l", "l")]),
+        ({"question": "Ship?", "choices": {"Ship it": {"by": "us"}}}, Approval, [("Ship it", {"by": "us"})]),
+        ({"order": 17}, Approval, []),
+    ],
+)
+def test_buttons_come_from_the_choices_or_the_type(question: object, hint: Any, choices: Any) -> None:
+    """In the order in which they are given."""
+    found = question_of(as_asked(question, hint))
+    assert found is not None
+    assert found.choices == choices
+
+
+def test_an_answer_that_the_handler_cannot_take_is_told() -> None:
+    """As far as the types of fields tell; a choice that does not fit is refused before anybody is asked."""
+    found = question_of(as_asked("Who?", Approval))
+    assert found is not None
+    assert found.example == '{\n  "by": "",\n  "items": 1\n}'
+    told = {
+        "by is missing": {}, "by: a value of type string is expected": {"by": 7}, "a value of type object is expected": [],
+        "items: a value of type integer is expected": {"by": "ann", "items": True}, "": {"by": "ann", "more": None},
+    }  # fmt: skip
+    assert {found.misfit(payload): payload for payload in told.values()} == told
+    assert Question("").misfit(object()) == ""
+    with pytest.raises(OptionError, match="the choice 'Ship it' does not fit"):
+        as_asked({"question": "Ship?", "choices": {"Ship it": {"by": 7}}}, Approval)
+    assert [
+        question_of(stored) for stored in (None, "text", [], {"text": "x"}, {"text": 1, "choices": 3, "schema": {}})
+    ] == [None] * 5
