@@ -16,7 +16,15 @@ from ..util.log import one_line
 from ..util.urls import mask_passwords
 from ..worker.connections.service import setting
 from .checks.connection import check_clock, check_database, check_schema_version, check_wake_ups
-from .checks.jobs import check_cleanup, check_leases, check_queues, check_unique, check_waiting, check_workers
+from .checks.jobs import (
+    check_cleanup,
+    check_leases,
+    check_queues,
+    check_signals,
+    check_unique,
+    check_waiting,
+    check_workers,
+)
 from .checks.limits import check_limits
 from .checks.pressure import (
     check_connections,
@@ -74,6 +82,7 @@ CHECKS: tuple[Check, ...] = (
         "jobs that wait for each other, or for what will not come; workflows that do not move on",
         check_workflows,
     ),
+    Check("signals", "questions that nobody answers, and waits for signals that do not come", check_signals),
     Check("cleanup", "finished jobs that should be deleted by now", check_cleanup),
     Check("archive", "whether the archive has this month and the next one, and its size", check_archive),
     Check("plans", "how the claim and the completion are executed", check_plans),

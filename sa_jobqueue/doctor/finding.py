@@ -149,6 +149,10 @@ class Thresholds:
     unread: tuple[float, float] = (60.0, 600.0)
     """How long a job's end may be unread by its workflow. Workers check every 5 s, and read 100,000 ends within seconds."""
 
+    unanswered: tuple[float, float] = (86_400.0, 604_800.0)
+    """How long a question may wait for the answer of a person. After a week it was forgotten, and so was a signal that a job awaits without a
+    timeout."""
+
     snapshot: tuple[float, float] = (300.0, 3_600.0)
     """Age of the oldest snapshot. Five minutes is a report; in an hour 1,000 jobs a second leave some 7,000,000 dead rows,
     which claims have to pass. A notice becomes a problem where dead rows are over their first limit already."""

@@ -33,5 +33,5 @@ def test_each_check_is_on_the_checklist_or_says_how_things_are() -> None:
     """A new check finds its item."""
     on_the_list = {name for item in ITEMS for name in item.checks}
     assert {check.name for check in CHECKS} - on_the_list == {
-        "database", "clock", "schema", "sequences", "unique", "schedules", "workflows", "replication",
+        "database", "clock", "schema", "sequences", "unique", "schedules", "workflows", "signals", "replication",
     }  # fmt: skip

@@ -104,6 +104,10 @@ def database_url(database_url: str) -> str:
             "no worker has read the events of: workflow 7, the first for 3h", "start a worker",
         ),
         (
+            ills.unanswered_question, "signals", DEFAULT,
+            "questions that nobody has answered: job 7001 (go\\x1b, for 8d)", "`sa-jobqueue signal NAME JSON`",
+        ),
+        (
             ills.overdue_jobs, "cleanup", Thresholds(overdue_rows=10),
             "10 jobs should be deleted by now, the first for 3h", "workers delete them",
         ),

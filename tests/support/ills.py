@@ -323,6 +323,19 @@ def unread_workflow(url: str) -> Iterator[None]:
 
 
 @contextmanager
+def unanswered_question(url: str) -> Iterator[None]:
+    """A job that asked eight days ago, until somebody answers."""
+    with connect(url) as connection:
+        connection.execute("INSERT INTO sa_jobqueue.job (id, task, status) VALUES (7001, 'a_task', 'blocked')")
+        connection.execute(
+            "INSERT INTO sa_jobqueue.wait (job_id, step, signal, question, since)"
+            " VALUES (7001, 'signal:go', 'go\x1b', '{\"text\": \"Ship?\"}', now() - interval '8 days')"
+        )
+        yield
+        connection.execute("UPDATE sa_jobqueue.wait SET resumed_at = now()")
+
+
+@contextmanager
 def overdue_jobs(url: str) -> Iterator[None]:
     """Finished jobs that no worker deletes."""
     with connect(url) as connection:

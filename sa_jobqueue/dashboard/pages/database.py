@@ -138,7 +138,7 @@ _SEEN_AT: Mapping[str, Sequence[tuple[str, str]]] = {
     "tasks": [("Tasks", "/tasks"), _WORKERS], "waiting": [("Jobs that wait", "/jobs?status=due"), ("Queues", "/queues")],
     "timeouts": [("Tasks", "/tasks")], "failures": [("Errors, to retry or resolve", "/errors")], "limits": [("Limits and pauses", "/limits")],
     "unique": [_WORKERS], "schedules": [("Schedules", "/schedules")], "workflows": [("Workflows", "/workflows")],
-    "cleanup": [_WORKERS, _TABLES], "archive": [("Archived jobs", "/archived"), _WORKERS], "plans": [_INDEXES_BELOW], "indexes": [_INDEXES_BELOW],
+    "signals": [("Questions", "/questions"), ("All waits for signals", "/questions?all=yes")], "cleanup": [_WORKERS, _TABLES], "archive": [("Archived jobs", "/archived"), _WORKERS], "plans": [_INDEXES_BELOW], "indexes": [_INDEXES_BELOW],
     "snapshot": [("Sessions", "/database#holders-title")], "dead-rows": [_TABLES], "vacuum": [_TABLES], "bloat": [_TABLES, _INDEXES_BELOW],
 }  # fmt: skip
 #: How many links to the things that a finding names are shown.

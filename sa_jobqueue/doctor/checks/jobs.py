@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from ...arguments.storable import shown
 from ...migrations import CURRENT
 from ...rules.reasons import CLAIMS_FAIL
 from ...rules.words import age, jobs_of, listed
 from ...sql.readings.depths import CAP, capped, count_expired
+from ...sql.steps import waits_for_signals
 from ...sql.unique import find_stray_keys
 from ...sql.workers import serves
 from ...util.log import escaped
 from ..examination import Examination
-from ..finding import Fault, Finding, Level, found
+from ..finding import Fault, Finding, Level, beyond, found
 
-#: The most unique keys that are listed.
+#: The most unique keys and waits that are listed.
 _NAMED = 3
+#: Waits for signals that are read.
+_WAITS = 1_000
 
 
 def check_waiting(examination: Examination) -> Finding:
@@ -68,6 +72,33 @@ def check_unique(examination: Examination) -> Finding:
         "a worker frees them within a minute: start one, or see its log",
         {"keys": float(stray[0].total)},
     )
+
+
+def check_signals(examination: Examination) -> Finding:
+    """Jobs that have waited for a signal for long: the first of those that have waited longest."""
+    limits = examination.thresholds.unanswered
+    rows = examination.connection.execute(waits_for_signals(limit=_WAITS, job=examination.store.job)).all()
+    asked = [row for row in rows if row.question is not None and row.seconds >= limits[0]]
+    endless = [row for row in rows if row.question is None and row.until is None and row.seconds >= limits[1]]
+    faults: list[Fault] = []
+    if asked:
+        level = beyond(asked[0].seconds, limits)
+        advice = "answer them on the dashboard's page of questions, or with `sa-jobqueue signal NAME JSON`"
+        faults.append((level, f"questions that nobody has answered: {_waits(asked)}", advice))
+    if endless:
+        advice = "send the signal, or cancel the job; `ctx.wait_signal(..., timeout=...)` ends such a wait"
+        faults.append(("notice", f"signals that do not come, awaited without a timeout: {_waits(endless)}", advice))
+    number = f"{len(rows):,}{'+' if len(rows) == _WAITS else ''}"
+    facts = (
+        f"jobs that wait for signals: {number}, the first for {age(rows[0].seconds)}"
+        if rows
+        else "no job waits for a signal"
+    )
+    return found("signals", facts, *faults, waits=len(rows), unanswered=len(asked), endless=len(endless))
+
+
+def _waits(rows: Sequence[Any]) -> str:
+    return listed([f"job {row.job_id} ({escaped(row.signal)}, for {age(row.seconds)})" for row in rows], _NAMED)
 
 
 def check_cleanup(examination: Examination) -> Finding:
