@@ -94,11 +94,13 @@ def _held(table: sa.Table) -> sa.CTE:
     return materialized(sa.select(table.c.id).where(valid).with_for_update(key_share=True), "held")
 
 
-def _no_longer_waits(job: type[JobMixin]) -> sa.CTE:
+def _no_longer_waits(job: type[JobMixin], once: sa.CTE) -> sa.CTE:
+    """The wait of this step is over, if there is a row in `once`."""
     waits = table_of(companions_of(job).wait)
     mine = (
         waits.c.job_id == sa.bindparam("of_job", type_=sa.BigInteger),
         waits.c.step == sa.bindparam("step", type_=sa.Text),
+        sa.select(once.c[0]).exists(),
     )
     return sa.delete(waits).where(*mine).cte("over")
 
@@ -124,7 +126,7 @@ def record_step(*, job: type[JobMixin] = Job) -> sa.Executable:
     return (
         written.on_conflict_do_update(index_elements=["job_id", "name"], set_=again)
         .returning(steps.c.job_id)
-        .add_cte(held, _no_longer_waits(job))
+        .add_cte(held, _no_longer_waits(job, held))
     )
 
 
@@ -155,7 +157,7 @@ def take_signal(*, job: type[JobMixin] = Job) -> sa.Executable:
     ).select_from(held.join(taken, sa.true()))  # fmt: skip
     names = ["job_id", "claim_token", "revision", "kind", "name", "result"]
     written = sa.insert(steps).from_select(names, made, include_defaults=False)
-    return written.returning(sa.cast(steps.c.result, sa.Text)).add_cte(held, taken, _no_longer_waits(job))
+    return written.returning(sa.cast(steps.c.result, sa.Text)).add_cte(held, taken, _no_longer_waits(job, taken))
 
 
 def read_steps(*, job: type[JobMixin] = Job) -> sa.Executable:

@@ -31,6 +31,8 @@ from sa_jobqueue import (
 from sa_jobqueue.errors import SignalTimeout
 from sa_jobqueue.migrations import upgrade_database
 from sa_jobqueue.models import Step, Wait
+from sa_jobqueue.sql.steps import Recorded
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import cancel_workflows, send_signal
 from tests.integration.test_steps import AGAIN, has_ended, is_blocked, send
 from tests.support.waiting import wait_until
@@ -69,6 +71,31 @@ def test_workers_that_look_at_once_put_different_jobs_back(engine: Engine, regis
     assert found == [3] * 3
     drain(engine, registry)
     assert has_ended(engine, *jobs)()
+
+
+def test_a_wait_keeps_its_end_when_its_job_looks_in_vain(engine: Engine, url: str, registry: Registry) -> None:
+    """It was put back for a signal that another job took; and a run whose claim is over does not end the wait of the next run."""
+
+    @task(registry=registry, name="wait")
+    async def wait(ctx: AsyncJobContext) -> None:
+        await ctx.wait_signal("go", timeout=3_600)
+
+    job = add_one(engine, enqueue(wait))
+    drain(url, registry)
+    with Session(engine) as session:
+        before = session.execute(select(Wait.since, Wait.until)).one()
+        session.execute(text("UPDATE sa_jobqueue.wait SET due_at = now()"))
+        session.commit()
+        session.execute(text("SELECT FROM sa_jobqueue.resume_waiting(9)"))
+        session.commit()
+    drain(url, registry)
+    assert job_of(engine, job).claims == 2
+    with engine.begin() as connection:
+        assert default_store.take_signal(connection, job, 1, step="signal:go", signal="go") is None
+        stale = Recorded("signal:go", "timeout", 1, None, None, is_ours=True)
+        assert not default_store.record_step(connection, job, 1, stale)
+    with Session(engine) as session:
+        assert session.execute(select(Wait.since, Wait.until)).one() == before
 
 
 @pytest.mark.nightly

@@ -11,6 +11,10 @@ WITH held AS MATERIALIZED (
     FROM sa_jobqueue.wait
     WHERE sa_jobqueue.wait.job_id = %(of_job)s::BIGINT
     AND sa_jobqueue.wait.step = %(step)s::VARCHAR
+    AND (EXISTS (
+        SELECT held.id
+        FROM held
+    ))
 )
 INSERT INTO sa_jobqueue.step (job_id, claim_token, revision, kind, name, digest, took, result)
 SELECT held.id,
