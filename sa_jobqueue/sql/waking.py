@@ -108,6 +108,7 @@ def work_for_chores(job: type[JobMixin]) -> Mapping[str, sa.ColumnElement[bool]]
             any_in(tables.progress),
             any_in(tables.log),
             any_in(tables.step),
+            any_in(tables.wait, sa.not_(table_of(tables.wait).c.is_new)),
             any_in(tables.signal),
             any_in(tables.inbox, done),
         ),

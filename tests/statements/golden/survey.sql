@@ -84,6 +84,11 @@ SELECT queue.name,
             LIMIT 1
         ) IS NOT NULL OR (
             SELECT 1
+            FROM sa_jobqueue.wait
+            WHERE NOT sa_jobqueue.wait.is_new
+            LIMIT 1
+        ) IS NOT NULL OR (
+            SELECT 1
             FROM sa_jobqueue.signal
             LIMIT 1
         ) IS NOT NULL OR (
