@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,18 @@ import pytest
 from sqlalchemy import Engine, func, select, text
 from sqlalchemy.orm import Session, undefer
 
-from sa_jobqueue import AsyncJobContext, Failed, Job, JobContext, JobStatus, Registry, RetryPolicy, enqueue, task
+from sa_jobqueue import (
+    AsyncJobContext,
+    Callbacks,
+    Failed,
+    Job,
+    JobContext,
+    JobStatus,
+    Registry,
+    RetryPolicy,
+    enqueue,
+    task,
+)
 from sa_jobqueue.errors import SignalTimeout
 from sa_jobqueue.models import Step
 from sa_jobqueue.testing import JobQueue
@@ -94,7 +106,7 @@ async def test_a_drain_goes_through_waits(kit: Any, registry: Registry) -> None:
     assert "(waits for signal 'order:1')" in repr(drained)
     lines = select(func.count()).select_from(Line)
     assert (await settle(kit.session.execute(lines))).scalar() == 2
-    assert "waits for signal order:1: signal() sends it" in repr(await settle(kit.drain()))
+    assert re.search(r"waits for signal order:1 since [-0-9:+ ]+: signal\(\) sends it", repr(await settle(kit.drain())))
 
     for number in (1, 2):
         await settle(kit.signal(f"order:{number}", f"signed {number}"))
@@ -221,10 +233,11 @@ def test_a_job_waits_for_other_jobs_in_one_drain(session: Session, registry: Reg
         ids = ctx.step("parts", enqueue_parts, retry=RetryPolicy(base=10))
         results[:] = ctx.join(ids)
         try:
-            ctx.wait_signal("never", timeout=timedelta(days=1))
+            ctx.wait_signal(ctx.callback_url("paid").signal, timeout=timedelta(days=1))
         except SignalTimeout as error:
             results.append(str(error))
 
+    registry.callbacks = Callbacks(url="https://shop.example/hooks", keys=["0123456789abcdef"])
     session.add(job := enqueue(whole))
     drained = kit.drain(raise_errors=False)
     assert drained.outcomes == {"suspended": 2, "completed": 1, "failed": 1}
@@ -233,6 +246,11 @@ def test_a_job_waits_for_other_jobs_in_one_drain(session: Session, registry: Reg
     assert kit.drain().outcomes == {"completed": 1}
     assert results[0] == 5
     assert isinstance(results[1], Failed)
-    assert results[2].endswith("no signal 'never' has come in time")
-    assert session.scalars(select(Step.name).order_by(Step.ended_at)).all() == ["parts", "join", "signal:never"]
+    assert results[2].endswith("has come in time")
+    assert session.scalars(select(Step.name).order_by(Step.ended_at)).all() == [
+        "parts",
+        "join",
+        "callback:paid",
+        f"signal:job:{job.id}:paid",
+    ]
     session.rollback()

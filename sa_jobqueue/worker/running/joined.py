@@ -251,11 +251,11 @@ class JoinedSteps(Steps):
         connection: Callable[[], sa.Connection],
         on: Callable[[Callable[[], Any]], Awaitable[Any]],
     ) -> None:
-        run = call.run
+        task, home = call.run.task, call.run.task.registry
         # If the database is away, nothing is tried again.
         super().__init__(
-            run.job, _JoinedCheckpoints(store, connection), sessions, lambda: float("-inf"),
-            policy=run.task.steps, limit=run.task.registry.max_payload,
+            call.run.job, _JoinedCheckpoints(store, connection), sessions, lambda: float("-inf"),
+            policy=task.steps, limit=home.max_payload, callbacks=home.callbacks,
         )  # fmt: skip
         self._call, self._on, self._turn, self._connection = call, on, asyncio.Lock(), connection
         self.met: dict[str, bool] = {}
