@@ -695,6 +695,10 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
                 update(Job).where(Job.id == first).values(failed | {"blocked_by": None, "lease_expires_at": None})
             )
             connection.execute(update(WorkflowRow).where(WorkflowRow.id == clicked.scene.workflow).values(failed))
+    if action == "fork":  # the form that edits has run the job again
+        with clicked.engine.begin() as connection:
+            failed = {"status": "failed", "finished_at": func.now()}
+            connection.execute(update(Job).where(Job.id == clicked.scene.job).values(failed))
     if action == "drain_worker":  # a worker that was not seen for a while is not asked
         with clicked.engine.begin() as connection:
             connection.execute(update(WorkerRow).values(seen_at=func.now()))
@@ -724,7 +728,7 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
 
 #: By action, the button that takes it back, and the message after that.
 TAKEN_BACK = {
-    "retry": ("Undo what has not started", "Cancelled 1 job"),
+    "retry": ("Undo what has not started", "Failed again, as before the retry: 1 job"),
     "cancel": ("Undo", "Back in the queue"),
     "acknowledge": ("Take back", "It counts again"),
 }
