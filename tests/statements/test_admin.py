@@ -104,8 +104,8 @@ def test_what_only_the_server_would_refuse_is_refused_before() -> None:
         prune_jobs(limit=-1)
     with pytest.raises(TypeError, match="limit must be an integer, not 'x'"):
         prune_jobs(limit="x")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="the reason must be a string, not None"):
-        discard_jobs(true(), reason=None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="the reason must be a string, not 7"):
+        discard_jobs(true(), reason=7)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the reason must be a string, not 7"):
         pause_schedules(true(), reason=7)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"say which schedules: pause_schedules\(Schedule.name == 'report'\), or "):
