@@ -19,6 +19,7 @@ __all__ = [
     "Attempt",
     "Batch",
     "Call",
+    "CallbackUrl",
     "Callbacks",
     "Cancel",
     "Discard",
@@ -90,7 +91,7 @@ if TYPE_CHECKING:
     from .models import ArchivedJob, Job, JobMixin, Schedule, Signal, companions_of
     from .models.job import JobRead
     from .models.relationship import jobs_relationship
-    from .rules.callbacks import Callbacks
+    from .rules.callbacks import Callbacks, CallbackUrl
     from .rules.lifecycle import JobStatus
     from .rules.limits import KeyLimits, Limits, Rate
     from .rules.outcomes import Cancel, Discard, RateLimited, Retry, Snooze
@@ -122,7 +123,7 @@ else:
             "enqueueing.jobs": "Enqueue enqueue enqueue_many",
             "enqueueing.select": "enqueue_select",
             "health.explain": "JobExplanation explain_job",
-            "rules.callbacks": "Callbacks",
+            "rules.callbacks": "CallbackUrl Callbacks",
             "rules.lifecycle": "JobStatus",
             "rules.limits": "KeyLimits Limits Rate",
             "tasks.middleware": "Attempt Middleware add_middleware remove_middleware",

@@ -40,7 +40,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_WEEK = timedelta(days=7)
 #: Seconds since 1970: any time between these two can be a `datetime`, in any time zone.
 _FIRST, _LAST = (datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (2, 9999))
 
@@ -420,7 +419,7 @@ class JobContext(HandlerContext[Session]):
         steps = self._open_steps()
         return steps.now(steps.wait_signal(name, type, timeout, question))
 
-    def callback_url(self, name: str, *, expires_in: Duration = _WEEK) -> CallbackUrl:
+    def callback_url(self, name: str, *, expires_in: Duration = timedelta(days=7)) -> CallbackUrl:
         """An address for another system or a person: what is sent there by POST, once, is the payload of the signal `address.signal`, for
         which the handler waits by `ctx.wait_signal(address.signal)`.
 
@@ -509,7 +508,7 @@ class AsyncJobContext(HandlerContext[AsyncSession]):
         steps = self._open_steps()
         return await steps.soon(steps.wait_signal(name, type, timeout, question))
 
-    async def callback_url(self, name: str, *, expires_in: Duration = _WEEK) -> CallbackUrl:
+    async def callback_url(self, name: str, *, expires_in: Duration = timedelta(days=7)) -> CallbackUrl:
         """As `JobContext.callback_url`."""
         steps = self._open_steps()
         return await steps.soon(steps.callback_url(name, expires_in))

@@ -42,6 +42,7 @@ PLAIN = {
     "set",
     "setting",
     "sum",
+    "url",
     "version",
     "waiting",
     "why",

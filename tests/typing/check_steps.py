@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from sa_jobqueue import AsyncJobContext, JobContext, RetryPolicy
+from sa_jobqueue import AsyncJobContext, CallbackUrl, JobContext, RetryPolicy
 
 
 def label(order_id: int, size: str = "A6") -> bytes:
@@ -20,6 +20,7 @@ def in_a_def_handler(ctx: JobContext) -> None:
     assert_type(ctx.step("label", label, 17, size="A5"), bytes)
     assert_type(ctx.step("label", label, 17, retry=RetryPolicy(base=1)), bytes)
     assert_type(ctx.step("label", label, 17, revision=2), bytes)
+    assert_type(ctx.callback_url("paid"), CallbackUrl)
     ctx.step("label", label, "17")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 
@@ -29,4 +30,5 @@ async def in_an_async_handler(ctx: AsyncJobContext) -> None:
     assert_type(await ctx.step("book", book, 17), list[str])
     assert_type(await ctx.step("book", book, 17, retry=RetryPolicy(base=1)), list[str])
     assert_type(await ctx.step("book", book, 17, revision=2), list[str])
+    assert_type(await ctx.callback_url("paid"), CallbackUrl)
     await ctx.step("book", book, "17")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
