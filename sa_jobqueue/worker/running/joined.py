@@ -236,6 +236,11 @@ class _JoinedCheckpoints(Checkpoints):
         with connection.begin_nested():
             yield connection
 
+    def write(self, id: int, write: Callable[[sa.Connection], T]) -> T:
+        """Call `write`, a statement about the job `id`."""
+        with self.begin() as connection:
+            return write(connection)
+
 
 class JoinedSteps(Steps):
     """The steps of a run in the outer transaction. Records that were undone with what the handler wrote are written again: see `keep`.

@@ -23,7 +23,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache, partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from queue import SimpleQueue
 from time import monotonic
 from types import FunctionType
@@ -64,10 +64,26 @@ T = TypeVar("T")
 
 #: Connections for checkpoints, in each process.
 _CONNECTIONS = 2
+#: Records that are committed together at most.
+_MOST_TOGETHER = 100
 #: Steps of a job.
 MOST_STEPS = 10_000
 #: Seconds between two tries to record a step while the database is away: the first, and at most.
 _FIRST_TRY, _LAST_TRY = 0.1, 2.0
+
+
+class _Entry:
+    """Something to be written for a job, and what came of it."""
+
+    __slots__ = ("answer", "error", "id", "is_done", "turn", "write")
+
+    def __init__(self, id: int, write: Callable[[sa.Connection], Any]) -> None:
+        self.id, self.write = id, write
+        self.answer: Any = None
+        self.error: BaseException | None = None
+        self.is_done = False
+        self.turn = threading.Event()
+        """It is done, or its thread is to write what waits."""
 
 
 class Checkpoints:
@@ -78,26 +94,86 @@ class Checkpoints:
         self.store, self.lease = connector.store, connector.lease
         self._free: deque[sa.Connection] = deque()
         self._slots = threading.BoundedSemaphore(_CONNECTIONS)
+        self._entries: deque[_Entry] = deque()
+        """What waits for a connection: who gets it writes all, in a single transaction."""
         self._closed = False
 
     @contextmanager
     def begin(self, *, several: bool = False) -> Generator[sa.Connection]:
         """A transaction of a statement, or of several. A connection that fails is closed."""
-        with self._slots:
+        try:
+            with self._slots, self._begin(several=several) as connection:
+                yield connection
+        finally:
+            self._hand_over()
+
+    def write(self, id: int, write: Callable[[sa.Connection], T]) -> T:
+        """Call `write`, a statement about the job `id`, and commit, together with what others write that wait for a connection."""
+        entry = _Entry(id, write)
+        self._entries.append(entry)
+        while not entry.is_done:
+            if not self._entries or not self._slots.acquire(blocking=False):
+                entry.turn.wait()
+                entry.turn.clear()
+                continue
             try:
-                connection = self._free.pop()
-            except IndexError:
-                connection = self._connector.connect()
-            try:
-                with (self._connector.begin if several else self._connector.begin_one)(connection):
-                    yield connection
-            except BaseException:
-                with suppress(Exception):
-                    connection.close()
-                raise
-            self._free.append(connection)
-            if self._closed:
-                self.close()
+                self._write_all(self._together())
+            finally:
+                self._slots.release()
+            self._hand_over()
+        if entry.error is not None:
+            raise entry.error
+        return cast(T, entry.answer)
+
+    def _hand_over(self) -> None:
+        """Let another thread write what has come meanwhile."""
+        with suppress(IndexError):
+            self._entries[0].turn.set()
+
+    def _together(self) -> list[_Entry]:
+        """In the order of the jobs, which are locked, so that two transactions do not wait for each other."""
+        entries: list[_Entry] = []
+        with suppress(IndexError):
+            while len(entries) < _MOST_TOGETHER:
+                entries.append(self._entries.popleft())
+        return sorted(entries, key=attrgetter("id"))
+
+    def _write_all(self, entries: Sequence[_Entry]) -> None:
+        if not entries:
+            return
+        try:
+            with self._begin(several=len(entries) > 1) as connection:
+                answers = [entry.write(connection) for entry in entries]
+        except BaseException as error:
+            if len(entries) > 1 and not (isinstance(error, DBAPIError) and fault_of(error) is Fault.AWAY):
+                for entry in entries:  # one of them is to blame
+                    self._write_all([entry])
+                return
+            for entry in entries:
+                entry.error = error
+        else:
+            for entry, answer in zip(entries, answers, strict=True):
+                entry.answer = answer
+        for entry in entries:
+            entry.is_done = True
+            entry.turn.set()
+
+    @contextmanager
+    def _begin(self, *, several: bool) -> Generator[sa.Connection]:
+        try:
+            connection = self._free.pop()
+        except IndexError:
+            connection = self._connector.connect()
+        try:
+            with (self._connector.begin if several else self._connector.begin_one)(connection):
+                yield connection
+        except BaseException:
+            with suppress(Exception):
+                connection.close()
+            raise
+        self._free.append(connection)
+        if self._closed:
+            self.close()
 
     def close(self) -> None:
         """Close the connections, because the worker leaves."""
@@ -177,7 +253,7 @@ def full_name(name: str, number: int) -> str:
 
 #: Threads that wait for a call, and how many of them may.
 _idle: deque[SimpleQueue[Callable[[], Callable[[], object]]]] = deque()
-_MOST_IDLE = 8
+_MOST_IDLE = 32
 
 
 def _serve(calls: SimpleQueue[Callable[[], Callable[[], object]]]) -> None:
@@ -313,8 +389,10 @@ class Steps:
                 self._patiently("the steps", self._read_again)
 
     def _read_again(self) -> dict[str, Recorded]:
-        with self._checkpoints.begin() as connection:
-            recorded, self._wait = self._store.read_steps(connection, self._job.id, self._job.claim_token)
+        job = self._job
+        recorded, self._wait = self._checkpoints.write(
+            job.id, lambda connection: self._store.read_steps(connection, job.id, job.claim_token)
+        )
         self._read_at = monotonic()
         if self._recorded is None:
             self._began_before = self._wait is not None or any(not step.is_ours for step in recorded.values())
@@ -350,8 +428,7 @@ class Steps:
             tries += 1
             if tries > 1 and (found := self._read_again().get(name)) is not None and found.is_ours:
                 return found
-            with self._checkpoints.begin() as own:
-                return write(own)
+            return self._checkpoints.write(self._job.id, write)
 
         return self._patiently(f"step {name!r}", work)
 
