@@ -7,7 +7,9 @@ in the transaction of its signal, in the table `inbox`.
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Mapping
+from hashlib import sha256
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
@@ -32,9 +34,14 @@ from .render import environment
 
 logger = get_logger(__name__)
 
+_STYLE = (
+    "body{margin:15vh auto 0;max-width:34rem;padding:0 1rem;font:1.1rem/1.5 system-ui,sans-serif;color-scheme:light dark}"
+    "h1{font-size:1.4rem}button{font:inherit;padding:.5rem 1.5rem;min-width:12rem}textarea{font:1rem monospace;width:100%}"
+)
 #: The page must not be framed, because a click on it is an answer; and its address, which is a secret, goes nowhere.
 _HEADERS: Mapping[str, str] = MappingProxyType({
-    "content-security-policy": "default-src 'none'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'", "cache-control": "no-store",
+    "content-security-policy": f"default-src 'none'; style-src 'sha256-{b64encode(sha256(_STYLE.encode()).digest()).decode()}'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'", "cache-control": "no-store",
     "referrer-policy": "no-referrer", "x-content-type-options": "nosniff", "x-robots-tag": "noindex",
 })  # fmt: skip
 _TEXTS: Mapping[int, str] = MappingProxyType({
@@ -165,5 +172,5 @@ def _said(request: Request, status: int, text: str = "") -> Response:
 
 def _page(status: int, text: str, question: Question | None = None) -> Response:
     return HTMLResponse(
-        environment().get_template("callback.html").render(text=text, question=question), status, _HEADERS
+        environment().get_template("callback.html").render(text=text, question=question, style=_STYLE), status, _HEADERS
     )
