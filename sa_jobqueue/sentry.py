@@ -25,6 +25,7 @@ from sentry_sdk.integrations.dedupe import DedupeIntegration
 from sentry_sdk.scope import Scope, add_global_event_processor, use_isolation_scope
 from sentry_sdk.utils import event_from_exception
 
+from .errors import JobSuspended
 from .rules.failures import name_of
 from .rules.outcomes import HandlerOutcome
 from .tasks.calls import Call
@@ -99,14 +100,14 @@ class _Reporting(Middleware):
             if not integration.trace:
                 yield
                 return
-            signal: HandlerOutcome | None = None
+            outcome: BaseException | None = None
             with _transaction(attempt):
                 try:
                     yield
-                except HandlerOutcome as raised:  # an outcome, not an error of the transaction
-                    signal = raised
-            if signal is not None:
-                raise signal
+                except (HandlerOutcome, JobSuspended) as raised:  # an outcome, not an error of the transaction
+                    outcome = raised
+            if outcome is not None:
+                raise outcome
 
     def _end(self, attempt: Attempt, scope: Scope, outcome: str, error: BaseException | None) -> None:
         try:

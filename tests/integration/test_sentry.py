@@ -109,7 +109,7 @@ def a_job_whose_arguments_do_not_fit_is_reported_by_the_workers_log(found: list[
 def outcomes_are_no_errors_in_their_transactions(found: list[dict[str, Any]]) -> None:
     """Nor are they events: that is the number of events above."""
     outcomes = [one for one in events(found, "transaction") if one["transaction"] == "outcomes"]
-    assert len(outcomes) == 2
+    assert len(outcomes) == 3
     assert {one["contexts"]["trace"].get("status") for one in outcomes} <= {None, "ok"}
 
 
