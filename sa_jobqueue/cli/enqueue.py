@@ -17,7 +17,6 @@ from ..arguments.questions import question_of
 from ..arguments.subjects import Subject
 from ..errors import ConfigurationError, OptionError, PayloadError
 from ..models import Job, JobMixin, Wait, is_own, own_column
-from ..rules.lifecycle import JobStatus
 from ..rules.words import age, jobs_of
 from ..sql.steps import question_for
 from ..statements import insert_jobs, send_signal
@@ -156,8 +155,9 @@ def signal(
         if question is not None and (reason := question.misfit(value)):
             raise PayloadError(f"this is no answer to the question {question.text!r:.80}: {reason}")
         sent = connection.execute(send_signal(name, value, expires_in=expires_in)).scalar_one()
-        blocked = Wait.job_id == Job.id, Job.status == JobStatus.BLOCKED
-        waiting = connection.execute(sa.select(sa.func.count()).where(Wait.signal == name, *blocked)).scalar_one()
+        # A producer's role may read no more of it.
+        here = Wait.signal == name, Wait.resumed_at.is_(None)
+        waiting = connection.execute(sa.select(sa.func.count()).where(*here)).scalar_one()
     typer.echo(sent)
     note(
         f"{jobs_of(waiting)} {'waits' if waiting == 1 else 'wait'} for signal {name}"

@@ -955,7 +955,7 @@ def test_roles_make_and_work_on_and_act_on_workflows(make_role: MakeRole, engine
 
 
 def test_answers_are_taken_by_who_may_enqueue_and_sent_by_who_may_act(make_role: MakeRole, engine: Engine) -> None:
-    """An answer to a callback, and a click on the dashboard. Which step a job waits in is not for a producer."""
+    """An answer to a callback, a signal by the command, and a click on the dashboard. Which step a job waits in is not for a producer."""
     producer, operator = make_role("enqueue"), make_role("admin")
     with engine.begin() as connection:
         asking = make_job(connection, "blocked")
@@ -969,6 +969,7 @@ def test_answers_are_taken_by_who_may_enqueue_and_sent_by_who_may_act(make_role:
     assert "Ship it?" in client.get(address).text
     assert client.post(address, json=7).status_code == 422
     assert client.post(address, json=True).status_code == 200
+    assert output("signal", "go", "true", url=producer)
     assert allowed(producer, "SELECT step FROM sa_jobqueue.wait", "DELETE FROM sa_jobqueue.signal") == []
     with engine.begin() as connection:
         connection.execute(delete(Signal))
