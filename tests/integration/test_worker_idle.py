@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Job, JobContext, JobStatus, Registry, WorkerSettings, enqueue, task
+from sa_jobqueue import Job, JobContext, JobStatus, Registry, Signal, WorkerSettings, enqueue, task
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.sql.waking import work_for_chores
 from sa_jobqueue.statements import retry_jobs
@@ -22,7 +22,7 @@ from sa_jobqueue.worker.claiming import demand as polls
 from sa_jobqueue.worker.claiming import shortage as surveys
 from tests.support.lockstep import Step
 from tests.support.waiting import wait_until
-from tests.support.working import drain, job_of, long_healthy, services_of, worker_for, working
+from tests.support.working import add_one, drain, job_of, long_healthy, services_of, worker_for, working
 
 
 async def test_draining_ends_when_one_of_several_queues_was_busy_for_longer(
@@ -74,6 +74,23 @@ def test_draining_stays_until_what_a_dead_worker_held_is_rescued_and_done(engine
     drain(engine, registry, lease=10.0, listen=False)
     job = job_of(engine, id)
     assert (job.status, job.rescues) == (JobStatus.COMPLETED, 1)
+
+
+def test_draining_goes_on_with_suspended_jobs_whose_signal_is_there(engine: Engine, registry: Registry) -> None:
+    """Where all workers leave soon, as from cron, the search for them may not come in time."""
+
+    @task(registry=registry, name="waits", queue="b")
+    def waits(ctx: JobContext) -> None:
+        ctx.wait_signal("go")
+        ctx.wait_signal("go on")
+
+    id = add_one(engine, enqueue(waits))
+    drain(engine, registry, queues={"a": 1, "b": 1}, listen=False)
+    with Session(engine) as session:
+        session.add_all([Signal("go"), Signal("go on")])
+        session.commit()
+    drain(engine, registry, queues={"a": 1, "b": 1}, listen=False)
+    assert job_of(engine, id).status == JobStatus.COMPLETED
 
 
 @pytest.mark.parametrize("lost", ["in another queue", "not yet", "and cannot be rescued"])

@@ -181,6 +181,7 @@ class Claimer:
             poll=math.inf if every else settings.poll, listening=listening, tell=tell_work,
         )  # fmt: skip
         self._shortage = Shortage(
+            connector,
             self._demand,
             resume=self._resume,
             gates=self._gates,

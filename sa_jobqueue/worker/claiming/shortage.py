@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 #: Leases after start by which a worker has searched for expired leases: it waits one healthy lease, then at most a quarter (half, if
 #: the lease is short). One second is added.
 _RESCUED_BY = 1.5
-#: Expired leases that are searched for jobs of our queues.
+#: Expired leases that are searched for jobs of our queues, and suspended jobs that are put back at once.
 _LIMIT = 1_000
 
 
@@ -223,11 +223,12 @@ class Shortage:
     """Sets the timers of `demand` after each claim. Only for the claimer's thread.
 
     `poll`: seconds between two polls of an empty queue at most. `listening()`: whether announcements of new jobs are heard.
-    `idle()` is called when no job is due and none runs.
+    `idle()` is called when no job is due, none runs, and no suspended job can go on.
     """
 
     def __init__(
         self,
+        connector: Connector,
         demand: Demand,
         *,
         resume: ResumePoints,
@@ -241,7 +242,13 @@ class Shortage:
         listening: Callable[[], bool],
         idle: Callable[[], None] | None,
     ) -> None:
-        self._demand, self._resume, self._gates, self._poison = demand, resume, gates, poison
+        self._connector, self._demand, self._resume, self._gates, self._poison = (
+            connector,
+            demand,
+            resume,
+            gates,
+            poison,
+        )
         self._expired, self._limited, self._workflows, self._surveys = expired, limited, workflows, surveys
         self._poll, self._listening, self._idle = poll, listening, idle
         self._dry: set[str] = set()
@@ -318,13 +325,23 @@ class Shortage:
         """The queues without limits that were found dry."""
         return [name for name in self._dry & self._demand.timers.keys() if not self._limited.has(name)]
 
+    def _resumes(self, connection: sa.Connection) -> bool:
+        """Whether suspended jobs can go on: they are put back, and all queues are asked again."""
+        with self._connector.begin_one(connection):
+            resumed = self._connector.store.resume_waiting(connection, most=_LIMIT).jobs
+        if resumed:
+            self._dry.clear()
+            for timer in self._demand.timers.values():
+                timer.now()
+        return resumed > 0
+
     def _leaves(self, connection: sa.Connection, *, stays: bool) -> bool:
         """When no queue has a job in reach and none runs: the worker is idle, unless a skipped job could be claimed now, or it `stays`
         to rescue a dead worker's jobs. Returns whether there is more to do.
         """
         if self._poison.claim_skipped(connection, at_once=True) or self._workflows.finds_more(connection):
             return True
-        if self._demand.finds_more(connection):
+        if self._demand.finds_more(connection) or self._resumes(connection):
             return True
         if self._idle is not None and not stays:
             self._idle()
