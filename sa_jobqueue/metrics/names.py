@@ -52,7 +52,7 @@ def _defined() -> tuple[Metric, ...]:
 
 # ---- Metrics of a command's worker processes.
 
-_OUTCOMES = "completed, retried, failed, cancelled, snoozed, released (given back to the queue) or lost (came after the claim was over)"
+_OUTCOMES = "completed, retried, failed, cancelled, snoozed, suspended (it waits), released (given back to the queue) or lost (came after the claim was over)"
 JOBS = _counter("jobs", f"What attempts came to. outcome: {_OUTCOMES}", "queue", "task", "outcome")
 RUN_SECONDS = _histogram("job_run_seconds", "How long handlers took", "queue", "task")
 WAIT_SECONDS = _histogram("job_wait_seconds", "How long jobs had been due when they started", "queue", "task")

@@ -70,8 +70,8 @@ class Attempt(JobFacts):
         """Call `callback(outcome, error)` once, when the outcome of the attempt is decided and the writes of its `ctx.session` are
         committed. The callback that was added last comes first.
 
-        `outcome`: "completed", "retried", "failed", "cancelled", "snoozed", "released" or "lost". `error`: the exception behind
-        it, or None. The callback may come on another thread, and while the handler still runs: a handler that does not end after
+        `outcome`: "completed", "retried", "failed", "cancelled", "snoozed", "suspended", "released" or "lost". `error`: the exception
+        behind it, or None. The callback may come on another thread, and while the handler still runs: a handler that does not end after
         its timeout is given up. What a callback raises is logged, and changes nothing.
         """
         self._listen(callback)

@@ -228,8 +228,8 @@ class Worker:
 
     @property
     def counts(self) -> Counter[str]:
-        """How jobs ended so far, by outcome: "completed", "retried", "failed", "cancelled", "snoozed", "released", "rescued",
-        "lost"; and "unknown", jobs released because their tasks are not registered. For any thread.
+        """How jobs ended so far, by outcome: "completed", "retried", "failed", "cancelled", "snoozed", "suspended",
+        "released", "rescued", "lost"; and "unknown", jobs released because their tasks are not registered. For any thread.
         """
         return outcomes_of(self._tally.snapshot())
 

@@ -58,7 +58,8 @@ _ACTIVITY = Answer({
     "steps": ("activity.rows", _typed(
         date_time="at", boolean="more=depth.more",
         integer="due=depth.due running=depth.running completed=figures.counts.completed failed=figures.counts.failed "
-        "cancelled=figures.counts.cancelled retried=figures.counts.retried snoozed=figures.counts.snoozed",
+        "cancelled=figures.counts.cancelled retried=figures.counts.retried snoozed=figures.counts.snoozed "
+        "suspended=figures.counts.suspended",
         number="in oldest=depth.oldest wait_p50=figures.wait.p50 wait_p95=figures.wait.p95 wait_p99=figures.wait.p99",
     )),
 }, "", ("window", "from", "to"))  # fmt: skip

@@ -137,7 +137,7 @@ def sum_stats(
 ) -> sa.Executable:
     """How jobs ended since `since`: a row for each combination of `by`, in order; without `by`, one row.
 
-    The columns of `by`; completed, retried, failed, cancelled, snoozed, released, rescued, lost; run_seconds, wait_seconds; runs and
+    The columns of `by`; completed, retried, failed, cancelled, snoozed, suspended, released, rescued, lost; run_seconds, wait_seconds; runs and
     waits, arrays by the buckets of `sa_jobqueue.rules.tally`. `queues`, `tasks`: only these. `step`: a row for each such time as well, with
     the column `at`, when it began, and in its order. `values`: only these of the sums; by default all. The last 7 days are counted by the minute, what is older by the hour.
     """
