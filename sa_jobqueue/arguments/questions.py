@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -39,7 +39,9 @@ class Question:
         """JSON to begin with: an object with the fields of the schema."""
         fields: Mapping[str, Any] = self.schema.get("properties", {})
         first = {
-            name: part.get("default", _KINDS.get(part.get("type"), (object, None))[1]) for name, part in fields.items()
+            name: part.get("default", _KINDS.get(str(part.get("type")), (object, None))[1])
+            for name, part in fields.items()
+            if isinstance(part, dict)
         }
         return json.dumps(first, indent=2, ensure_ascii=False) if first else ""
 
@@ -67,10 +69,15 @@ def as_asked(question: object, hint: Any) -> dict[str, Any]:
     except Exception:  # a type of the application that has no schema
         schema = {}
     if choices is None:
-        values = (True, False) if schema.get("type") == "boolean" else schema.get("enum", ())
-        choices = {
-            {True: "Yes", False: "No"}[value] if isinstance(value, bool) else str(value): value for value in values
-        }
+        # A Literal of a single value is a "const".
+        listed = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        values = [True, False] if schema.get("type") == "boolean" and not listed else listed
+        pairs = [
+            ({True: "Yes", False: "No"}[value] if isinstance(value, bool) else str(value), value) for value in values
+        ]
+        choices = dict(pairs) if _differ([label for label, _ in pairs]) else {}
+    elif not _differ(choices):
+        raise OptionError(f"wait_signal(question=...): choices must have labels that differ, not {list(choices)!r:.80}")
     for label, payload in choices.items():
         try:
             _ = hint is Any or typed(hint).from_plain(payload)
@@ -94,7 +101,15 @@ def question_of(stored: Any) -> Question | None:
         return None
 
 
-def _misfit(schema: Mapping[str, Any], value: Any) -> str:
+def _differ(labels: Collection[str]) -> bool:
+    """Whether each button can be told from the others, as forms send its label."""
+    sent = {label.strip() for label in labels}
+    return "" not in sent and len(sent) == len(labels)
+
+
+def _misfit(schema: Any, value: Any) -> str:
+    if not isinstance(schema, dict):  # true: anything
+        return ""
     kind = str(schema.get("type"))
     if kind in _KINDS and (not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) and kind != "boolean")):
         return f"a value of type {kind} is expected"

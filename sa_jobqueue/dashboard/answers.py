@@ -139,7 +139,7 @@ def _key(ticket: Ticket) -> str:
 
 async def _payload(request: Request, most: int) -> Any:
     """The payload in the body of a request. Raises _Refused."""
-    body = b""
+    body = bytearray()  # which grows in place
     async for part in request.stream():
         body += part
         if len(body) > most:

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 
 from sa_jobqueue import AsyncJobContext, Callbacks, Registry, enqueue, once, task
 from sa_jobqueue.dashboard import callbacks, database
-from sa_jobqueue.errors import ConfigurationError, OptionError
+from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
 from sa_jobqueue.models import Signal
 from sa_jobqueue.rules.callbacks import Ticket
 from tests.support.browsing import Seen
@@ -68,6 +68,8 @@ def test_an_order_is_approved_by_a_click(engine: Engine, url: str, registry: Reg
     async def ship(ctx: AsyncJobContext) -> None:
         with pytest.raises(OptionError, match="to 30 days"):
             await ctx.callback_url("never", expires_in=timedelta(days=31))
+        with pytest.raises(PayloadError, match="more than the 65,536"):
+            await ctx.wait_signal("never", str, question="x" * 70_000)
         address = await ctx.callback_url("approve")
         seen.append(address)
         asked = {

@@ -23,13 +23,15 @@ class Approval(BaseModel):
     by: str
 
 
-def ask(engine: Engine, question: object, hint: Any = bool, *, hours: int = 1, **columns: Any) -> int:
+def ask(
+    engine: Engine, question: object, hint: Any = bool, *, hours: int = 1, signal: str | None = None, **columns: Any
+) -> int:
     """A job that has waited for an answer for some hours."""
     with engine.begin() as connection:
         id = make_job(connection, "blocked", **columns)
         stored = None if question is None else as_asked(question, hint)
         since = func.now() - timedelta(hours=hours)
-        name = f"order:{id}"
+        name = signal or f"order:{id}"
         connection.execute(
             insert(Wait).values(job_id=id, step=f"signal:{name}", signal=name, question=stored, since=since)
         )
@@ -99,6 +101,27 @@ def test_who_may_not_answer_gets_no_form(engine: Engine) -> None:
     assert "Ship?" not in tenant.see("/questions").text
     assert tenant.send("answer", {"id": id, "step": f"signal:order:{id}", "choice": "Yes"}).status_code == 404
     assert signals(engine) == []
+
+
+def test_the_signal_of_an_older_question_is_not_sent_by_the_button_of_a_younger(engine: Engine) -> None:
+    """It would answer the other question, of a job that the viewer may not even see."""
+    other = ask(engine, "Refund 7?", signal="refund", hours=5, queue="secret")
+    mine = ask(engine, "Refund 8?", signal="refund", queue="mail")
+    tenant = Viewer(engine, Access(can={"answer"}, queues={"mail"}))
+    done = tenant.do("answer", id=mine, step="signal:refund", choice="Yes", next=f"/jobs/{mine}")
+    assert "another job has waited longer for its signal" in done.text
+    assert signals(engine) == []
+    Viewer(engine).do("answer", id=other, step="signal:refund", choice="No")
+    assert signals(engine) == [("refund", False)]
+
+
+def test_spaces_around_names_and_labels_belong_to_them(engine: Engine) -> None:
+    """As the form of the page sends them."""
+    id = ask(engine, {"question": "Ship?", "choices": {" Yes ": True, "No": False}}, signal="go ")
+    viewer = Viewer(engine)
+    (step,) = viewer.see(f"/jobs/{id}").all("input", name="step")
+    viewer.do("answer", id=id, step=step["value"], exact="yes", choice=" Yes ")
+    assert signals(engine) == [("go ", True)]
 
 
 @pytest.mark.parametrize("change", ["it goes on", "it was cancelled"])

@@ -85,6 +85,9 @@ class Size(Enum):
         ("Which?", Size, [("s", "s"), ("l", "l")]),
         ({"question": "Ship?", "choices": {"Ship it": {"by": "us"}}}, Approval, [("Ship it", {"by": "us"})]),
         ({"order": 17}, Approval, []),
+        ("Go?", Literal["go"], [("go", "go")]),
+        ("Which?", Literal["", "a"], []),
+        ("Which?", Literal[1, "1"], []),
     ],
 )
 def test_buttons_come_from_the_choices_or_the_type(question: object, hint: Any, choices: Any) -> None:
@@ -107,6 +110,11 @@ def test_an_answer_that_the_handler_cannot_take_is_told() -> None:
     assert Question("").misfit(object()) == ""
     with pytest.raises(OptionError, match="the choice 'Ship it' does not fit"):
         as_asked({"question": "Ship?", "choices": {"Ship it": {"by": 7}}}, Approval)
+    for choices in ({"": 1}, {"Yes": 1, " Yes": 2}):
+        with pytest.raises(OptionError, match="labels that differ"):
+            as_asked({"question": "How many?", "choices": choices}, int)
+    odd = Question("", schema={"properties": {"a": True, "b": {"type": ["string", "null"]}}})
+    assert (odd.example, odd.misfit({"a": 1})) == ('{\n  "b": null\n}', "")
     assert [
         question_of(stored) for stored in (None, "text", [], {"text": "x"}, {"text": 1, "choices": 3, "schema": {}})
     ] == [None] * 5

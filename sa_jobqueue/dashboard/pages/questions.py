@@ -44,9 +44,13 @@ def _answer(context: PageContext) -> Done:
     if context.connection.scalar(sa.select(job.id).where(*blocked).with_for_update(key_share=True)) is None:
         raise Missing(f"There is no job {job_id} here that waits for an answer, or you may not see it.")
     found = waiting(context, tables.wait.job_id == job_id, most=1)
-    wait = found[0] if found and found[0]["step"].strip() == query.one("step") else None
-    there = (tables.signal.name == wait["signal"], tables.signal.expires_at > sa.func.now()) if wait else ()
-    if wait is None or context.connection.scalar(sa.select(ONE).where(*there).limit(1)) is not None:
+    wait = found[0] if found and found[0]["step"].strip() == query.one("step").strip() else None
+    if wait is None:
+        return Done(0, 1)
+    there = sa.select(ONE).where(tables.signal.name == wait["signal"], tables.signal.expires_at > sa.func.now())
+    # The signal goes to the job that has waited longest, which may ask another question, or be of another viewer.
+    first = waits_for_signals(limit=1, job=job).where(tables.wait.signal == wait["signal"])
+    if context.connection.scalar(there.limit(1)) is not None or context.connection.scalar(first) != job_id:
         return Done(0, 1)
     try:
         statement = send_signal(wait["signal"], _payload(query, wait["question"] or Question("")), job=job)
@@ -58,7 +62,7 @@ def _answer(context: PageContext) -> Done:
 
 def _payload(query: Query, question: Question) -> Any:
     """The payload of the button, or the JSON of the field. Raises BadInput."""
-    text, label = query.one("payload"), query.one("choice")
+    text, label = query.one("payload"), query.one("choice").strip()
     if label:
         for known, payload in question.choices:
             if known.strip() == label:
@@ -78,6 +82,6 @@ QUESTIONS = Page("questions", "Questions", "/questions", read_questions, in_menu
 QUESTION_ACTIONS = {
     "answer": PageAction(
         "answer", "Send", "Sent the signal {of}.", "answer", _answer, target=("id", "step", "choice"),
-        left="it waits for something else by now, or has an answer already",
+        left="it waits for something else by now, has an answer already, or another job has waited longer for its signal",
     )
 }  # fmt: skip

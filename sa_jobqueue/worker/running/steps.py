@@ -66,8 +66,8 @@ T = TypeVar("T")
 _CONNECTIONS = 2
 #: Records that are committed together at most.
 _MOST_TOGETHER = 100
-#: Steps of a job.
-MOST_STEPS = 10_000
+#: Steps of a job, and bytes of a question: a page of the dashboard reads a hundred.
+MOST_STEPS, _MOST_ASKED = 10_000, 65_536
 #: Seconds between two tries to record a step while the database is away: the first, and at most.
 _FIRST_TRY, _LAST_TRY = 0.1, 2.0
 
@@ -811,7 +811,7 @@ def _asked(question: object, hint: Any) -> str | None:
         return None
     from ...arguments.questions import as_asked
 
-    return encode_value(as_asked(question, hint), what="wait_signal(question=...)")
+    return encode_value(as_asked(question, hint), what="wait_signal(question=...)", limit=_MOST_ASKED)
 
 
 _GONE = "there is no such job: it was deleted, or its transaction has not committed"
