@@ -144,6 +144,7 @@ class Services:
             listening=self._is_listening,
             tell_work=self._spare,
             idle=idle,
+            put_back=self.waits.put_back,
             observer=self.observer,
             max_jobs=spec.max_jobs,
             most_text=_most_text(spec.registry),

@@ -104,7 +104,7 @@ class Exchange:
 class Claimer:
     """Claims for the free slots of `all_slots`, gives them the jobs, and writes the outcomes that `writer` holds.
 
-    `listening()`: whether announcements of new jobs are heard. `idle()` is called when nothing is due and nothing runs. `tell_work` is
+    `listening()`: whether announcements of new jobs are heard. `idle()` is called when nothing is due and nothing runs, after `put_back`. `tell_work` is
     called with what there is for maintenance to do, as `Surveys` does.
     """
 
@@ -122,6 +122,7 @@ class Claimer:
         listening: Callable[[], bool],
         observer: Observer,
         tell_work: Callable[[Collection[str], float], None],
+        put_back: Callable[[sa.Connection], None],
         idle: Callable[[], None] | None = None,
         max_jobs: int | None = None,
         most_text: int = MOST_TEXT,
@@ -181,7 +182,6 @@ class Claimer:
             poll=math.inf if every else settings.poll, listening=listening, tell=tell_work,
         )  # fmt: skip
         self._shortage = Shortage(
-            connector,
             self._demand,
             resume=self._resume,
             gates=self._gates,
@@ -193,6 +193,7 @@ class Claimer:
             surveys=self._surveys,
             listening=listening,
             idle=idle,
+            put_back=put_back,
         )
 
     # ---- for any thread

@@ -28,7 +28,7 @@ logger = get_logger(__name__)
 #: Leases after start by which a worker has searched for expired leases: it waits one healthy lease, then at most a quarter (half, if
 #: the lease is short). One second is added.
 _RESCUED_BY = 1.5
-#: Expired leases that are searched for jobs of our queues, and suspended jobs that are put back at once.
+#: Expired leases that are searched for jobs of our queues.
 _LIMIT = 1_000
 
 
@@ -223,12 +223,11 @@ class Shortage:
     """Sets the timers of `demand` after each claim. Only for the claimer's thread.
 
     `poll`: seconds between two polls of an empty queue at most. `listening()`: whether announcements of new jobs are heard.
-    `idle()` is called when no job is due, none runs, and no suspended job can go on.
+    `idle()` is called when no job is due and none runs. `put_back()`: suspended jobs that can go on.
     """
 
     def __init__(
         self,
-        connector: Connector,
         demand: Demand,
         *,
         resume: ResumePoints,
@@ -241,16 +240,12 @@ class Shortage:
         poll: float,
         listening: Callable[[], bool],
         idle: Callable[[], None] | None,
+        put_back: Callable[[sa.Connection], None],
     ) -> None:
-        self._connector, self._demand, self._resume, self._gates, self._poison = (
-            connector,
-            demand,
-            resume,
-            gates,
-            poison,
-        )
+        self._demand, self._resume, self._gates, self._poison = demand, resume, gates, poison
         self._expired, self._limited, self._workflows, self._surveys = expired, limited, workflows, surveys
-        self._poll, self._listening, self._idle = poll, listening, idle
+        self._poll, self._listening, self._idle, self._put_back = poll, listening, idle, put_back
+        self._has_put_back = False
         self._dry: set[str] = set()
         """Queues that had no job in reach when nothing ran, since `_dry_at` jobs were claimed in all."""
         self._dry_at = 0
@@ -287,7 +282,7 @@ class Shortage:
         where queues share slots, a claim asks for no more queues than there are slots.
         """
         if self._dry_at != self._demand.claimed:
-            self._dry, self._dry_at = set(), self._demand.claimed
+            self._dry, self._dry_at, self._has_put_back = set(), self._demand.claimed, False
         self._dry.update(short)
         return all(name in self._dry or timer.is_held for name, timer in self._demand.timers.items())
 
@@ -325,15 +320,16 @@ class Shortage:
         """The queues without limits that were found dry."""
         return [name for name in self._dry & self._demand.timers.keys() if not self._limited.has(name)]
 
-    def _resumes(self, connection: sa.Connection) -> bool:
-        """Whether suspended jobs can go on: they are put back, and all queues are asked again."""
-        with self._connector.begin_one(connection):
-            resumed = self._connector.store.resume_waiting(connection, most=_LIMIT).jobs
-        if resumed:
-            self._dry.clear()
-            for timer in self._demand.timers.values():
-                timer.now()
-        return resumed > 0
+    def _looks_again(self, connection: sa.Connection) -> bool:
+        """Put back suspended jobs that can go on, once since the last jobs, and then ask all queues again."""
+        if self._has_put_back or self._idle is None:
+            return False
+        self._put_back(connection)
+        self._has_put_back = True
+        self._dry.clear()
+        for timer in self._demand.timers.values():
+            timer.now()
+        return True
 
     def _leaves(self, connection: sa.Connection, *, stays: bool) -> bool:
         """When no queue has a job in reach and none runs: the worker is idle, unless a skipped job could be claimed now, or it `stays`
@@ -341,7 +337,7 @@ class Shortage:
         """
         if self._poison.claim_skipped(connection, at_once=True) or self._workflows.finds_more(connection):
             return True
-        if self._demand.finds_more(connection) or self._resumes(connection):
+        if self._demand.finds_more(connection) or self._looks_again(connection):
             return True
         if self._idle is not None and not stays:
             self._idle()

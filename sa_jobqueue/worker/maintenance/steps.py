@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from threading import Lock
 from time import monotonic
 
 import sqlalchemy as sa
 
+from ...sql.steps import Resumed
 from ..connections.service import Connector
 from .chore import Chore, Turn
 
@@ -23,6 +25,7 @@ class ResumeWaiting(Chore):
         super().__init__(connector, _EVERY)
         self._next = float("inf")
         """When the next wait is over that this worker knows of, by `monotonic()`."""
+        self._lock = Lock()
 
     def due_at(self) -> float:
         """A wait that is over does not wait for the next search."""
@@ -35,10 +38,18 @@ class ResumeWaiting(Chore):
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
         """Put a page of them back."""
         self._next = float("inf")
-        with self._connector.begin_one(connection):
-            done = self._store.resume_waiting(connection, most=_PAGE)
+        done = self._put_back(connection)
         if done.busy:
             self._next = monotonic() + _BUSY
         elif done.due_in is not None:
             self._next = monotonic() + max(done.due_in, 0.0)
         return False
+
+    def put_back(self, connection: sa.Connection) -> None:
+        """Put back those that can go on, before a drain ends. For the claimer's thread: what a turn puts back just now is there, too."""
+        while self._put_back(connection).jobs:
+            pass
+
+    def _put_back(self, connection: sa.Connection) -> Resumed:
+        with self._lock, self._connector.begin_one(connection):
+            return self._store.resume_waiting(connection, most=_PAGE)
