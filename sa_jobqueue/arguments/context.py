@@ -448,7 +448,9 @@ class JobContext(HandlerContext[Session]):
         return steps.now(steps.join(_ids(list(jobs))))
 
     def patched(self, name: str) -> bool:
-        """Whether this job began after the patch `name` of the code: True if no step had been recorded when the job first came here."""
+        """Whether the job comes to this place with the patch `name` of the code: True if all that it had recorded was asked for before, so that
+        no earlier code has gone on from here. The answer stays the same for the job.
+        """
         steps = self._open_steps()
         return steps.now(steps.patched(name))
 

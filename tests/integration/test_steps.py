@@ -373,7 +373,7 @@ def test_other_arguments_than_those_that_were_recorded(engine: Engine, registry:
 
 
 def test_a_patch_is_for_jobs_that_begin_after_it(engine: Engine, registry: Registry) -> None:
-    """A job that has steps already goes on as it began; the answer of a job does not change later."""
+    """A job that has recorded more than it has asked for goes on as it began; the answer of a job does not change later."""
     answers: list[tuple[int, int, bool]] = []
 
     @task(registry=registry, name="patched", retry=AGAIN)
@@ -382,6 +382,7 @@ def test_a_patch_is_for_jobs_that_begin_after_it(engine: Engine, registry: Regis
         ctx.step("first", str)
         if ctx.attempt >= is_patched:
             answers.append((ctx.job_id, ctx.attempt, ctx.patched("new")))
+        ctx.step("second", str)
         if ctx.attempt < 3:
             raise RuntimeError("on purpose")
 
@@ -390,6 +391,25 @@ def test_a_patch_is_for_jobs_that_begin_after_it(engine: Engine, registry: Regis
     assert sorted(answers) == [(old, 2, False), (old, 3, False), (new, 1, True), (new, 2, True), (new, 3, True)]
     with Session(engine) as session:
         assert session.scalars(select(Step.name).where(Step.unused_by.is_not(None))).all() == []
+
+
+def test_a_job_that_waited_before_the_place_of_a_patch_is_patched(engine: Engine, url: str, registry: Registry) -> None:
+    """It comes there for the first time, after its wait; and it stays patched."""
+    answers: list[bool] = []
+
+    @task(registry=registry, name="waits first")
+    def waits_first(ctx: JobContext) -> None:
+        ctx.step("first", str)
+        ctx.wait_signal("go")
+        answers.append(ctx.patched("new"))
+        ctx.sleep_for(0.01)
+
+    job = add_one(engine, enqueue(waits_first))
+    with working(url, registry):
+        wait_until(lambda: job_of(engine, job).status is JobStatus.BLOCKED)
+        send(engine, "go")
+        wait_until(lambda: job_of(engine, job).is_finished)
+    assert answers == [True, True]
 
 
 def test_a_failed_step_is_tried_again_in_place(engine: Engine, registry: Registry) -> None:

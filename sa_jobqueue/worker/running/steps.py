@@ -333,8 +333,10 @@ class Steps:
         self._recorded: dict[str, Recorded] | None = None
         self._wait: Awaiting | None = None
         self._read_at = 0.0
-        self._began_before = False
-        """Whether an earlier claim has recorded steps, or waited."""
+        self._earlier = frozenset[str]()
+        """What earlier claims have recorded, and the step in which the job has waited."""
+        self._passed: set[str] = set()
+        """The patches whose places earlier claims have passed."""
         self._counts: Counter[str] = Counter()
         self._begun = 0
         self._lock, self._naming = threading.Lock(), threading.Lock()
@@ -395,7 +397,8 @@ class Steps:
         )
         self._read_at = monotonic()
         if self._recorded is None:
-            self._began_before = self._wait is not None or any(not step.is_ours for step in recorded.values())
+            waited = [] if self._wait is None else [self._wait.step]
+            self._earlier = frozenset([*(name for name, step in recorded.items() if not step.is_ours), *waited])
         self._recorded = recorded
         return recorded
 
@@ -560,8 +563,11 @@ class Steps:
         """The recorded steps that a run which completes has not asked for."""
         if not (isinstance(ending, ToWrite) and ending.change.event is Event.COMPLETE):
             return []
-        asked = {full_name(name, n) for name, most in self._counts.items() for n in range(1, most + 1)}
+        asked = self._asked_for()
         return [name for name in self._recorded or () if name not in asked]
+
+    def _asked_for(self) -> set[str]:
+        return {full_name(name, n) for name, most in self._counts.items() for n in range(1, most + 1)}
 
     def note_unused(self, names: Sequence[str]) -> None:
         """Note that this run completes without these steps, for those who look at the job. A failure is logged."""
@@ -642,9 +648,13 @@ class Steps:
 
     def _is_patched(self, full: str) -> bool:
         self._counts[full] = 1  # it is asked for, see `unused_in`
-        if (found := self._find(full)) is None and not self._began_before:
-            self.record(found := Recorded(full, "patch", 1, None, None, is_ours=True))
-        return found is not None
+        if self._find(full) is not None:
+            return True
+        if full in self._passed or not self._earlier <= self._asked_for():
+            self._passed.add(full)
+            return False
+        self.record(Recorded(full, "patch", 1, None, None, is_ours=True))
+        return True
 
     def callback_url(self, name: str, expires_in: Duration) -> Callable[[], CallbackUrl]:
         """Asks for the address whose POST is a signal. What is recorded does not let its readers make the address: the keys sign it."""
