@@ -23,6 +23,7 @@ from .inline import Inline, Ran
 #: Modules whose functions have no effects outside of the process, or none that a replay repeats.
 _HARMLESS = frozenset((
     "_collections_abc", "asyncio", "contextlib", "copy", "dataclasses", "enum", "functools", "json", "logging", "pydantic", "re", "sa_jobqueue", "typing",
+    "_weakrefset",  # the end of an object, wherever it comes
 ))  # fmt: skip
 #: Modules of C whose functions are seen, and the only functions of SQLAlchemy that are.
 _SEEN_OF_C, _SEEN_OF_SQLALCHEMY = frozenset({"io", "_io", "posix", "nt"}), frozenset({"begin", "commit"})
