@@ -392,8 +392,9 @@ class JobContext(HandlerContext[Session]):
     ) -> Any:
         """Call `function(*args, **kwargs)` and record what it returns: a later run of the job gets the recorded value, and does not call it.
 
-        `name`: of the step; steps of the same name are told apart by the order of their calls. `retry`: try a failed call again here, as long
-        as the lease would last; by default the job's attempt fails. `revision`: a recorded step of a lower revision runs again.
+        `name`: of the step; steps of the same name are told apart by the order of their calls. `retry`: try a failed call again here,
+        after the pauses of the policy, until the next pause would outlast the lease; then, and by default, the job's attempt fails.
+        `revision`: a recorded step of a lower revision runs again.
 
         Returns the value as the record has it, checked against what the function is annotated to return. Raises PayloadError for a value
         that cannot be stored, StepError for a step inside of a step and after 10,000 steps, and what the function raises.
