@@ -299,9 +299,21 @@ def among_newest(context: PageContext, status: JobStatus) -> sa.ColumnElement[bo
 
 
 def _of(context: PageContext, status: JobStatus) -> sa.ColumnElement[bool]:
-    """The condition of the status's index."""
-    found = context.job.status == status_literal(status)
-    return sa.and_(found, context.job.blocked_by.is_not(None)) if status is JobStatus.BLOCKED else found
+    """The condition of the status's index; of blocked jobs, that of their ids, which two tables have: of at least `CAP`, if so many are blocked."""
+    job, found = context.job, context.job.status == status_literal(status)
+    if status is not JobStatus.BLOCKED:
+        return found
+    wait = context.tables.wait
+    conditions = (
+        (wait.signal > sa.literal_column("''", sa.Text)),
+        wait.due_at.is_not(None),
+        sa.and_(wait.signal.is_(None), wait.due_at.is_(None)),
+    )
+    # A part for each index: of jobs in workflows, then of suspended jobs, which have no index of their own.
+    parts = [sa.select(job.id).where(found, job.blocked_by.is_not(None))]
+    parts += [sa.select(wait.job_id).where(wait.resumed_at.is_(None), condition) for condition in conditions]
+    ids = sa.union_all(*(sa.select(part.limit(CAP).correlate(None).subquery().c[0]) for part in parts))
+    return sa.and_(found, job.id == sa.func.any(sa.func.array(ids.scalar_subquery(), type_=sa.ARRAY(sa.BigInteger))))
 
 
 def _are_many_blocked(context: PageContext) -> bool:

@@ -33,6 +33,11 @@ INSERT INTO sa_jobqueue.job (queue, task, status, claims, attempt, worker, claim
 SELECT 'q' || mod(n, 5), 'a_task', 'running', 1, 1, 'w', now(), now() + interval '1 h' FROM generate_series(1, 50) AS n;
 INSERT INTO sa_jobqueue.job (queue, task, status, claims, attempt, finished_at, errors)
 SELECT 'q' || mod(n, 5), 'a_task', 'failed', 1, 1, now(), '[{{"type": "x", "message": "y"}}]' FROM generate_series(1, 300) AS n;
+WITH suspended AS (
+    INSERT INTO sa_jobqueue.job (queue, task, status, claims, blocked_by)
+    SELECT 'q' || mod(n, 5), 'a_task', 'blocked', 1, CASE WHEN mod(n, 4) = 0 THEN 7 END FROM generate_series(1, 600) AS n RETURNING id, blocked_by)
+INSERT INTO sa_jobqueue.wait (job_id, step, signal, due_at)
+SELECT id, 's', CASE WHEN mod(id, 3) > 0 THEN 'go' END, CASE WHEN mod(id, 3) > 1 THEN now() END FROM suspended WHERE blocked_by IS NULL;
 INSERT INTO sa_jobqueue.job_limit (owner, name, running, key_running) SELECT 'queue', 'q' || n, 10, 1 FROM generate_series(0, 4) AS n;
 INSERT INTO sa_jobqueue.job_key (owner, name, key, running) VALUES ('queue', 'q0', 'k0', 1);
 """
