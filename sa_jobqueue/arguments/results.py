@@ -65,13 +65,17 @@ class Results:
         self.resolve()
         return self._hint
 
-    def encode(self, value: object, *, limit: int = MAX_PAYLOAD) -> str:
-        """What the handler returned, as JSON text. Raises PayloadError if it does not fit the annotation or cannot be stored."""
+    def encode(self, value: object, *, limit: int = MAX_PAYLOAD, task: str | None = None) -> str:
+        """What the handler returned, as JSON text. Raises PayloadError if it does not fit the annotation or cannot be stored.
+
+        `task`: whose result it is, in the message.
+        """
+        task = task or self._task
         if not self._resolved:
             self.resolve()
         if self._typed is None:
-            return encode_result(value, task=self._task, limit=limit)
-        what = f"task {self._task!r}: its result"
+            return encode_result(value, task=task, limit=limit)
+        what = f"task {task!r}: its result"
         try:
             data = self._typed.to_json(value)
         except ValidationError as error:

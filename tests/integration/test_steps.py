@@ -440,7 +440,7 @@ def test_wrong_uses_of_steps_say_what_to_do(engine: Engine, registry: Registry) 
         for wrong in (
             lambda: ctx.step("outer", lambda: ctx.step("inner", str)),
             lambda: ctx.step("", str),
-            lambda: ctx.step("object", object),
+            lambda: ctx.step("thing", object),
             lambda: ctx.sleep_until(datetime(2026, 1, 1)),  # noqa: DTZ001
             lambda: ctx.join([enqueue(nested)]),
         ):
@@ -456,7 +456,9 @@ def test_wrong_uses_of_steps_say_what_to_do(engine: Engine, registry: Registry) 
     _, second = add(engine, enqueue(nested), enqueue(swallows))
     drain(engine, registry)
     for message, expected in zip(
-        messages, ["inside of step 'outer'", "1 to 200", "object", "with its zone", "flush the session"], strict=True
+        messages,
+        ["inside of step 'outer'", "1 to 200", ", step thing'", "with its zone", "flush the session"],
+        strict=True,
     ):
         assert expected in message
     assert job_of(engine, second).errors[-1]["type"].endswith("StepError")

@@ -491,7 +491,8 @@ class Steps:
                 continue
             finally:
                 current_step.reset(token)
-            step = Recorded(full, "step", call.revision, digest, results.encode(value, limit=self._limit), is_ours=True)
+            result = results.encode(value, limit=self._limit, task=f"{self._job.task}, step {full}")
+            step = Recorded(full, "step", call.revision, digest, result, is_ours=True)
             self.record(step, monotonic() - began)
             return _typed(step, results.hint)
 
@@ -532,7 +533,8 @@ class Steps:
                 tries += 1
                 await asyncio.sleep(self._delay(error, call, tries, began))
                 continue
-            step = Recorded(full, "step", call.revision, digest, results.encode(value, limit=self._limit), is_ours=True)
+            result = results.encode(value, limit=self._limit, task=f"{self._job.task}, step {full}")
+            step = Recorded(full, "step", call.revision, digest, result, is_ours=True)
             await self._unstopped(self.acall(self.record, step, monotonic() - began))
             return _typed(step, results.hint)
 
