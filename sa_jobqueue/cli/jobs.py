@@ -127,13 +127,15 @@ def job_line(row: Any) -> Line:
 
 
 def _when(row: Any) -> str:
-    """When it is due, since when it runs, or when it ended."""
+    """When it is due, since when it runs, or when it ended; empty for a blocked job, unless it is due later."""
     if row.finished_at is not None:
         return f"{since(row.finished_at, row.now)} ago"
     if row.status == "running":
         asked = ", to cancel" if row.cancel_requested_at is not None else ""
         return f"for {since(row.claimed_at, row.now)}{asked}"
-    return f"{'in' if row.run_at > row.now else 'due'} {since(row.run_at, row.now)}"
+    if row.run_at > row.now:
+        return f"in {since(row.run_at, row.now)}"
+    return "" if row.status == "blocked" else f"due {since(row.run_at, row.now)}"
 
 
 def since(time: datetime | None, now: datetime, *, short: bool = True) -> str:

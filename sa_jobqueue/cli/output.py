@@ -259,8 +259,10 @@ def explained(error: Exception) -> str:
             return f"the database refused: {reason}: sa-jobqueue grants --help explains how a role gets the rights it needs"
         case errors.UndefinedTable() | errors.InvalidSchemaName():
             return f"the database refused: {reason.diag.message_primary}: `sa-jobqueue migrate` makes the job tables"
-        case errors.UniqueViolation(diag=details) if details.message_detail is None:
-            return f"the database refused: {details.message_primary}"  # of a unique job: without the trigger's context
+        case errors.UniqueViolation(diag=details) | errors.InvalidParameterValue(diag=details) if (
+            details.message_detail is None
+        ):
+            return f"the database refused: {details.message_primary}"  # our triggers and functions raise it: without their context
         case Error():
             return f"the database refused: {reason}"
         case _:

@@ -92,7 +92,7 @@ def refusal_of(error: Exception) -> Refusal | None:
     state = str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or "")
     if state[:2] in _BY_CLASS and state != "23503":
         # The rest of the message shows the row, which the application may mask.
-        detail = detail.partition(" DETAIL:")[0]
+        detail = detail.partition(" DETAIL:")[0].partition(" CONTEXT:")[0]
     if (what := _BY_SQLSTATE.get(state) or _BY_CLASS.get(state[:2])) is not None:
         return Refusal(what, detail)
     is_away = isinstance(error, (OperationalError, InterfaceError)) and not state

@@ -233,6 +233,13 @@ def test_list_and_show_use_the_same_words(engine: Engine, url: str, attempt: int
     assert (shown["reading"], shown["status"]) == (reading, "queued")
 
 
+def test_a_blocked_job_is_not_due(engine: Engine, url: str) -> None:
+    """It is not late, however long it waits."""
+    with engine.begin() as connection:
+        make_job(connection, "blocked", run_at=timedelta(hours=-1))
+    assert "due" not in output("list", url=url)
+
+
 def test_show_says_how_long_a_job_waited_and_ran(engine: Engine, url: str) -> None:
     """Since it was due; a job that has not begun has neither."""
     times = {"run_at": -90.0, "claimed_at": -89.5, "finished_at": -84.0}
