@@ -148,7 +148,7 @@ def _timed(sentence: str) -> list[tuple[str, datetime | None]]:
     """The parts of a sentence of ours, each with the time that it is, or None."""
     parts = _TIMES.split(sentence)
     times = [(text, datetime.fromisoformat(text[:25])) for text in parts[1::2]]
-    return [*chain.from_iterable(zip(((text, None) for text in parts), times, strict=False)), (parts[-1], None)]
+    return [*chain.from_iterable(zip(((text, None) for text in parts[::2]), times, strict=False)), (parts[-1], None)]
 
 
 def _data(value: Any) -> str:

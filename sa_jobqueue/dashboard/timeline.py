@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -57,8 +57,10 @@ class Timeline:
     """How long that attempt ran, or has been running."""
 
 
-def timeline_of(seen: JobSeen, failures: Sequence[Failure], steps: Sequence[StepSeen] = ()) -> Timeline:
-    """The timeline of a job. `failures`: the entries of its errors, last first."""
+def timeline_of(
+    seen: JobSeen, failures: Sequence[Failure], steps: Sequence[StepSeen] = (), waits: Sequence[Mapping[str, Any]] = ()
+) -> Timeline:
+    """The timeline of a job. `failures`: the entries of its errors, last first. `waits`: the signal that it waits for."""
     job, now = seen.job, seen.now
     failed = [failure for failure in reversed(failures) if failure.at is not None]
     end = _end_of_run(job, now, failed)
@@ -66,7 +68,7 @@ def timeline_of(seen: JobSeen, failures: Sequence[Failure], steps: Sequence[Step
     waited = None
     if ran is not None and job.claimed_at >= job.run_at:
         waited = job.claimed_at - job.run_at
-    return Timeline(_bars(job, now, failed, end, steps), _moments(job, failed, steps), waited, ran)
+    return Timeline(_bars(job, now, failed, end, steps), _moments(job, failed, steps, waits), waited, ran)
 
 
 def _end_of_run(job: Any, now: datetime, failed: Sequence[Failure]) -> datetime | None:
@@ -114,12 +116,18 @@ def _bars(
     return bars
 
 
-def _moments(job: Any, failed: Sequence[Failure], steps: Sequence[StepSeen]) -> list[Moment]:
+def _moments(
+    job: Any, failed: Sequence[Failure], steps: Sequence[StepSeen], waits: Sequence[Mapping[str, Any]]
+) -> list[Moment]:
     found = [Moment(job.created_at, "enqueued")]
     found += [Moment(step.ended_at, "step recorded", step.name) for step in steps]
     found += [Moment(error.at, f"attempt {error.attempt} ended", error.name) for error in failed]
+    found += [Moment(wait["since"], "began to wait for signal", wait["signal"]) for wait in waits]
     if job.claimed_at is not None:
-        found.append(Moment(job.claimed_at, f"attempt {max(job.attempt, 1)} started"))
+        # Of an attempt that was suspended, the last claim is known.
+        before = max([job.created_at, *(error.at for error in failed if error.at <= job.claimed_at)])
+        went_on = job.claims > 1 and any(before <= step.ended_at < job.claimed_at for step in steps)
+        found.append(Moment(job.claimed_at, f"attempt {max(job.attempt, 1)} {'went on' if went_on else 'started'}"))
     if job.cancel_requested_at is not None:
         found.append(Moment(job.cancel_requested_at, "cancel asked for"))
     if job.finished_at is not None:

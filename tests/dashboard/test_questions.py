@@ -1,7 +1,8 @@
-"""Questions to persons: jobs that wait for an answer are listed and shown, and a button sends the signal."""
+"""Questions for people: jobs that wait for an answer are listed and shown, and a button sends the signal."""
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from sqlalchemy.orm import Session
 from sa_jobqueue import Job, Signal, explain_job
 from sa_jobqueue.arguments.questions import as_asked
 from sa_jobqueue.dashboard import Access
-from sa_jobqueue.models import AuditEntry, Wait
+from sa_jobqueue.models import AuditEntry, Step, Wait
 from tests.support.browsing import Viewer
 from tests.support.cli import output, refused
 from tests.support.factory import make_job
@@ -56,6 +57,7 @@ def test_the_oldest_question_is_first_and_a_click_answers_it(engine: Engine) -> 
 
     done = viewer.do("answer", id=old, step=f"signal:order:{old}", choice="No", next="/questions")
     assert f"Sent the signal order:{old}." in done.text
+    assert (f"/jobs/{old}" in done.links, f"/jobs/{new}" in done.links) == (False, True)
     again = viewer.do("answer", id=old, step=f"signal:order:{old}", choice="Yes", next="/questions")
     assert "Nothing was changed" in again.text
     viewer.do("answer", id=new, step="signal:another", choice="Yes")
@@ -113,6 +115,33 @@ def test_the_signal_of_an_older_question_is_not_sent_by_the_button_of_a_younger(
     assert signals(engine) == []
     Viewer(engine).do("answer", id=other, step="signal:refund", choice="No")
     assert signals(engine) == [("refund", False)]
+
+
+def test_the_job_page_has_both_times_of_a_wait(engine: Engine) -> None:
+    """In the sentence and in the list; an attempt that has recorded steps before its last claim went on then."""
+    id = ask(engine, "Ship?", claims=2, claimed_at=timedelta(0), created_at=timedelta(hours=-2))
+    with engine.begin() as connection:
+        connection.execute(update(Wait).values(until=func.now() + timedelta(hours=1)))
+        values = {"job_id": id, "claim_token": 1, "revision": 1, "kind": "step", "name": "book"}
+        connection.execute(insert(Step).values(ended_at=func.now() - timedelta(minutes=90), **values))
+    said = Viewer(engine).see(f"/jobs/{id}").text
+    time = r"[-0-9]{10} [:0-9]{8}\+00:00"
+    assert re.search(rf"since {time} \([^()]* ago\) ?, at most until {time} \(in [^()]*\) ?: Ship\?", said)
+    assert re.search(rf"step recorded book .* began to wait for signal order:{id} .* attempt 1 went on", said)
+
+
+def test_suspended_jobs_are_among_the_blocked(engine: Engine) -> None:
+    """Whatever they wait for, each once; in its tab and in the number of the tab, with another filter and without."""
+    limited, machine, held = ask(engine, "Ship?"), ask(engine, None), ask(engine, None)
+    with engine.begin() as connection:
+        later = func.now() + timedelta(hours=1)
+        connection.execute(update(Wait).where(Wait.job_id == limited).values(until=later, due_at=later))
+        connection.execute(update(Wait).where(Wait.job_id == held).values(signal=None))
+        make_job(connection, "blocked", blocked_by=1)
+    for more in ({}, {"queue": "default"}):
+        page = Viewer(engine).see("/jobs", status="blocked", **more)
+        assert {f"/jobs/{id}" for id in (limited, machine, held)} <= set(page.links)
+        assert "blocked 4" in page.text
 
 
 def test_spaces_around_names_and_labels_belong_to_them(engine: Engine) -> None:

@@ -62,6 +62,8 @@ def read_one(context: PageContext) -> dict[str, Any]:
     failures, older = errors_of(seen)
     lines, more = _lines(context, seen)
     steps, more_steps = _steps(context, seen)
+    is_blocked = job.status is JobStatus.BLOCKED
+    asked = waiting(context, context.tables.wait.job_id == job.id, most=1) if is_blocked else []
     subject = None if job.subject_type is None else Subject(job.subject_type, job.subject_id or "")
     return {
         "now": seen.now,
@@ -71,11 +73,9 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "key": None if (job.concurrency_key or TASK_GROUP).startswith(TASK_GROUP) else job.concurrency_key,
         "why": _why(context, job.id),
         "buttons": _buttons(context, seen),
-        "asked": waiting(context, context.tables.wait.job_id == job.id, most=1)
-        if job.status is JobStatus.BLOCKED
-        else [],
+        "asked": asked,
         "may_edit": context.access.may("edit") and job.status not in HELD and job.archived_at is None,
-        "timeline": timeline_of(seen, failures, steps),
+        "timeline": timeline_of(seen, failures, steps, asked),
         "steps": [step._asdict() | {"result": _result_of(context, seen, step)} for step in steps],
         "more_steps": more_steps,
         "may_fork": context.access.may("copy")

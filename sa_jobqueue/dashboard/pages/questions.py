@@ -22,9 +22,12 @@ _PAGE = 100
 
 
 def waiting(context: PageContext, *where: sa.ColumnElement[bool], most: int = _PAGE) -> list[dict[str, Any]]:
-    """The jobs that wait for a signal, the longest first, with their questions."""
+    """The jobs that wait for a signal that is not there yet, the longest first, with their questions."""
+    wait, signal = context.tables.wait, context.tables.signal
+    # OFFSET, so that it is looked up for each job by the index, and not for all.
+    there = sa.select(ONE).where(signal.name == wait.signal, signal.expires_at > sa.func.now()).offset(0).exists()
     found = context.connection.execute(
-        waits_for_signals(limit=most, job=context.job).where(*where, *context.mine())
+        waits_for_signals(limit=most, job=context.job).where(*where, sa.not_(there), *context.mine())
     ).mappings()
     return [{**row, "question": question_of(row["question"])} for row in found]
 
@@ -47,10 +50,9 @@ def _answer(context: PageContext) -> Done:
     wait = found[0] if found and found[0]["step"].strip() == query.one("step").strip() else None
     if wait is None:
         return Done(0, 1)
-    there = sa.select(ONE).where(tables.signal.name == wait["signal"], tables.signal.expires_at > sa.func.now())
     # The signal goes to the job that has waited longest, which may ask another question, or be of another viewer.
     first = waits_for_signals(limit=1, job=job).where(tables.wait.signal == wait["signal"])
-    if context.connection.scalar(there.limit(1)) is not None or context.connection.scalar(first) != job_id:
+    if context.connection.scalar(first) != job_id:
         return Done(0, 1)
     try:
         statement = send_signal(wait["signal"], _payload(query, wait["question"] or Question("")), job=job)
