@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+import operator
+import reprlib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,11 +19,21 @@ from ..errors import OptionError
 from .ends import typed
 from .storable import encode_value, load
 
-#: By the type of a JSON schema: what Python reads, and what a form begins with.
-_KINDS: Mapping[str, tuple[type | tuple[type, ...], Any]] = {
-    "string": (str, ""), "integer": (int, 0), "number": ((int, float), 0), "boolean": (bool, False), "array": (list, []), "object": (dict, {}),
-    "null": (type(None), None),
+#: By the type of a JSON schema: what Python reads, what a form begins with, and how errors name it.
+_KINDS: Mapping[str, tuple[type | tuple[type, ...], Any, str]] = {
+    "string": (str, "", "a string"), "integer": (int, 0, "an integer"), "number": ((int, float), 0, "a number"),
+    "boolean": (bool, False, "true or false"), "array": (list, [], "an array"), "object": (dict, {}, "an object"),
+    "null": (type(None), None, "null"),
 }  # fmt: skip
+#: By the keyword of a JSON schema: the values that it bounds, how, and how errors name it.
+_BOUNDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any, Any], bool], str]] = {
+    "minimum": ((int, float), operator.ge, "at least {}"), "exclusiveMinimum": ((int, float), operator.gt, "more than {}"),
+    "maximum": ((int, float), operator.le, "at most {}"), "exclusiveMaximum": ((int, float), operator.lt, "less than {}"),
+    "minLength": (str, operator.ge, "at least {} characters long"), "maxLength": (str, operator.le, "at most {} characters long"),
+    "minItems": (list, operator.ge, "an array of at least {}"), "maxItems": (list, operator.le, "an array of at most {}"),
+}  # fmt: skip
+#: How deep, and how many pairs of a schema and a value, an answer is checked: the handler checks the rest.
+_MOST_DEEP, _MOST_CHECKED = 50, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +58,11 @@ class Question:
         return json.dumps(first, indent=2, ensure_ascii=False) if first else ""
 
     def misfit(self, payload: object) -> str:
-        """Why the handler cannot take this payload, as far as the types of fields tell; "": it can."""
-        return _misfit(self.schema, payload)
+        """Why the handler cannot take this payload, as far as the schema tells; "": it can."""
+        if any(_same(payload, known) for _, known in self.choices):
+            return ""
+        found = _Check(self.schema).misfit(self.schema, payload)
+        return "" if found is None else str(found)
 
 
 def as_asked(question: object, hint: Any) -> dict[str, Any]:
@@ -107,16 +122,80 @@ def _differ(labels: Collection[str]) -> bool:
     return "" not in sent and len(sent) == len(labels)
 
 
-def _misfit(schema: Any, value: Any) -> str:
-    if not isinstance(schema, dict):  # true: anything
-        return ""
-    kind = str(schema.get("type"))
+def _same(value: Any, known: Any) -> bool:
+    return value == known and isinstance(value, bool) == isinstance(known, bool)
+
+
+class _Misfit(NamedTuple):
+    """A value that the schema does not allow: where, what it must be, and what it is."""
+
+    at: tuple[str, ...]
+    expected: str
+    found: str
+
+    def __str__(self) -> str:
+        place = f"answer{''.join(self.at)}"
+        return f"{place} must be {self.expected}, not {self.found}" if self.expected else f"{place} is {self.found}"
+
+
+class _Check:
+    """A check by a JSON schema, as pydantic makes it. Other keywords, such as `pattern` and `format`, allow everything."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self._defined: Mapping[str, Any] = root.get("$defs", {})
+        self._left = _MOST_CHECKED
+
+    def misfit(self, schema: Any, value: Any, at: tuple[str, ...] = (), depth: int = 0) -> _Misfit | None:
+        """The first value that the schema does not allow."""
+        self._left -= 1
+        if not isinstance(schema, dict) or depth > _MOST_DEEP or self._left < 0:  # true: anything
+            return None
+        rules = cast("dict[str, Any]", schema)
+        if expected := _expected(rules, value):
+            return _Misfit(at, expected, reprlib.repr(value))
+        for place, part, entry in self._parts(rules, value):
+            if part is False:
+                return _Misfit((*at, place), "", "not a field of the type")
+            if found := self.misfit(part, entry, (*at, place) if place else at, depth + 1):
+                return found
+        if "required" in rules and isinstance(value, dict):
+            for name in rules["required"]:
+                if name not in value:
+                    return _Misfit((*at, f".{name}"), "", "missing")
+        if any_of := rules.get("anyOf", rules.get("oneOf")):
+            misfits = [self.misfit(part, value, at, depth + 1) for part in any_of]
+            wrong = [found for found in misfits if found is not None]
+            if len(wrong) == len(misfits):
+                deepest = max(wrong, key=lambda found: len(found.at))
+                if deepest.at != at:
+                    return deepest
+                return deepest._replace(expected=" or ".join(dict.fromkeys(found.expected for found in wrong)))
+        return None
+
+    def _parts(self, rules: Mapping[str, Any], value: Any) -> Iterator[tuple[str, Any, Any]]:
+        """Places in the value, with their schemas and what is there. "": the value itself."""
+        if "$ref" in rules:
+            yield "", self._defined.get(str(rules["$ref"]).removeprefix("#/$defs/")), value
+        if isinstance(value, dict):
+            known, others = rules.get("properties", {}), rules.get("additionalProperties")
+            for name, entry in cast("dict[str, Any]", value).items():
+                yield f".{name}", known.get(name, None if "patternProperties" in rules else others), entry
+        elif isinstance(value, list):
+            first = rules.get("prefixItems", ())
+            for number, entry in enumerate(value):
+                yield f"[{number}]", first[number] if number < len(first) else rules.get("items"), entry
+
+
+def _expected(rules: Mapping[str, Any], value: Any) -> str:
+    """What a schema allows in place of the value itself; "": it allows the value."""
+    listed = rules.get("enum", [rules["const"]] if "const" in rules else None)
+    if listed is not None and not any(_same(value, known) for known in listed):
+        return f"{' or '.join(map(repr, listed)):.200}"
+    kind = str(rules.get("type"))
     if kind in _KINDS and (not isinstance(value, _KINDS[kind][0]) or (isinstance(value, bool) and kind != "boolean")):
-        return f"a value of type {kind} is expected"
-    if not isinstance(value, dict):
-        return ""
-    found = cast("dict[str, Any]", value)
-    if missing := [name for name in schema.get("required", ()) if name not in found]:
-        return f"{missing[0]} is missing"
-    parts = schema.get("properties", {})
-    return next((f"{name}: {reason}" for name in found if (reason := _misfit(parts.get(name, {}), found[name]))), "")
+        return _KINDS[kind][2]
+    measure: Any = len(value) if isinstance(value, (str, list)) else value
+    for keyword, (kinds, holds, words) in _BOUNDS.items():
+        if keyword in rules and isinstance(value, kinds) and not holds(measure, rules[keyword]):
+            return words.format(rules[keyword])
+    return ""

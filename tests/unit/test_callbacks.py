@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator, Field
 
 from sa_jobqueue import Callbacks, Registry
 from sa_jobqueue.arguments.questions import Question, as_asked, question_of
@@ -77,6 +77,16 @@ class Size(Enum):
     LARGE = "l"
 
 
+class Inner(BaseModel, extra="forbid"):
+    n: int = Field(1, ge=1)
+    next: Inner | None = None
+
+
+class Outer(BaseModel):
+    inner: Inner
+    how: Literal["a"] = "a"
+
+
 @pytest.mark.parametrize(
     ("question", "hint", "choices"),
     [
@@ -98,13 +108,13 @@ def test_buttons_come_from_the_choices_or_the_type(question: object, hint: Any, 
 
 
 def test_an_answer_that_the_handler_cannot_take_is_told() -> None:
-    """As far as the types of fields tell; a choice that does not fit is refused before anybody is asked."""
+    """By its place; a choice that does not fit is refused before anybody is asked."""
     found = question_of(as_asked("Who?", Approval))
     assert found is not None
     assert found.example == '{\n  "by": "",\n  "items": 1\n}'
     told = {
-        "by is missing": {}, "by: a value of type string is expected": {"by": 7}, "a value of type object is expected": [],
-        "items: a value of type integer is expected": {"by": "ann", "items": True}, "": {"by": "ann", "more": None},
+        "answer.by is missing": {}, "answer.by must be a string, not 7": {"by": 7}, "answer must be an object, not []": [],
+        "answer.items must be an integer, not True": {"by": "ann", "items": True}, "": {"by": "ann", "more": None},
     }  # fmt: skip
     assert {found.misfit(payload): payload for payload in told.values()} == told
     assert Question("").misfit(object()) == ""
@@ -118,3 +128,44 @@ def test_an_answer_that_the_handler_cannot_take_is_told() -> None:
     assert [
         question_of(stored) for stored in (None, "text", [], {"text": "x"}, {"text": 1, "choices": 3, "schema": {}})
     ] == [None] * 5
+
+
+def nested(levels: int, last: object) -> Any:
+    return {"next": nested(levels - 1, last)} if levels else last
+
+
+@pytest.mark.parametrize(
+    ("hint", "good", "wrong", "told"),
+    [
+        (Literal["red", "green"], ["red"], "blue", "answer must be 'red' or 'green', not 'blue'"),
+        (Literal[1, 2], [1], True, "answer must be 1 or 2, not True"),
+        (Size, ["s"], "blue", "answer must be 's' or 'l', not 'blue'"),
+        (Outer, [{"inner": {"n": 2}}], {"inner": {"n": "x"}, "how": "a"}, "answer.inner.n must be an integer, not 'x'"),
+        (Outer, [{"inner": {}, "more": 1}], {"inner": {"m": 1}}, "answer.inner.m is not a field of the type"),
+        (Outer, [{"inner": {}}], {"inner": {}, "how": "b"}, "answer.how must be 'a', not 'b'"),
+        (Inner, [nested(900, 7), nested(9, None)], nested(2, {"n": 0}), "answer.next.next.n must be at least 1, not 0"),
+        (int | None, [7, None], "s", "answer must be an integer or null, not 's'"),
+        (bool | Approval, [True, {"by": "ann"}], "yes", "answer must be true or false or an object, not 'yes'"),
+        (bool | Approval, [], {"by": 7}, "answer.by must be a string, not 7"),
+        (list[int], [[], [1]], [1, "a"], "answer[1] must be an integer, not 'a'"),
+        (tuple[int, str], [[1, "a"]], ["a", "a"], "answer[0] must be an integer, not 'a'"),
+        (tuple[int, str], [], [1], "answer must be an array of at least 2, not [1]"),
+        (dict[str, int], [{"a": 1}], {"a": 1, "b": None}, "answer.b must be an integer, not None"),
+        (Annotated[str, Field(max_length=3)], ["abc"], "abcd", "answer must be at most 3 characters long, not 'abcd'"),
+        (Annotated[float, Field(gt=0, lt=9)], [0.5, 1], 9, "answer must be less than 9, not 9"),
+    ],
+)  # fmt: skip
+def test_an_answer_is_checked_as_deep_as_its_type(hint: Any, good: list[Any], wrong: Any, told: str) -> None:
+    """Down to 50 levels; the handler checks what is deeper."""
+    found = question_of(as_asked("Which?", hint))
+    assert found is not None
+    assert [found.misfit(payload) for payload in good] == [""] * len(good)
+    assert found.misfit(wrong) == told
+
+
+def test_what_a_button_sends_is_an_answer() -> None:
+    """Though a validator of the type turns it into what its schema has."""
+    length = Annotated[int, BeforeValidator(len)]
+    found = question_of(as_asked({"question": "How long?", "choices": {"Short": "abc"}}, length))
+    assert found is not None
+    assert [found.misfit(payload) for payload in ("abc", "ab")] == ["", "answer must be an integer, not 'ab'"]
