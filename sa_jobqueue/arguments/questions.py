@@ -10,6 +10,7 @@ import json
 import operator
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -56,6 +57,18 @@ class Question:
             if isinstance(part, dict)
         }
         return json.dumps(first, indent=2, ensure_ascii=False) if first else ""
+
+    def from_form(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of a form, which are texts. Text that does not fit its field is read as JSON if that fits: 7, true."""
+        check, parts = _Check(self.schema), self.schema.get("properties", {})
+
+        def read(name: str, text: Any) -> Any:
+            with suppress(ValueError, TypeError, RecursionError):
+                if check.misfit(parts.get(name), text) and not check.misfit(parts[name], found := json.loads(text)):
+                    return found
+            return text
+
+        return {name: read(name, text) for name, text in fields.items()}
 
     def misfit(self, payload: object) -> str:
         """Why the handler cannot take this payload, as far as the schema tells; "": it can."""

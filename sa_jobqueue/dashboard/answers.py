@@ -101,7 +101,7 @@ class _Site:
                 return _page(
                     200, question.text if question else f"An answer for {ticket.signal}", question or Question("")
                 )
-            await self._take(ticket, await _payload(request, self._hooks.max_bytes))
+            await self._take(ticket, *await _payload(request, self._hooks.max_bytes))
         except _Refused as refused:
             return _said(request, refused.status, refused.text)
         except PayloadError as error:
@@ -119,13 +119,13 @@ class _Site:
             raise _Refused(410 if found.expired else 409)
         return question_of(found.question)
 
-    async def _take(self, ticket: Ticket, payload: Any) -> None:
-        signal = send_signal(ticket.signal, payload, job=self._job)
-
+    async def _take(self, ticket: Ticket, payload: Any, is_fields: bool) -> None:
         def take(connection: sa.Connection) -> None:
             question = self._look(connection, ticket)
-            if question is not None and (reason := question.misfit(payload)):
+            answer = question.from_form(payload) if question is not None and is_fields else payload
+            if question is not None and (reason := question.misfit(answer)):
                 raise _Refused(422, f"This is no answer to the question: {reason}.")
+            signal = send_signal(ticket.signal, answer, job=self._job)
             if connection.execute(note_once(_key(ticket), job=self._job)).first() is None:
                 raise _Refused(409)
             connection.execute(signal)
@@ -137,8 +137,8 @@ def _key(ticket: Ticket) -> str:
     return f"callback:{ticket.nonce}"
 
 
-async def _payload(request: Request, most: int) -> Any:
-    """The payload in the body of a request. Raises _Refused."""
+async def _payload(request: Request, most: int) -> tuple[Any, bool]:
+    """The payload in the body of a request, and whether it is the fields of a form. Raises _Refused."""
     body = bytearray()  # which grows in place
     async for part in request.stream():
         body += part
@@ -153,9 +153,9 @@ async def _payload(request: Request, most: int) -> Any:
         if is_form:
             fields = parse_qs(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
             if fields.keys() != {"payload"}:
-                return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
+                return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}, True
             text = fields["payload"][-1]
-        return json.loads(text) if text.strip() else None
+        return json.loads(text) if text.strip() else None, False
     except (ValueError, RecursionError) as error:
         raise _Refused(400, f"The answer cannot be read: {error}") from error
 

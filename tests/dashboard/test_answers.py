@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from sqlalchemy import Engine, NullPool, func, select
+from sqlalchemy import Engine, NullPool, func, insert, select
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 from starlette.applications import Starlette
@@ -18,12 +19,14 @@ from starlette.routing import Mount
 from starlette.testclient import TestClient
 
 from sa_jobqueue import AsyncJobContext, Callbacks, Registry, enqueue, once, task
+from sa_jobqueue.arguments.questions import as_asked
 from sa_jobqueue.dashboard import callbacks, database
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError
-from sa_jobqueue.models import Signal
+from sa_jobqueue.models import Signal, Wait
 from sa_jobqueue.rules.callbacks import Ticket
 from tests.support.browsing import Seen
 from tests.support.databases import connect, driver_url
+from tests.support.factory import make_job
 from tests.support.waiting import wait_until
 from tests.support.working import add_one, job_of, working
 
@@ -107,6 +110,25 @@ def test_json_and_forms_are_payloads(engine: Engine, client: TestClient) -> None
     assert payloads(engine) == [
         {"paid": 12.5}, [1], None, {"a": "1", "b": ["2", "3"], "c": ""}, {"a": None}, {"payload": "1", "more": "2"},
     ]  # fmt: skip
+
+
+class Payment(BaseModel):
+    amount: int
+    paid: bool = True
+    fee: float | None = None
+    note: str = ""
+
+
+def test_fields_of_a_form_become_what_the_question_asks_for(engine: Engine, client: TestClient) -> None:
+    """Numbers and booleans, which are texts in a form; a text stays a text, and what does not fit is refused."""
+    with engine.begin() as connection:
+        asked = {"step": "paid", "signal": "job:17:paid", "question": as_asked("Paid?", Payment)}
+        connection.execute(insert(Wait).values(job_id=make_job(connection, "blocked"), **asked))
+    for body, told in (("amount=x", "answer.amount must be an integer, not 'x'"), ("amount=7&paid=on", "paid must be")):
+        answer = client.post(address(), content=body, headers=FORM)
+        assert (answer.status_code, told in html.unescape(answer.text)) == (422, True), answer.text
+    assert client.post(address(), content="amount=7&paid=false&fee=0.5&note=8&more=9", headers=FORM).status_code == 200
+    assert payloads(engine) == [{"amount": 7, "paid": False, "fee": 0.5, "note": "8", "more": "9"}]
 
 
 def test_what_cannot_be_taken_is_refused_and_uses_nothing_up(engine: Engine, client: TestClient) -> None:
