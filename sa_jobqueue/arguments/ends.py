@@ -121,7 +121,9 @@ def result_as(of: JobEnd, hint: Any) -> Any:
         first = error.errors(include_url=False, include_context=False)[0]
         path = "".join(f"[{part!r}]" for part in first["loc"][1:])
         at = f" (at {path})" if path else ""
-        raise ResultError(f"job {of.id}: its result is no {_name(hint)}: {first['msg']}{at}{_why_none(of)}") from error
+        raise ResultError(
+            f"job {of.id}: its result is no {type_name(hint)}: {first['msg']}{at}{_why_none(of)}"
+        ) from error
 
 
 def _state(of: JobEnd) -> str:
@@ -139,8 +141,9 @@ def _why_none(of: JobEnd) -> str:
     return "; a result is stored only if the task says record=True"
 
 
-def _name(hint: Any) -> str:
-    return hint.__name__ if isinstance(hint, type) else str(hint)
+def type_name(hint: Any) -> str:
+    """A type as code spells it: Approval, Literal['red', 'green'], int | None."""
+    return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 from uuid import UUID
 
 import pytest
@@ -19,6 +19,8 @@ from sa_jobqueue.arguments.results import Results
 from sa_jobqueue.arguments.storable import load
 from sa_jobqueue.errors import PayloadError, ResultError, TaskError
 from sa_jobqueue.rules.failures import describe
+from sa_jobqueue.sql.steps import Recorded
+from sa_jobqueue.worker.running.steps import _typed
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -221,6 +223,19 @@ def test_a_result_is_read_where_the_application_reads_json_numbers_as_decimal() 
     result = json.loads(text, parse_float=Decimal, parse_int=Decimal)
     expected = {"share": 0.1, "lines": [2, 12345678901234567890], "total": Decimal("1.20"), "whole": 2.0}
     assert end(result).result_as(Sums) == expected
+
+
+def test_a_record_that_does_not_fit_is_told_with_its_type() -> None:
+    """As the code spells it."""
+    found = Recorded("signal:go", "signal", 1, None, '"blue"', is_ours=False)
+    for hint, spelled in (
+        (Literal["red", "green"], "Literal['red', 'green']"),
+        (int | None, "int | None"),
+        (Line, "Line"),
+    ):
+        with pytest.raises(ResultError) as caught:
+            _typed(found, hint)
+        assert str(caught.value).startswith(f"step 'signal:go': what was recorded is not of the type {spelled}: ")
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from ...arguments.context import ClaimedJob, StepCall, current_step
-from ...arguments.ends import JobEnd, typed
+from ...arguments.ends import JobEnd, type_name, typed
 from ...arguments.inputs import Failed
 from ...arguments.results import Results
 from ...arguments.storable import encode_value
@@ -814,7 +814,7 @@ def _typed(found: Recorded, hint: Any) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
         raise ResultError(
-            f"step {found.name!r}: what was recorded is no {getattr(hint, '__name__', hint)}: {first['msg']}"
+            f"step {found.name!r}: what was recorded is not of the type {type_name(hint)}: {first['msg']}"
         ) from error
 
 
