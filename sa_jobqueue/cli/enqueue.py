@@ -159,10 +159,11 @@ def signal(
         here = Wait.signal == name, Wait.resumed_at.is_(None)
         waiting = connection.execute(sa.select(sa.func.count()).where(*here)).scalar_one()
     typer.echo(sent)
+    kept = age((timedelta(days=30) if expires_in is None else expires_in).total_seconds())
     note(
-        f"{jobs_of(waiting)} {'waits' if waiting == 1 else 'wait'} for signal {name}"
+        f"sent; 1 {f'of {jobs_of(waiting)}' if waiting > 1 else 'job'} that waited for it goes on"
         if waiting
-        else f"no job waits for signal {name} now"
+        else f"kept for {kept}: no job waits for it now, so the payload was not checked"
     )
 
 

@@ -16,7 +16,7 @@ from sa_jobqueue.arguments.questions import as_asked
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.models import AuditEntry, Step, Wait
 from tests.support.browsing import Viewer
-from tests.support.cli import output, refused
+from tests.support.cli import invoke, notes, refused
 from tests.support.factory import make_job
 
 
@@ -86,11 +86,21 @@ def test_what_was_typed_is_checked_before_it_is_sent(engine: Engine) -> None:
 
 
 def test_the_command_refuses_what_is_no_answer(engine: Engine, url: str) -> None:
-    """As the dashboard does."""
+    """As the dashboard does; and it tells who gets the signal."""
     id = ask(engine, "Ship?")
     assert "answer must be true or false, not 7" in refused("signal", f"order:{id}", "7", url=url)
-    output("signal", f"order:{id}", "true", url=url)
+    sent = [notes(invoke("signal", f"order:{id}", "true", url=url))]
     assert signals(engine) == [(f"order:{id}", True)]
+    ask(engine, None, signal=f"order:{id}")
+    sent += [
+        notes(invoke("signal", *arguments, url=url))
+        for arguments in ([f"order:{id}", "true"], ["new"], ["new", "--expires-in", "2h"])
+    ]
+    assert sent == [
+        "sent; 1 job that waited for it goes on\n", "sent; 1 of 2 jobs that waited for it goes on\n",
+        "kept for 30d: no job waits for it now, so the payload was not checked\n",
+        "kept for 2h: no job waits for it now, so the payload was not checked\n",
+    ]  # fmt: skip
 
 
 def test_who_may_not_answer_gets_no_form(engine: Engine) -> None:
