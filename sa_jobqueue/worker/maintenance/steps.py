@@ -6,10 +6,15 @@ from threading import Lock
 from time import monotonic
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
+from ...sql.claims import Fault, fault_of
 from ...sql.steps import Resumed
+from ...util.log import get_logger
 from ..connections.service import Connector
 from .chore import Chore, Turn
+
+logger = get_logger(__name__)
 
 #: Seconds between two searches that nothing has asked for.
 _EVERY = 5.0
@@ -46,9 +51,17 @@ class ResumeWaiting(Chore):
         return False
 
     def put_back(self, connection: sa.Connection) -> None:
-        """Put back those that can go on, before a drain ends. For the claimer's thread: what a turn puts back just now is there, too."""
-        while self._put_back(connection).jobs:
-            pass
+        """Put back those that can go on, before a drain ends. For the claimer's thread: what a turn puts back just now is there, too.
+
+        Where the database refuses it, the drain goes on without them.
+        """
+        try:
+            while self._put_back(connection).jobs:
+                pass
+        except DBAPIError as error:
+            if fault_of(error) is Fault.AWAY:
+                raise
+            logger.info("suspended jobs cannot be put back: %s", error.orig)
 
     def _put_back(self, connection: sa.Connection) -> Resumed:
         with self._lock, self._connector.begin_one(connection):
