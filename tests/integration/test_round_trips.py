@@ -27,6 +27,7 @@ from sa_jobqueue.worker.claiming.demand import Demand
 from sa_jobqueue.worker.claiming.poison import jobs as overlooked
 from sa_jobqueue.worker.claiming.shortage import ExpiredJobs
 from sa_jobqueue.worker.claiming.workflows import MovingWorkflows
+from sa_jobqueue.worker.maintenance.steps import ResumeWaiting
 from sa_jobqueue.worker.running.writer import OutcomeWriter
 from tests.benchmarks import __main__ as benchmarks
 from tests.support import pooler
@@ -47,7 +48,15 @@ CALM = {"lease": 60.0, "hoard": 60.0, "poll": 1.0}
 #: to finish, the one that looks for what claims have passed over, the one that opens a gate, and the two that look for expired
 #: leases and for workflows that others have left, before a worker that drains leaves.
 ROUND, CLAIM, BEHIND, GATE, LEASES, LEFT = ("SELECT",), ("UPDATE",), ("SELECT",), ("SELECT",), ("SELECT",), ("SELECT",)
-KINDS = {"round": ROUND, "claim": CLAIM, "behind": BEHIND, "gate": GATE, "leases": LEASES, "left": LEFT}
+KINDS = {
+    "round": ROUND,
+    "claim": CLAIM,
+    "behind": BEHIND,
+    "gate": GATE,
+    "leases": LEASES,
+    "left": LEFT,
+    "waiting": LEFT,
+}
 #: A round with other outcomes than "done".
 ROUND_OF_ALL, FINISH_OF_ALL = ("BEGIN", "SELECT", "UPDATE", "COMMIT"), ("BEGIN", "SELECT", "COMMIT")
 #: The transaction of a handler that does one INSERT by `ctx.session`: on a thread, and the first of its pool, which asks
@@ -124,12 +133,13 @@ def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the service may say, by the names in `KINDS`: a transaction for each round with something to do, one for each
-    opening of a gate, and before it leaves one for each look: at what its claims have overlooked, at leases, and at workflows.
+    opening of a gate, and before it leaves one for each look: at what its claims have overlooked, at leases, at workflows, and at
+    suspended jobs.
     """
     decided: list[str] = []
     take, wanted, make_round = OutcomeWriter.take, Demand.now, Claimer._round
     listen_for, are_there, lock_due = default_store.listen_for, ExpiredJobs._are_there, default_store.lock_due
-    finds_more = MovingWorkflows.finds_more
+    finds_more, put_back = MovingWorkflows.finds_more, ResumeWaiting.put_back
     seen: dict[str, Any] = {}
 
     def taking(self: OutcomeWriter, most: int) -> Any:
@@ -152,6 +162,10 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen["asides"].append("left")
         return finds_more(self, connection)
 
+    def looking_for_waiting(self: ResumeWaiting, connection: Connection) -> None:
+        seen["asides"].append("waiting")
+        put_back(self, connection)
+
     def looking_behind(*args: Any, **options: Any) -> Any:
         seen["asides"].append("behind")
         return lock_due(*args, **options)
@@ -171,6 +185,7 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(default_store, "lock_due", looking_behind)
     monkeypatch.setattr(ExpiredJobs, "_are_there", looking)
     monkeypatch.setattr(MovingWorkflows, "finds_more", looking_for_left)
+    monkeypatch.setattr(ResumeWaiting, "put_back", looking_for_waiting)
     return decided
 
 
