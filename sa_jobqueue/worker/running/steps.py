@@ -358,16 +358,20 @@ class Steps:
             raise StepError(
                 f"step {name!r} was begun inside of step {inside[1]!r}: a step has no steps of its own; call them one after the other"
             )
-        if self.suspension is not None:  # in a `finally` of the handler, or in another task
-            raise _suspended(self._job.id, self.suspension)
-        if self._ended:
-            raise JobStopped(f"job {self._job.id}: its handler has ended; step {name!r} is not begun")
+        self._refuse_late(name)
         with self._naming:
             self._counts[name] += 1
             self._begun += 1
             if self._begun > MOST_STEPS:
                 self._refuse_more()
             return full_name(name, self._counts[name])
+
+    def _refuse_late(self, name: str) -> None:
+        """Raise if the handler has ended, or begun to wait: in a `finally` of it, or in another task."""
+        if self.suspension is not None:
+            raise _suspended(self._job.id, self.suspension)
+        if self._ended:
+            raise JobStopped(f"job {self._job.id}: its handler has ended; step {name!r} is not begun")
 
     def _refuse_more(self) -> None:
         raise StepError(
@@ -508,6 +512,7 @@ class Steps:
         results = _results(call.function, self._job.task)
         if found is not None:
             return _typed(found, results.hint)
+        self._refuse_late(full)  # while the records were read
         step = asyncio.create_task(self._perform(call, full, digest, results))
         self._running.add(step)
         step.add_done_callback(self._running.discard)
