@@ -358,7 +358,7 @@ class Steps:
             raise StepError(
                 f"step {name!r} was begun inside of step {inside[1]!r}: a step has no steps of its own; call them one after the other"
             )
-        self._refuse_late(name)
+        self._refuse_new(name)
         with self._naming:
             self._counts[name] += 1
             self._begun += 1
@@ -366,7 +366,7 @@ class Steps:
                 self._refuse_more()
             return full_name(name, self._counts[name])
 
-    def _refuse_late(self, name: str) -> None:
+    def _refuse_new(self, name: str) -> None:
         """Raise if the handler has ended, or begun to wait: in a `finally` of it, or in another task."""
         if self.suspension is not None:
             raise _suspended(self._job.id, self.suspension)
@@ -512,7 +512,7 @@ class Steps:
         results = _results(call.function, self._job.task)
         if found is not None:
             return _typed(found, results.hint)
-        self._refuse_late(full)  # while the records were read
+        self._refuse_new(full)  # while the records were read
         step = asyncio.create_task(self._perform(call, full, digest, results))
         self._running.add(step)
         step.add_done_callback(self._running.discard)
