@@ -362,7 +362,7 @@ def test_the_state_of_a_worker_says_what_runs_waits_and_came_of_it(
         add(engine, enqueue(fails))
         wait_until(lambda: worker.counts == {"failed": 1})
         add(engine, enqueue(waits), enqueue(waits))
-        wait_until(lambda: worker.state().waiting == 1)
+        wait_until(lambda: (worker.state().running, worker.state().waiting) == (1, 1))
         wait_until(lambda: worker.state().listening)
         wait_until(lambda: worker.state().claimed == 3)  # counted after the jobs were handed on
         before = worker.state()
