@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -29,7 +30,7 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.errors import JobSuspended, OptionError, PayloadError, StepError
 from sa_jobqueue.worker.running import steps as runtime
-from sa_jobqueue.worker.running.steps import digest_of, full_name
+from sa_jobqueue.worker.running.steps import Steps, digest_of, full_name
 from tests.integration.test_steps import AGAIN, has_ended, is_blocked, send
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, cancel, drain, job_of, working
@@ -210,6 +211,62 @@ def test_no_step_begins_once_a_handler_waits(engine: Engine, registry: Registry)
         send(engine, "go")
         wait_until(has_ended(engine, *jobs))
     assert sorted(calls) == ["loop", "thread"]
+
+
+def test_nothing_late_begins(engine: Engine, url: str, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The handler begins to wait, or fails, while another task reads the records: no block of a step's session begins there, and a signal
+    stays for others.
+    """
+    is_late, begun, read = ContextVar("is_late", default=False), list[str](), Steps._read
+    busy, marked, received = (threading.Event() for _ in range(3))
+
+    def read_late(steps: Steps) -> None:
+        read(steps)
+        if is_late.get():
+            wait_until(lambda: steps._ended or steps.suspension is not None)
+
+    monkeypatch.setattr(Steps, "_read", read_late)
+
+    async def mark(ctx: AsyncJobContext) -> None:
+        is_late.set(True)
+        try:
+            async with ctx.step_session("mark"):
+                begun.append("mark")
+        finally:
+            marked.set()
+
+    async def receive(ctx: AsyncJobContext) -> None:
+        is_late.set(True)
+        try:
+            begun.append(await ctx.wait_signal("gift"))
+        finally:
+            received.set()
+
+    async def fail() -> None:
+        await asyncio.to_thread(busy.wait, 30)
+        raise RuntimeError
+
+    def stay() -> None:
+        busy.set()
+        received.wait(30)
+
+    @task(registry=registry, name="waits")
+    async def waits(ctx: AsyncJobContext) -> None:
+        await asyncio.gather(ctx.wait_signal("go"), mark(ctx))
+
+    @task(registry=registry, name="fails", max_attempts=1)
+    async def fails(ctx: AsyncJobContext) -> None:
+        await asyncio.gather(receive(ctx), ctx.step("stay", stay), fail())
+
+    send(engine, "gift", "mine")
+    waiting, failing = add(engine, enqueue(waits), enqueue(fails))
+    with working(url, registry):
+        wait_until(is_blocked(engine, waiting))
+        wait_until(has_ended(engine, failing))
+        assert marked.wait(30)
+    assert begun == []
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM sa_jobqueue.signal")) == 1
 
 
 @pytest.mark.parametrize("end", ["timeout", pytest.param("cancel", marks=pytest.mark.nightly)])

@@ -380,11 +380,13 @@ class Steps:
         )
 
     def _find(self, full: str) -> Recorded | None:
-        """The record of a step."""
+        """The record of a step. Raises if there is none, and the step must not begin."""
         self._read()
         assert self._recorded is not None
-        if (found := self._recorded.get(full)) is None and len(self._recorded) >= MOST_STEPS:
-            self._refuse_more()
+        if (found := self._recorded.get(full)) is None:
+            self._refuse_new(full)  # while the records were read
+            if len(self._recorded) >= MOST_STEPS:
+                self._refuse_more()
         return found
 
     def _read(self) -> None:
@@ -512,7 +514,6 @@ class Steps:
         results = _results(call.function, self._job.task)
         if found is not None:
             return _typed(found, results.hint)
-        self._refuse_new(full)  # while the records were read
         step = asyncio.create_task(self._perform(call, full, digest, results))
         self._running.add(step)
         step.add_done_callback(self._running.discard)
@@ -631,6 +632,7 @@ class Steps:
         """The same for an async handler."""
         full = self._name(checked_name(name, "step"))
         found = await self.acall(self._find, full)
+        self._refuse_new(full)
         session, transaction = self._sessions.open_async()
         token = current_step.set((self._job.id, full))
         try:
