@@ -280,7 +280,7 @@ def _print_head(job: Job | ArchivedJob, reading: str, worker: str, schedule: str
         schedule += f" · stands for {job.ticks} ticks"
     units = None if job.units is None else f"{job.units:,}"
     details = {
-        "worker": worker or None, "schedule": schedule or None, "key": job.key, "about": job.subject, "units": units,
+        "worker": worker or None, "schedule": schedule or None, "key": job.key, "about": job.subject, "units": units, "version": (job.extras or {}).get("version"),
         "unique key": job.unique_key,
     }  # fmt: skip
     for name, value in details.items():

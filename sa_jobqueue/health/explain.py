@@ -24,7 +24,7 @@ from ..models import TASK_GROUP, Job, JobMixin
 from ..rules.failures import error_text
 from ..rules.lifecycle import FINISHED, JobStatus
 from ..rules.reasons import KINDS, WaitReason, What
-from ..rules.words import age
+from ..rules.words import age, versioned
 from ..sql.archived import archive_parts, archived_facts
 from ..sql.parts import table_of
 from ..sql.readings.depths import STALE
@@ -300,7 +300,11 @@ def _queued(row: Any, waits: Sequence[WaitReason], crew: Crew) -> list[WaitReaso
     elif not crew.knowing:
         gave_back = row.claims > 0 and row.attempt == 0 and not is_due
         found = [reason for reason in found if not (gave_back and reason.what == "later")]
-        found.append(_reason("unknown", row.task, limit=crew.serving, until=row.run_at if gave_back else None))
+        found.append(
+            _reason(
+                "unknown", versioned(row.task, row.version), limit=crew.serving, until=row.run_at if gave_back else None
+            )
+        )
     if not is_due:
         return found
     if crew.refused_by and crew.refusal is None:

@@ -20,6 +20,7 @@ from ..arguments.storable import load_any
 from ..models import ArchivedJob, Job
 from ..rules.failures import moment_said
 from ..sql.chosen import Jobs, reading_of
+from ..sql.claims import version_of
 from ..sql.steps import job_steps
 
 #: Bytes, as they are stored, of arguments, a result or errors up to which they are read; and of the same as text.
@@ -75,6 +76,7 @@ def read_job(
     statement = sa.select(
         *(columns[name] for name in _PLAIN),
         *(clamped(columns[name]).label(name) for name in _TIMES),
+        version_of(job.__table__).label("version"),
         columns.uniqueness["key"].astext.label("unique_key"),
         columns.uniqueness["scope"].astext.label("unique_scope"),
         columns.duplicate_of.label("duplicate_of"),

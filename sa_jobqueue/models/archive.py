@@ -65,6 +65,7 @@ class ArchivedJob(JobReadings, SubjectColumns, Base):
     """An entry per failed attempt or rescue: at, attempt, type, message, traceback."""
     result: Mapped[Any | None] = mapped_column(JSONB)
     uniqueness: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True))
+    extras: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True))
     worker: Mapped[str | None]
     concurrency_key: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
     progress_message: Mapped[str | None]

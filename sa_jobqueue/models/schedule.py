@@ -96,6 +96,8 @@ class Schedule(Base):
     """The key of its jobs: see `Task.options`."""
     units: Mapped[int | None] = mapped_column(sa.SmallInteger)
     """The units of its jobs; None: 1."""
+    extras: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True))
+    """The rare attributes of its jobs, as `Job.extras`."""
     created_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
     counts_from: Mapped[datetime] = mapped_column(server_default=sa.func.now())
     """From when the first tick is counted: since the schedule was made, or its rule changed, or its pause ended."""

@@ -39,7 +39,7 @@ class WorkerRow(Base):
     loop_lag: Mapped[float | None]
     """Seconds that its event loop lately took to answer."""
     tasks: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=sa.text("'{}'::jsonb"))
-    """The tasks it knows: `{name: {"queue": ..., "timeout": seconds or null, "aliases": [...]}}`."""
+    """The tasks it knows: `{name: {"queue": ..., "timeout": seconds or null, "aliases": [...]}}`; and "version", unless it is 1."""
     pressure: Mapped[str | None]
     """Why it claims less than it could, or "claims fail: ..." with the database's last message; NULL: neither."""
     skipped: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))

@@ -121,6 +121,7 @@ class WorkflowCallback(Base):
     queue: Mapped[str]
     args: Mapped[dict[str, Any]] = mapped_column(JSONB)
     meta: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    extras: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     concurrency_key: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
     subject_type: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
     subject_id: Mapped[str | None] = mapped_column(sa.Text(collation="C"))

@@ -59,5 +59,6 @@ JOB_FIELDS = (
     JobField("units", "units", "integer", rare=True, by_row=("units",), schedule="units", bounds=(1, None)),
     JobField("subject_type", "subject", "text", part="type", rare=True),
     JobField("subject_id", "subject", "text", part="id", rare=True),
+    JobField("extras", "extras", "json", rare=True, schedule="extras"),
 )
 RARE_FIELDS = tuple(field for field in JOB_FIELDS if field.rare)

@@ -136,7 +136,8 @@ class Claimed(Protocol):
     `extra`: rare attributes of a job, a JSON object as text; None for most jobs. Its keys: "unique", of a job with a unique
     key: the key if the job gives it back when it is started, else true; "expires" (only for the first attempt) and "deadline":
     seconds from the claim; "tick": the seconds since 1970 of its schedule's tick, and the number of ticks for which it stands; "workflow": the
-    workflow that it is a member of; "inputs": how many of its first parameters are results of others, 0 for a list of them all.
+    workflow that it is a member of; "inputs": how many of its first parameters are results of others, 0 for a list of them all; "version":
+    that of its arguments as text, where it is not 1.
     """
 
     @property

@@ -7,6 +7,11 @@ from collections.abc import Sequence
 from .tally import BOUNDS
 
 
+def versioned(task: str, version: object) -> str:
+    """A task, with the version of its arguments, a text, unless it is None or 1."""
+    return task if version in {None, "1"} else f"{task} of version {version}"
+
+
 def age(seconds: float | None, *, short: bool = False) -> str:
     """A duration in its two largest units: 45s, 3m 20s, 2h 5m, 3d 4h; with `short` in the largest unit alone."""
     if seconds is None:

@@ -88,6 +88,7 @@ def extra_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
         "tick": (columns.tick_at, _tick(columns)),
         "workflow": (columns.workflow_id, columns.workflow_id),
         "inputs": (columns.inputs, columns.inputs),
+        "version": (columns.extras, version_of(table)),
     }
     pairs = [part for key, (_, value) in parts.items() for part in (sa.literal_column(f"'{key}'"), value)]
     # Tests that the server makes by itself: a function of them all, num_nonnulls(), would be called for each job.
@@ -99,6 +100,17 @@ def extra_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
         sa.literal_column("'{\"workflow\": '"), columns.workflow_id, sa.literal_column("'}'"), type_=sa.Text
     )
     return sa.case((has_none, sa.null()), (is_member, member), else_=found).label("extra")
+
+
+def version_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
+    """The version of a job's arguments, as text; NULL for version 1. Of JSON that was written by hand, at most 8 characters."""
+    name = sa.literal_column("'version'", sa.Text)
+    stored = table.c.extras.op("->", return_type=JSONB())(name)
+    text = sa.func.left(table.c.extras.op("->>", return_type=sa.Text())(name), sa.literal_column("8"), type_=sa.Text())
+    kind = sa.func.jsonb_typeof(stored)
+    return sa.case(
+        (kind == sa.literal_column("'number'"), text), (kind.is_not(None), sa.literal_column("'?'", sa.Text))
+    )
 
 
 def _tick(columns: Any) -> sa.ColumnElement[Any]:

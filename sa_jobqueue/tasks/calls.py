@@ -46,6 +46,8 @@ class Call(NamedTuple):
     """How much of a rate it takes; None: 1."""
     subject: Subject | None = None
     """The row that it is about."""
+    extras: str | None = None
+    """JSON text: see `Job.extras`."""
     columns: tuple[tuple[str, Any], ...] | None = None
     """The values of the application's own columns of the job table, by attribute."""
     waiting: PendingArguments | None = None

@@ -25,6 +25,7 @@ from .options import (
     checked_limit,
     checked_name,
     checked_unique,
+    extras_of,
 )
 from .registry import Registry, default_registry
 from .tasks import AnyTask, Task, default_name, function_of
@@ -88,6 +89,7 @@ def task(
     memory_limit: int | None = None,
     limits: Limits | None = None,
     dry_run: bool = False,
+    version: int = 1,
     registry: Registry | None = None,
 ) -> _Decorator: ...
 def task(
@@ -114,6 +116,7 @@ def task(
     memory_limit: int | None = None,
     limits: Limits | None = None,
     dry_run: bool = False,
+    version: int = 1,
     registry: Registry | None = None,
     **unknown: object,
 ) -> Any:
@@ -151,6 +154,9 @@ def task(
     undone. What else it does stays done, so give it only to handlers that do nothing else, or nothing harmful. Not with
     `executor`.
 
+    `version`: of the arguments that the handler takes, 1 to 32,767. Its jobs carry it. Raise it when the arguments change, and read the rows of
+    older versions by `Task.upcast`. A worker gives jobs of a newer version back to the queue.
+
     Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
     starts. Warns with TaskWarning about a function that has neither a `name` nor a `registry` and is declared inside another
     function, in a notebook or on stdin, because a worker may not find it there.
@@ -167,6 +173,7 @@ def task(
         unique=None if unique is None else checked_unique(unique, TaskError),
         expires=_limit_of_all(expires_in, "expires_in"),
         deadline=_limit_of_all(deadline, "deadline"),
+        extras=extras_of(version, TaskError),
     )
     _check_executor(executor, memory_limit, dry_run)
     if steps not in {"warn", "fail", "hold"}:
@@ -210,6 +217,7 @@ def task(
             steps=steps,
             limits=limits,
             dry_run=dry_run,
+            version=version,
             registry=home,
         )
         home.add(made)

@@ -192,6 +192,9 @@ MAX_ATTEMPTS = 32_767
 #: The largest `units`: the column is a smallint.
 MAX_UNITS = 32_767
 
+#: The highest version of a task's arguments.
+MAX_VERSION = 32_767
+
 
 @dataclass(frozen=True, slots=True)
 class Debounce:
@@ -220,6 +223,8 @@ class Options:
     debounce: Debounce | None = None
     subject: About | None = None
     """None: the first argument that is an object; False: nothing."""
+    extras: str | None = None
+    """JSON text: see `Job.extras`."""
     columns: tuple[tuple[str, Any], ...] | None = None
 
 
@@ -359,7 +364,7 @@ class Enqueueable:
             _check_order(options, due)
         call = Call(
             self.name, args, options.queue, options.priority, options.max_attempts, due, options.meta, rule,
-            options.expires, options.deadline, options.key, options.units, subject, options.columns, waiting,
+            options.expires, options.deadline, options.key, options.units, subject, options.extras, options.columns, waiting,
         )  # fmt: skip
         return before_enqueue(call) if installed.enqueueing and not plain else call
 
@@ -408,6 +413,12 @@ def checked_int(value: object, what: str, low: int, high: int, error: type[JobQu
     if type(value) is not int or not low <= value <= high:
         raise error(f"{what} must be an integer from {low} to {high:,}, not {shown(value)}")
     return value
+
+
+def extras_of(version: object, error: type[JobQueueError]) -> str | None:
+    """The `extras` of a job whose arguments have this version, JSON text; None for version 1. Raises `error` for what is no version."""
+    checked = checked_int(version, "version", 1, MAX_VERSION, error)
+    return None if checked == 1 else f'{{"version":{checked}}}'
 
 
 def checked_limit(value: object, what: str, error: type[JobQueueError]) -> datetime | timedelta | None:

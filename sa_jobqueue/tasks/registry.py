@@ -14,7 +14,7 @@ from ..rules.retry import Duration
 from ..rules.schedules import Every, Missed, rule_of
 from ..util.log import get_logger
 from .calls import AsyncSessionMaker, Call, SessionMaker, check_makers
-from .options import Enqueueable, Options, checked_int, checked_name
+from .options import Enqueueable, Options, checked_int, checked_name, extras_of
 from .tasks import AnyTask, Task, are_twins, line_of, origin_of, place_of
 
 if TYPE_CHECKING:
@@ -214,11 +214,12 @@ class TaskName(Enqueueable):
     '{"order_id":7}'
 
     The queue is "default" unless the options name another, because the options of the handler's task are not known here.
+    `version`: of the arguments, as the handler's `@task(version=...)` had it when this producer was written. Raises OptionError.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, version: int = 1) -> None:
         self.name = checked_name(name, "task name", OptionError)
-        self._options = Options()
+        self._options = Options(extras=extras_of(version, OptionError))
 
     def call(self, /, *args: Any, **kwargs: Any) -> Call:
         """One job with these keyword arguments, which must be plain JSON. A worker checks them against the handler."""

@@ -27,6 +27,7 @@ from ..rules.lifecycle import JobStatus, Rules
 from ..rules.limits import Limits
 from .calls import Call, SessionMaker
 from .options import Enqueueable, Options
+from .upcasts import Upcaster, Upcasts
 
 if TYPE_CHECKING:
     from ..rules.callbacks import Callbacks
@@ -36,6 +37,7 @@ F = ParamSpec("F")
 P = ParamSpec("P")
 """The parameters that are enqueued: all but the context."""
 T = TypeVar("T")
+U = TypeVar("U", bound=Upcaster)
 R = TypeVar("R", covariant=True)  # noqa: PLC0105
 """What the handler returns; for an `async def` its coroutine. Covariant, as what a function returns is."""
 
@@ -85,6 +87,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         steps: str = "warn",
         limits: Limits | None,
         dry_run: bool,
+        version: int = 1,
         registry: Home,
     ) -> None:
         self.handler = handler
@@ -112,11 +115,15 @@ class Task(Enqueueable, Generic[F, P, R]):
         self.registry = registry
         self.is_async = inspect.iscoroutinefunction(handler)
         self._options = options
+        self.version = version
+        """The version of the arguments that the handler takes, from 1 on."""
+        self.upcasts = Upcasts(name, version)
+        """The functions that read arguments of older versions."""
         self._arguments = Arguments(handler, task=name)
         self._results = Results(handler, task=name)
         self._afters: dict[int, tuple[Arguments, Inputs]] = {}
         self.decode = self._arguments.decode
-        """JSON text of a row -> (args, kwargs) for the handler, after its context. Raises PayloadError if it does not fit.
+        """JSON text of the current version -> (args, kwargs) for the handler, after its context. Raises PayloadError if it does not fit.
 
         If the task `takes_objects`, they are still references.
         """
@@ -136,6 +143,21 @@ class Task(Enqueueable, Generic[F, P, R]):
     def call(self, /, *args: P.args, **kwargs: P.kwargs) -> Call:
         """One job with these arguments, for `enqueue_many`. Raises PayloadError if they do not fit."""
         return self._make_call(self._arguments.encode(args, kwargs, limit=self.registry.max_payload))
+
+    def upcast(self, version: int) -> Callable[[U], U]:
+        """A decorator for the function that reads the arguments of this older version: `@send.upcast(1)`.
+
+        The function takes the arguments as they are stored, a dict of plain JSON, and returns those of the next version, also as plain
+        JSON. Where it raises, the job fails as one whose arguments do not fit, and can be retried.
+
+        Raises TaskError for a version that is not older than the task's, or that has an upcaster already.
+        """
+
+        def decorate(function: U) -> U:
+            self.upcasts.add(version, function)
+            return function
+
+        return decorate
 
     def edit(self, job: JobMixin | int, /, *args: P.args, **kwargs: P.kwargs) -> sa.Executable:
         """A statement that gives a job of this task, itself or its id, these arguments in place of its own. Returns its id if it did.
@@ -168,9 +190,22 @@ class Task(Enqueueable, Generic[F, P, R]):
             text, _, waiting = about(self.name, text, None, None)
             text = text if waiting is None else waiting.completed(text)
         here = model.id == job_id, model.task.in_(names), status_in(model.status, _WAITING), model.inputs.is_(None)
-        changed = {"args": sa.cast(sa.bindparam("edited_args", str(text), sa.Text), JSONB)}
+        changed = {
+            "args": sa.cast(sa.bindparam("edited_args", str(text), sa.Text), JSONB),
+            "extras": self._edited_extras(model),
+        }
         edited = sa.update(model).where(*here).values(changed).returning(model.id)
         return edited.execution_options(synchronize_session=False)
+
+    def _edited_extras(self, model: type[JobMixin]) -> sa.ColumnElement[Any]:
+        """The `extras` of a job whose arguments get the version of this task."""
+        empty: sa.ColumnElement[Any] = sa.literal_column("'{}'::jsonb", JSONB)
+        if self.version == 1:
+            return sa.func.nullif(
+                model.extras.op("-", return_type=JSONB())(sa.literal_column("'version'", sa.Text)), empty
+            )
+        given = sa.cast(sa.bindparam("edited_extras", self._options.extras, sa.Text), JSONB)
+        return sa.func.coalesce(model.extras, empty).op("||", return_type=JSONB())(given)
 
     def call_after(self, count: int, /, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
         """The call for a job whose first `count` parameters are results of other jobs; 0: the first is a list of results."""
@@ -239,8 +274,11 @@ class Task(Enqueueable, Generic[F, P, R]):
         return result_as(end, self._results.hint)
 
     def resolve(self) -> None:
-        """Resolve the handler's annotations now instead of at the first job. Raises TaskError if an annotation cannot be resolved."""
+        """Resolve the handler's annotations now instead of at the first job. Raises TaskError if an annotation cannot be resolved, or the
+        upcaster of an older version is missing.
+        """
         self._arguments.resolve()
+        self.upcasts.check()
         if self.record:
             self._results.resolve()
 

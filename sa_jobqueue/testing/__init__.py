@@ -21,6 +21,7 @@ from .inline import Drained, Ran
 from .queue import JobQueue
 from .replay import Repeated, Replay
 from .steps import crash_after, signal
+from .upcasts import check_upcasts
 
 __all__ = [
     "Drained",
@@ -37,6 +38,7 @@ __all__ = [
     "assert_enqueued",
     "assert_not_enqueued",
     "check_replay",
+    "check_upcasts",
     "crash_after",
     "drain",
     "effects",

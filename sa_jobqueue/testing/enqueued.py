@@ -17,12 +17,13 @@ from ..arguments.objects import About
 from ..arguments.references import Reference
 from ..arguments.storable import load
 from ..arguments.subjects import Subject, named_anything
-from ..errors import PayloadError
+from ..errors import PayloadError, TaskError
 from ..models import Job
 from ..rules.job_fields import JOB_FIELDS, JobField
 from ..tasks.options import Options
 from ..tasks.registry import TaskName, default_registry
 from ..tasks.tasks import AnyTask, Task
+from ..tasks.upcasts import version_of
 from .transaction import AsyncSide, Side, SyncSide, on
 
 _Named: TypeAlias = AnyTask | TaskName | str
@@ -133,8 +134,9 @@ class _Wanted:
         if self._task is None or not self.partial:
             return job.args
         try:
-            args, kwargs = self._task.decode(to_json(job.args))
-        except PayloadError:
+            text = self._task.upcasts.current(to_json(job.args).decode(), version_of(job.extras))
+            args, kwargs = self._task.decode(text)
+        except (PayloadError, TaskError):
             return job.args
         return {**job.args, **dict(zip(self._task.parameters.positional, args, strict=False)), **kwargs}
 
@@ -168,7 +170,7 @@ def _subject(value: About | None) -> Subject | None:
 
 
 #: Options that must be converted before they can be compared with the columns of a job.
-_READABLE: Mapping[str, Callable[[Any], Any]] = {"meta": load, "subject": _subject}
+_READABLE: Mapping[str, Callable[[Any], Any]] = {"meta": load, "subject": _subject, "extras": load}
 
 
 def _reading(field: JobField) -> Callable[[Job], Any]:

@@ -15,6 +15,7 @@ from ..health.explain import Crew, read_facts, reasons_of
 from ..models import JobMixin
 from ..rules.reasons import WaitReason
 from ..tasks.registry import Registry, default_registry
+from ..tasks.upcasts import newer
 from ..worker.running.joined import connection_of
 from .transaction import AsyncSide, Listed, Side, SyncSide, on
 
@@ -104,7 +105,9 @@ def explain_in(
     free = _unlocked(session, ids, job)
     found = list[Unrun]()
     for row, waits in read_facts(connection_of(session, job), ids, job):
-        crew = Crew(1, int(queues is None or row.queue in queues), int(registry.get(row.task) is not None))
+        task = registry.get(row.task)
+        knows = task is not None and not newer(row.version, task.version)
+        crew = Crew(1, int(queues is None or row.queue in queues), int(knows))
         exactly = {"locked_by": None if row.id in free else row.locked_by or 0}
         reasons = reasons_of(SimpleNamespace(**{**row._mapping, **exactly}), waits, crew)  # noqa: SLF001
         found.append(Unrun(row.id, row.task, row.queue, _in_words(reasons, row, queues), reasons))

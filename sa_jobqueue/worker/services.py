@@ -364,7 +364,9 @@ class Services:
 def _known(registry: Registry) -> dict[str, dict[str, Any]]:
     """The tasks of a registry, in the form of `WorkerRow.tasks`."""
     return {
-        task.name: {"queue": task.queue, "timeout": task.timeout, "aliases": list(task.aliases)} for task in registry
+        task.name: {"queue": task.queue, "timeout": task.timeout, "aliases": list(task.aliases)}
+        | ({} if task.version == 1 else {"version": task.version})
+        for task in registry
     }
 
 

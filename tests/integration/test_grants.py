@@ -253,7 +253,10 @@ def test_an_enqueuer_makes_queued_jobs_with_the_next_ids_only(make_role: MakeRol
     }
     assert allowed(url, *forged.values()) == []
     given = columns - NOT_A_PRODUCERS.keys()
-    limits, subject = {"expires_at", "deadline_at", "concurrency_key", "units"}, {"subject_type", "subject_id"}
+    limits, subject = (
+        {"expires_at", "deadline_at", "concurrency_key", "units"},
+        {"subject_type", "subject_id", "extras"},
+    )
     assert given == {
         "task",
         "args",
@@ -270,7 +273,9 @@ def test_an_enqueuer_makes_queued_jobs_with_the_next_ids_only(make_role: MakeRol
     copied = f"COPY sa_jobqueue.job ({', '.join(sorted(given))}) FROM STDIN"
     assert allowed(url, every) == []
     with connect(url) as connection, connection.cursor().copy(copied.encode()) as copy:
-        copy.write_row(["{}", "42", None, None, 10, "{}", 4, "default", "now", "7", "Order", "a_task", None, 3])
+        copy.write_row(
+            ["{}", "42", None, None, '{"version": 2}', 10, "{}", 4, "default", "now", "7", "Order", "a_task", None, 3]
+        )
     with engine.connect() as connection:
         assert [job.status for job in connection.execute(select(Job.status))] == [JobStatus.QUEUED]
 

@@ -703,3 +703,32 @@ def test_a_task_on_stdin_is_warned_of() -> None:
     said = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, check=True).stderr
     assert said.count("TaskWarning") == 1
     assert ".send' from a notebook, stdin or -c" in said
+
+
+def test_bad_versions_and_upcasters_are_refused_where_they_stand() -> None:
+    """A missing upcaster when the task is resolved, as a worker does at its start: other modules may declare it."""
+    registry = Registry()
+    with pytest.raises(TaskError, match="version must be an integer from 1 to 32,767, not 0"):
+        task(registry=registry, version=0)
+    with pytest.raises(OptionError, match="version must be an integer from 1 to 32,767, not True"):
+        TaskName("shop.send", version=True)
+
+    @task(registry=registry, name="shop.send", version=3)
+    def send(n: int) -> None: ...
+
+    for version, why in (
+        ("1", "the version must be an integer from 1 on"),
+        (3, "the task has version 3, which is not newer: write @task(version=4)"),
+    ):
+        with pytest.raises(TaskError, match=re.escape(f"task 'shop.send': upcast({version!r}): {why}")):
+            send.upcast(version)(dict)  # type: ignore[arg-type]
+    send.upcast(1)(dict)
+    with pytest.raises(TaskError, match=r"builtins\.dict reads this version already: remove one of the two"):
+        send.upcast(1)(dict)
+    with pytest.raises(TaskError, match=r"no upcaster for version 2: decorate .* with @send.upcast\(2\)"):
+        registry.resolve()
+    send.upcast(2)(lambda args: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(
+        PayloadError, match=r"the upcaster of version 2, .*, must return the new arguments by name, not None"
+    ):
+        send.upcasts.current("{}", 2)

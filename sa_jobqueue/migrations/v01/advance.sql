@@ -13,9 +13,11 @@ BEGIN
         UPDATE {schema}.workflow_callback AS c SET fired_at = clock_timestamp()
         WHERE c.workflow_id = ANY ($1) AND c.event = $2 AND (c.fired_at IS NULL OR $2 = 'end')
         RETURNING c.*)
-    INSERT INTO {schema}.job (task, args, queue, priority, max_attempts, meta, run_at, concurrency_key, units, subject_type, subject_id)
+    INSERT INTO {schema}.job (task, args, queue, priority, max_attempts, meta, run_at, concurrency_key, units, subject_type, subject_id,
+        extras)
     SELECT f.task, f.args, f.queue, f.priority, f.max_attempts, f.meta || jsonb_build_object('workflow_id', f.workflow_id),
-        now() + coalesce(f.delay, 0) * interval '1 second', f.concurrency_key, f.units, f.subject_type, f.subject_id
+        now() + coalesce(f.delay, 0) * interval '1 second', f.concurrency_key, f.units, f.subject_type, f.subject_id,
+        f.extras
     FROM fired AS f ORDER BY f.workflow_id, f.number;
 END
 $body$;

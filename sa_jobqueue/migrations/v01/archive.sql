@@ -45,6 +45,7 @@ CREATE TABLE {schema}.archived_job (
     concurrency_key text COLLATE "C",
     subject_type text COLLATE "C",
     subject_id text COLLATE "C",
+    extras jsonb,
     progress_message text,
     logs jsonb,
     steps jsonb,

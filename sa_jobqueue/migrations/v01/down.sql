@@ -25,7 +25,7 @@ DROP FUNCTION {schema}.fire_callbacks(bigint[], text);
 
 DROP FUNCTION {schema}.cancel_members(bigint[], bigint[], text, text);
 DROP FUNCTION {schema}.add_members(bigint, boolean, text[], text[], text[], smallint[], smallint[], text[], text[], text[], text[], text[], text[], smallint[],
-    text[], text[], smallint[], integer[], integer[], bigint[], text[], integer[], integer[], integer[], bigint, integer[]);
+    text[], text[], text[], smallint[], integer[], integer[], bigint[], text[], integer[], integer[], integer[], bigint, integer[]);
 DROP FUNCTION {schema}.wake_queues(text[]);
 DROP FUNCTION {schema}.tell_workflows();
 DROP TABLE {schema}.workflow_event;

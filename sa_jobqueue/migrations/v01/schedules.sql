@@ -23,6 +23,7 @@ CREATE TABLE {schema}.schedule (
     deadline double precision,
     concurrency_key text COLLATE "C",
     units smallint,
+    extras jsonb,
     created_at timestamptz NOT NULL DEFAULT now(),
     counts_from timestamptz NOT NULL DEFAULT now(),
     next_at timestamptz,
@@ -110,12 +111,12 @@ CREATE FUNCTION {schema}.enqueue_ticks(schedules bigint[], tick_times double pre
 RETURNS SETOF bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
     INSERT INTO {schema}.job (
         task, args, queue, priority, max_attempts, meta, uniqueness, expires_at, deadline_at, run_at, schedule_id,
-        tick_at, ticks, concurrency_key, units
+        tick_at, ticks, concurrency_key, units, extras
     )
     SELECT planned.task, planned.args, planned.queue, planned.priority, planned.max_attempts, planned.meta,
         planned.uniqueness, now() + planned.expires_in * interval '1 second', now() + planned.deadline * interval '1 second',
         greatest(to_timestamp(tick.at + tick.delay), now()), planned.id, to_timestamp(tick.at), tick.number,
-        planned.concurrency_key, planned.units
+        planned.concurrency_key, planned.units, planned.extras
     FROM (SELECT * FROM {schema}.schedule WHERE schedule.id = ANY ($1)) AS planned
     JOIN unnest($1, $2, $3, $4) WITH ORDINALITY AS tick (schedule, at, number, delay, place) ON tick.schedule = planned.id
     ORDER BY planned.uniqueness ->> 'key', tick.place

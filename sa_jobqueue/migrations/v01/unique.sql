@@ -171,6 +171,7 @@ BEGIN
             SET args = CASE WHEN parts ? 'args' THEN NEW.args ELSE job.args END,
                 subject_type = CASE WHEN parts ? 'args' THEN NEW.subject_type ELSE job.subject_type END,
                 subject_id = CASE WHEN parts ? 'args' THEN NEW.subject_id ELSE job.subject_id END,
+                extras = CASE WHEN parts ? 'args' THEN NEW.extras ELSE job.extras END,
                 run_at = CASE WHEN parts ? 'run_at'
                     THEN least(NEW.run_at, job.created_at + (rule -> 'max_wait')::double precision * interval '1 second')
                     ELSE job.run_at END,

@@ -86,6 +86,7 @@ CREATE TABLE {schema}.workflow_callback (
     queue text NOT NULL,
     args jsonb NOT NULL,
     meta jsonb NOT NULL,
+    extras jsonb,
     concurrency_key text COLLATE "C",
     subject_type text COLLATE "C",
     subject_id text COLLATE "C",
@@ -146,7 +147,7 @@ REVOKE ALL ON FUNCTION {schema}.wake_queues(text[]) FROM PUBLIC;
 CREATE FUNCTION {schema}.add_members(
     workflow bigint, outside boolean, tasks text[], args text[], queues text[], priorities smallint[], max_attempts smallint[], dues text[],
     metas text[], uniqueness text[], expiries text[], deadlines text[], keys text[], units smallint[], subject_types text[], subject_ids text[],
-        inputs smallint[], waits integer[],
+        extras text[], inputs smallint[], waits integer[],
     children integer[], parents bigint[], policies text[], positions integer[], counting integer[], needed integer[], me bigint, before integer[]
 ) RETURNS bigint[] LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
 #variable_conflict use_column
@@ -175,17 +176,17 @@ BEGIN
     -- Unique keys are taken in their order, so that two of these cannot deadlock.
     INSERT INTO {schema}.job (
         id, task, args, queue, priority, max_attempts, run_at, meta, uniqueness, expires_at, deadline_at, concurrency_key, units, inputs,
-        workflow_id, status, blocked_by, subject_type, subject_id
+        workflow_id, status, blocked_by, subject_type, subject_id, extras
     )
     SELECT ids[c.place], c.task, c.args::jsonb, c.queue, c.priority, c.max_attempts, {schema}.due_at(c.due), c.meta::jsonb, c.uniqueness::jsonb,
         {schema}.due_at(c.expiry), {schema}.due_at(c.deadline), c.key, c.units, c.inputs, $1,
         CASE WHEN c.wait = 0 AND flow.paused_at IS NULL THEN 'queued' ELSE 'blocked' END,
         CASE WHEN c.wait > 0 THEN ids[c.wait] WHEN c.wait = -2 THEN 0 WHEN c.wait = -3 THEN me WHEN c.wait < 0 OR flow.paused_at IS NOT NULL THEN - $1 END,
-        c.subject_type, c.subject_id
-    FROM unnest(tasks, args, queues, priorities, max_attempts, dues, metas, uniqueness, expiries, deadlines, keys, units, subject_types, subject_ids, inputs,
-        waits)
-        WITH ORDINALITY AS c (task, args, queue, priority, max_attempts, due, meta, uniqueness, expiry, deadline, key, units, subject_type, subject_id, inputs,
-            wait, place)
+        c.subject_type, c.subject_id, c.extras::jsonb
+    FROM unnest(tasks, args, queues, priorities, max_attempts, dues, metas, uniqueness, expiries, deadlines, keys, units, subject_types, subject_ids, extras,
+        inputs, waits)
+        WITH ORDINALITY AS c (task, args, queue, priority, max_attempts, due, meta, uniqueness, expiry, deadline, key, units, subject_type, subject_id,
+            extras, inputs, wait, place)
     ORDER BY c.uniqueness::jsonb ->> 'key', c.place;
     INSERT INTO {schema}.workflow_dependency (child_id, parent_id, policy, position)
     SELECT ids[e.child], CASE WHEN e.parent < 0 THEN ids[- e.parent] ELSE e.parent END, e.policy, e.position
@@ -213,7 +214,7 @@ END
 $body$;
 
 REVOKE ALL ON FUNCTION {schema}.add_members(bigint, boolean, text[], text[], text[], smallint[], smallint[], text[], text[], text[], text[], text[], text[],
-    smallint[], text[], text[], smallint[], integer[], integer[], bigint[], text[], integer[], integer[], integer[], bigint, integer[]) FROM PUBLIC;
+    smallint[], text[], text[], text[], smallint[], integer[], integer[], bigint[], text[], integer[], integer[], integer[], bigint, integer[]) FROM PUBLIC;
 
 -- Members that wait end as cancelled, except those that another transaction has locked. `causes`: the job because of which each does;
 -- NULL: it is because of the workflow. Returns those that ended.

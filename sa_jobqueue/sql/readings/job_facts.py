@@ -17,6 +17,7 @@ from sqlalchemy.sql.selectable import LateralFromClause
 from ...models import Job, JobMixin, companions_of, status_literal
 from ...rules.lifecycle import JobStatus
 from ...rules.reasons import MOST_AHEAD
+from ..claims import version_of
 from ..ends import is_held
 from ..parts import ONE, ZERO, array, in_calendar, in_seconds, rows, table_of
 from ..workers import served_by
@@ -34,6 +35,8 @@ _LOCKS = sa.table(
 )
 #: In the slots of a worker: all queues that it does not name.
 _OTHERS = sa.literal_column("'*'", sa.Text)
+#: Whether the tasks of a worker have a name or an alias `$task`, and its version is at least `$version`.
+_KNOWS = "'$.keyvalue() ? (@.key == $task || @.value.aliases[*] == $task) ? ($version <= 1 || @.value.version >= $version)'::jsonpath"
 #: What is read of a job.
 _COLUMNS = (
     "id", "status", "queue", "task", "priority", "attempt", "max_attempts", "rescues", "claims", "run_at", "created_at", "claimed_at",
@@ -48,7 +51,7 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Select[Any
     """A row for each of these ids, `asked`, in their order; its `id` is NULL if there is no such job.
 
     `now`, the database's time; `newest`, the highest id of all jobs; columns of the job, and its last `error`; `host`, `pid` and `seen_at`
-    of the worker that holds it. Of a job that waits: `live`, how many workers are alive, `serving`, how many of them its queue has, and
+    of the worker that holds it; `version`, that of its arguments, NULL for 1. Of a job that waits: `live`, how many workers are alive, `serving`, how many of them its queue has, and
     `knowing`, how many of those know its task, with their `slots` for its queue and how many jobs hold these, `busy`; how many are under `pressure_on`, and
     the `pressure`; how many skip it, `refused_by`, one of them, `refused_at`, and why, `refusal`. Of a queued job: `locked_by`, the server
     process that may have locked its row, and how many jobs are `ahead` of it in its queue, or in its key: at most `MOST_AHEAD` + 1.
@@ -71,6 +74,7 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Select[Any
             _NOW.label("now"),
             _newest(table_of(job)).label("newest"),
             *(in_calendar(me.c[name]).label(name) if name in _TIMES else me.c[name] for name in (*_COLUMNS, "error")),
+            version_of(me).label("version"),
             *(holder.c[name] for name in ("host", "pid", "seen_at")),
             *(column for column in crew.c if column.key != "ids"),
             held.c.busy,
@@ -99,7 +103,7 @@ def _row(jobs: sa.Table, asked: sa.FromClause) -> LateralFromClause:
     error = asked_job.c.errors[sa.literal_column("-1", sa.Integer)].label("error")
     locker: sa.Label[Any] = sa.literal_column("one.xmax").label("locker")
     return (
-        sa.select(*(asked_job.c[name] for name in _COLUMNS), error, locker)
+        sa.select(*(asked_job.c[name] for name in _COLUMNS), asked_job.c.extras, error, locker)
         .where(asked_job.c.id == asked.c.job_id)
         .limit(ONE)
         .lateral("me")
@@ -110,12 +114,10 @@ def _crew(me: sa.FromClause, workers: sa.Table) -> LateralFromClause:
     """The workers that are alive, and what they could do for the job."""
     row = workers.c
     serves = served_by(row.queues, me.c.queue)
-    path: sa.ColumnElement[Any] = sa.literal_column("""'$.*.aliases[*] ? (@ == $task)'::jsonpath""")
-    # A worker of an older release says nothing of its tasks, and may know any.
+    # A worker of an older release says nothing of its tasks, and may know any. A task that says no version has version 1.
     knows = sa.or_(
         row.tasks == sa.literal_column("'{}'::jsonb"),
-        row.tasks.has_key(me.c.task),
-        sa.func.jsonb_path_exists(row.tasks, path, sa.func.jsonb_build_object(sa.literal_column("'task'"), me.c.task)),
+        sa.func.jsonb_path_exists(row.tasks, sa.literal_column(_KNOWS), _task_and_version(me)),
     )
     able = sa.and_(serves, knows)
     its_id = sa.cast(me.c.id, sa.Text)
@@ -146,6 +148,12 @@ def _crew(me: sa.FromClause, workers: sa.Table) -> LateralFromClause:
         .where(row.seen_at > in_seconds(sa.literal_column(str(-STALE)), after=_NOW), me.c.finished_at.is_(None))
         .lateral("crew")
     )
+
+
+def _task_and_version(me: sa.FromClause) -> sa.ColumnElement[Any]:
+    name = sa.literal_column("'version'", sa.Text)
+    version = sa.func.coalesce(me.c.extras.op("->")(name), sa.literal_column("'1'::jsonb"), type_=JSONB())
+    return sa.func.jsonb_build_object(sa.literal_column("'task'"), me.c.task, name, version, type_=JSONB())
 
 
 def _held(jobs: sa.Table, me: sa.FromClause, crew: LateralFromClause, workers: sa.FromClause) -> LateralFromClause:

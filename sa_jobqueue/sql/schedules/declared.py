@@ -174,7 +174,10 @@ def digests_with(digest: str, known: Sequence[str] | None, *, gone: bool) -> lis
 def to_change(row: Any, before: object, values: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
     """The columns of a row that a new definition changes. A column that differs from the value declared `before` was edited, and stays."""
     old: Mapping[str, Any] = before if isinstance(before, dict) else {}  # by hand it may be any JSON
-    return {name: values[name] for name in columns if getattr(row, name) == old.get(name) != values[name]}
+    changes = {name: values[name] for name in columns if getattr(row, name) == old.get(name) != values[name]}
+    if "extras" in changes and row.args != old.get("args"):
+        changes.pop("extras", None)  # arguments that were edited keep their version
+    return changes
 
 
 # ---- Writing the declared schedules.

@@ -23,6 +23,7 @@ from ...sql.claims import Fault, fault_of, is_data_fault, is_too_much
 from ...sql.unique import started_keys, without_key
 from ...sql.workers import EVERY_QUEUE
 from ...tasks.registry import Registry
+from ...tasks.upcasts import is_newer, version_of
 from ...util.log import get_logger
 from ..connections.pool import Deadline
 from ..connections.service import Connector
@@ -58,31 +59,41 @@ class UnknownTasks:
     def __init__(self, first: float) -> None:
         self._first = first
         self._longest = max(first, _LONGEST)
-        self._seen: dict[str, tuple[float, float]] = {}
-        """By task: since when its jobs have come, and when the task is forgotten if no more come."""
+        self._seen: dict[tuple[str, int | None], tuple[float, float]] = {}
+        """By task, and version where only the version is unknown: since when its jobs have come, and when the task is forgotten if no more come."""
 
     def names(self) -> list[str]:
         """The tasks whose jobs came lately. For any thread: under limits they are not claimed meanwhile, so that they consume no rate."""
         now = monotonic()
-        return [task for task, (_, forgotten) in list(self._seen.items()) if now < forgotten and task != _REST]
+        seen = list(self._seen.items())
+        return [task for (task, version), (_, end) in seen if version is None and now < end and task != _REST]
 
-    def seconds(self, job: ClaimedJob) -> float:
-        """Seconds for which this job goes back."""
+    def seconds(self, job: ClaimedJob, version: int | None = None) -> float:
+        """Seconds for which this job goes back. `version`: that of its arguments, where only that is unknown here."""
         now = monotonic()
-        task = job.task if job.task in self._seen or len(self._seen) < _MOST else _REST
+        task = job.task, version
+        if task not in self._seen and len(self._seen) >= _MOST:
+            task = _REST, None
         since, forgotten = self._seen.get(task, (now, now))
         if now >= forgotten:
             since = now
-            self._warn(job, last=task == _REST)
+            self._warn(job, version, last=task[0] == _REST)
         delay = min(max(now - since, self._first), self._longest)
         self._seen[task] = since, now + 2 * delay + 60.0
         return delay
 
-    def _warn(self, job: ClaimedJob, *, last: bool) -> None:
+    def _warn(self, job: ClaimedJob, version: int | None, *, last: bool) -> None:
+        known = (
+            f"no task named {job.task!r} is" if version is None else f"no version {version} of the task {job.task!r} is"
+        )
+        mend = (
+            "Is its module imported (--app), or was it renamed without an alias?"
+            if version is None
+            else "Was this worker's release rolled back, or is it not deployed yet?"
+        )
         logger.warning(
-            "job %d: no task named %r is registered here; its jobs go back for %g s, and for up to %g s if they keep coming. "
-            "Is its module imported (--app), or was it renamed without an alias?%s",
-            job.id, job.task, self._first, self._longest,
+            "job %d: %s registered here; its jobs go back for %g s, and for up to %g s if they keep coming. %s%s",
+            job.id, known, self._first, self._longest, mend,
             " (Many tasks are unknown; no more are named.)" if last else "",
             extra=job.fields,
         )  # fmt: skip
@@ -206,7 +217,7 @@ class Intake:
     # ---- to the slots, or back
 
     def _start(self, jobs: list[ClaimedJob], claimed_at: float) -> None:
-        """Give complete jobs to their slots. Jobs of unknown tasks go back."""
+        """Give complete jobs to their slots. Jobs of unknown tasks, and of newer versions of their tasks, go back."""
         known, now = self.registry.get, monotonic()
         by_queue: dict[str, list[Run]] = {name: [] for name in self.all_slots}
         others = by_queue.get(EVERY_QUEUE)
@@ -214,6 +225,8 @@ class Intake:
         runs: list[Run] = []
         for job in jobs:
             task = known(job.task)
+            if task is not None and job.extra is not None and is_newer(job, task.version):
+                task = None
             # No slots: a trigger of the application's has moved the job, just as it was claimed.
             batch = by_queue.get(job.queue, others)
             if task is None or batch is None:
@@ -247,9 +260,13 @@ class Intake:
         self.observer.claim(1)
 
     def _end(self, job: ClaimedJob, outcome: Outcome) -> None:
-        """End a job without a run. If its task is unknown, it goes back with a delay and no attempt spent: another release may know it."""
-        task = self.registry.get(job.task)
+        """End a job without a run. If its task is unknown, or its version newer, it goes back with a delay and no attempt spent: another
+        release may know it.
+        """
+        task, version = self.registry.get(job.task), None
+        if task is not None and is_newer(job, task.version):
+            task, version = None, version_of(extra(job))
         if task is None:
-            outcome = Released(self.unknown.seconds(job))
+            outcome = Released(self.unknown.seconds(job, version))
         self.observer.set_aside(job, None if task is None else task.name)
         self.writer.add(decide(job, outcome, Rules() if task is None else task.rules, random=0.5))

@@ -22,6 +22,7 @@ from ...rules.lifecycle import JobStatus, extra
 from ...rules.outcomes import Discard
 from ...sql.workflows.pruning import Input
 from ...tasks.middleware import Attempt, Middleware, installed
+from ...tasks.upcasts import version_of
 from ...util.log import get_logger
 from .attempt_end import AttemptEnd
 from .reopening import Sessions
@@ -255,10 +256,13 @@ class Call:
         if job.rescues and not task.rules.rescue:
             raise Discard("its worker died, and it may not run twice (rescue=False)")
         taken = None if job.extra is None else taken_by(job)
+        text = (job.args or "") if taken is None else taken.args
+        if job.extra is not None or task.version != 1:
+            text = task.upcasts.current(text, version_of(extra(job)))
         if taken is None:
-            args, kwargs = task.decode(job.args or "")
+            args, kwargs = task.decode(text)
             return self._invoke(args, kwargs)
-        args, kwargs = task.decode_after(taken.number, taken.args)
+        args, kwargs = task.decode_after(taken.number, text)
         values = values_of(job, taken, task.inputs(taken.number), self._sessions.read_inputs)
         if not callable(values):
             return self._invoke((*values, *args), kwargs)

@@ -1,4 +1,4 @@
-INSERT INTO sa_jobqueue.job (task, args, queue, priority, max_attempts, run_at, meta, uniqueness, expires_at, deadline_at, concurrency_key, units, subject_type, subject_id)
+INSERT INTO sa_jobqueue.job (task, args, queue, priority, max_attempts, run_at, meta, uniqueness, expires_at, deadline_at, concurrency_key, units, subject_type, subject_id, extras)
 SELECT sa_jobqueue.job.task,
     sa_jobqueue.job.args,
     sa_jobqueue.job.queue,
@@ -12,7 +12,8 @@ SELECT sa_jobqueue.job.task,
     CASE WHEN (sa_jobqueue.job.concurrency_key >= chr(2)) THEN sa_jobqueue.job.concurrency_key ELSE NULL END AS anon_5,
     sa_jobqueue.job.units,
     sa_jobqueue.job.subject_type,
-    sa_jobqueue.job.subject_id
+    sa_jobqueue.job.subject_id,
+    sa_jobqueue.job.extras
 FROM sa_jobqueue.job
 WHERE sa_jobqueue.job.inputs IS NULL
 AND sa_jobqueue.job.task != '(gate)'

@@ -28,6 +28,7 @@ SELECT asked.job_id AS asked,
     me.worker,
     me.duplicate_of,
     me.error,
+    CASE WHEN (jsonb_typeof(me.extras -> 'version') = 'number') THEN left(me.extras ->> 'version', 8) WHEN (jsonb_typeof(me.extras -> 'version') IS NOT NULL) THEN '?' END AS version,
     holder.host,
     holder.pid,
     holder.seen_at,
@@ -74,6 +75,7 @@ LEFT OUTER JOIN LATERAL (
         one.workflow_id AS workflow_id,
         one.worker AS worker,
         one.duplicate_of AS duplicate_of,
+        one.extras AS extras,
         one.errors[-1] AS error,
         one.xmax AS locker
     FROM sa_jobqueue.job AS one
@@ -91,14 +93,14 @@ LEFT OUTER JOIN LATERAL (
 LEFT OUTER JOIN LATERAL (
     SELECT count(*) AS live,
         count(*) FILTER (WHERE me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AS serving,
-        count(*) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR (sa_jobqueue.worker.tasks ? me.task) OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.*.aliases[*] ? (@ == $task)'::jsonpath, jsonb_build_object('task', me.task)))) AS knowing,
-        CAST(coalesce(sum(coalesce(CAST(sa_jobqueue.worker.slots ->> me.queue AS INTEGER), CAST(sa_jobqueue.worker.slots ->> '*' AS INTEGER), sa_jobqueue.worker.concurrency)) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR (sa_jobqueue.worker.tasks ? me.task) OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.*.aliases[*] ? (@ == $task)'::jsonpath, jsonb_build_object('task', me.task)))), 0) AS INTEGER) AS slots,
-        count(*) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR (sa_jobqueue.worker.tasks ? me.task) OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.*.aliases[*] ? (@ == $task)'::jsonpath, jsonb_build_object('task', me.task))) AND sa_jobqueue.worker.pressure IS NOT NULL) AS pressure_on,
-        min(sa_jobqueue.worker.pressure) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR (sa_jobqueue.worker.tasks ? me.task) OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.*.aliases[*] ? (@ == $task)'::jsonpath, jsonb_build_object('task', me.task)))) AS pressure,
+        count(*) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.keyvalue() ? (@.key == $task || @.value.aliases[*] == $task) ? ($version <= 1 || @.value.version >= $version)'::jsonpath, jsonb_build_object('task', me.task, 'version', coalesce(me.extras -> 'version', '1'::jsonb))))) AS knowing,
+        CAST(coalesce(sum(coalesce(CAST(sa_jobqueue.worker.slots ->> me.queue AS INTEGER), CAST(sa_jobqueue.worker.slots ->> '*' AS INTEGER), sa_jobqueue.worker.concurrency)) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.keyvalue() ? (@.key == $task || @.value.aliases[*] == $task) ? ($version <= 1 || @.value.version >= $version)'::jsonpath, jsonb_build_object('task', me.task, 'version', coalesce(me.extras -> 'version', '1'::jsonb))))), 0) AS INTEGER) AS slots,
+        count(*) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.keyvalue() ? (@.key == $task || @.value.aliases[*] == $task) ? ($version <= 1 || @.value.version >= $version)'::jsonpath, jsonb_build_object('task', me.task, 'version', coalesce(me.extras -> 'version', '1'::jsonb)))) AND sa_jobqueue.worker.pressure IS NOT NULL) AS pressure_on,
+        min(sa_jobqueue.worker.pressure) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.keyvalue() ? (@.key == $task || @.value.aliases[*] == $task) ? ($version <= 1 || @.value.version >= $version)'::jsonpath, jsonb_build_object('task', me.task, 'version', coalesce(me.extras -> 'version', '1'::jsonb))))) AS pressure,
         count(*) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.skipped ? CAST(me.id AS TEXT))) AS refused_by,
         min(concat(sa_jobqueue.worker.host, ':', CAST(sa_jobqueue.worker.pid AS TEXT))) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.skipped ? CAST(me.id AS TEXT))) AS refused_at,
         min(sa_jobqueue.worker.skipped ->> CAST(me.id AS TEXT)) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.skipped ? CAST(me.id AS TEXT))) AS refusal,
-        array_agg(CAST(sa_jobqueue.worker.id AS TEXT)) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR (sa_jobqueue.worker.tasks ? me.task) OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.*.aliases[*] ? (@ == $task)'::jsonpath, jsonb_build_object('task', me.task)))) AS ids
+        array_agg(CAST(sa_jobqueue.worker.id AS TEXT)) FILTER (WHERE (me.queue = any(sa_jobqueue.worker.queues) OR '*' = any(sa_jobqueue.worker.queues)) AND (sa_jobqueue.worker.tasks = '{}'::jsonb OR jsonb_path_exists(sa_jobqueue.worker.tasks, '$.keyvalue() ? (@.key == $task || @.value.aliases[*] == $task) ? ($version <= 1 || @.value.version >= $version)'::jsonpath, jsonb_build_object('task', me.task, 'version', coalesce(me.extras -> 'version', '1'::jsonb))))) AS ids
     FROM sa_jobqueue.worker
     WHERE sa_jobqueue.worker.seen_at > statement_timestamp() + -60.0 * interval '1 second'
     AND me.finished_at IS NULL

@@ -16,6 +16,7 @@ SELECT sa_jobqueue.schedule.expression,
     sa_jobqueue.schedule.deadline,
     sa_jobqueue.schedule.concurrency_key,
     sa_jobqueue.schedule.units,
+    sa_jobqueue.schedule.extras,
     sa_jobqueue.schedule.declared,
     sa_jobqueue.schedule.definitions
 FROM sa_jobqueue.schedule

@@ -1,0 +1,103 @@
+"""Versions of a task's arguments: functions of the application turn old stored arguments into those that the handler takes now.
+
+>>> upcasts = Upcasts("shop.send", 2)
+>>> upcasts.add(1, lambda args: {"order_id": args["order"]})
+>>> upcasts.current('{"order": 7}', 1)
+'{"order_id":7}'
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from ..arguments.storable import encode_plain, load, shown
+from ..errors import PayloadError, TaskError
+from ..rules.lifecycle import Claimed, extra
+from .options import MAX_VERSION
+
+#: From the stored arguments of a version to those of the next version, both as plain JSON.
+Upcaster: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
+
+
+def version_of(attributes: Mapping[str, Any] | None) -> Any:
+    """The version in the `extras` of a row, or as text in those of a claim; what cannot be a version as it is."""
+    found = (attributes or {}).get("version", 1)
+    return int(found) if isinstance(found, str) and found.isdecimal() else found
+
+
+class Upcasts:
+    """The upcasters of a task, by the version that they read. `version`: that of the arguments which the handler takes."""
+
+    __slots__ = ("_by_version", "_task", "version")
+
+    def __init__(self, task: str, version: int) -> None:
+        self._task, self.version = task, version
+        self._by_version: dict[int, Upcaster] = {}
+
+    def add(self, version: object, function: Upcaster) -> None:
+        """Add the upcaster of a version. Raises TaskError for a function or a version that cannot be used."""
+        of = f"task {self._task!r}: upcast({shown(version)})"
+        if type(version) is not int or version < 1:
+            raise TaskError(f"{of}: the version must be an integer from 1 on")
+        if version >= self.version:
+            mend = f"write @task(version={version + 1})" if version < MAX_VERSION else "take a lower version"
+            raise TaskError(f"{of}: the task has version {self.version}, which is not newer: {mend}")
+        if (before := self._by_version.get(version)) is not None:
+            raise TaskError(f"{of}: {_named(before)} reads this version already: remove one of the two")
+        if not callable(function):
+            raise TaskError(f"{of} decorates a function of the old arguments, not {shown(function)}")
+        if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+            raise TaskError(f"{of}: {_named(function)} must be a plain `def` that returns the new arguments")
+        self._by_version[version] = function
+
+    def check(self) -> None:
+        """Raise TaskError if a version has no upcaster."""
+        if missing := [version for version in range(1, self.version) if version not in self._by_version]:
+            versions = f"version{'' if len(missing) == 1 else 's'} {', '.join(map(str, missing[:10]))}"
+            raise TaskError(
+                f"task {self._task!r} has version {self.version}, and no upcaster for {versions}: decorate a function of the old "
+                f"arguments with @{self._task.rpartition('.')[2]}.upcast({missing[0]})"
+            )
+
+    def current(self, text: str, version: object) -> str:
+        """Stored arguments of this version, JSON text, as arguments of the current version.
+
+        Raises PayloadError for a version that cannot be read and where an upcaster fails, TaskError where an upcaster is missing.
+        """
+        if version == self.version and type(version) is int:
+            return text
+        if type(version) is not int or not 1 <= version < self.version:
+            raise PayloadError(
+                f"task {self._task!r}: the stored arguments have version {shown(version)}, and this code reads versions 1 to {self.version}"
+            )
+        self.check()
+        for number in range(version, self.version):
+            text = self._next(text, number)
+        return text
+
+    def _next(self, text: str, version: int) -> str:
+        function = self._by_version[version]
+        what = f"task {self._task!r}: the upcaster of version {version}, {_named(function)},"
+        try:
+            made: Any = function(load(text))
+        except Exception as error:
+            raise PayloadError(f"{what} raised {type(error).__name__}: {error}") from error
+        if not isinstance(made, Mapping):
+            raise PayloadError(f"{what} must return the new arguments by name, not {shown(made)}")
+        return encode_plain(made, what=what)
+
+
+def _named(function: Any) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
+
+
+def is_newer(job: Claimed, known: int) -> bool:
+    """Whether the arguments of a claimed job have a newer version than the `known` one."""
+    return newer(version_of(extra(job)), known)
+
+
+def newer(version: object, known: int) -> bool:
+    """Whether a version of a row, as text or a number, is newer than the `known` version. What cannot be a version is not."""
+    return version is not None and str(version).isdecimal() and int(str(version)) > known
