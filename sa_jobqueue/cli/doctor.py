@@ -17,10 +17,10 @@ from rich.table import Table
 from rich.text import Text
 from sqlalchemy.exc import DBAPIError
 
-from ..doctor import LEVELS, Finding, Thresholds, examine, reading
+from ..doctor import BEFORE_DEPLOY, LEVELS, Finding, Thresholds, examine, reading
 from ..doctor.examine import State, states_of
 from ..doctor.finding import Acknowledged, acknowledged
-from ..errors import JobQueueError
+from ..errors import ConfigurationError, JobQueueError
 from ..sql.readings.depths import newest_marks
 from ..util.log import one_line
 from ..util.urls import mask_passwords
@@ -29,6 +29,8 @@ from .config import Config, Json, duration_option
 from .output import cleaned, note, print_json, say
 from .place import name_database, open_engine
 
+#: For a statement that reads all jobs that have not ended.
+_DEPLOY = timedelta(minutes=1)
 _ARROW = "→ "
 _STYLES: dict[State, str] = {"ok": "green", "notice": "yellow", "problem": "bold red", "yours to decide": "cyan"}
 
@@ -42,6 +44,13 @@ def doctor(
     checklist: Annotated[
         bool, typer.Option("--checklist", help="Show the state of each item of the production checklist instead.")
     ] = False,
+    before_deploy: Annotated[
+        bool,
+        typer.Option(
+            "--before-deploy",
+            help="List the jobs that have not ended whose task, version or recorded steps the code of --app does not know.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Find problems of the queue and its database, and what to do about them.
@@ -52,14 +61,27 @@ def doctor(
     which needs a person; 2: the database does not answer.
 
     sa-jobqueue doctor --max-wait 10m --json
+
+    With --before-deploy it makes three other checks, in place of these: what waits in the database is compared with the code of --app,
+    which is to be deployed.
+
+    sa-jobqueue doctor --before-deploy --app shop
     """
+    if before_deploy and not config.app:
+        raise ConfigurationError("--before-deploy compares the database with new code: name it, --app shop")
+    if before_deploy and checklist:
+        raise ConfigurationError("--before-deploy and --checklist exclude each other: give one of them")
     thresholds = Thresholds(max_wait=None if max_wait is None else max_wait.total_seconds())
-    tasks = [name for task in load_registry(config) for name in (task.name, *task.aliases)] if config.app else None
+    registry = load_registry(config) if config.app else None
+    tasks = None if registry is None else [name for task in registry for name in (task.name, *task.aliases)]
     engine = open_engine(config)
     try:
         with engine.connect() as connection:
             name_database(config, connection)
-        findings = _with_acknowledgements(engine, examine(engine, thresholds=thresholds, tasks=tasks))
+        if before_deploy:
+            findings = examine(engine, checks=BEFORE_DEPLOY, probe=False, registry=registry, patience=_DEPLOY)
+        else:
+            findings = _with_acknowledgements(engine, examine(engine, thresholds=thresholds, tasks=tasks))
     except (DBAPIError, JobQueueError) as error:
         if json:
             reason = error.orig if isinstance(error, DBAPIError) else error

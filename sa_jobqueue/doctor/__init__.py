@@ -7,10 +7,11 @@
 """
 
 from .examination import Examination
-from .examine import CHECKS, Check, examine, look_at, make_reading, reading
+from .examine import BEFORE_DEPLOY, CHECKS, Check, examine, look_at, make_reading, reading
 from .finding import LEVELS, Finding, Level, Thresholds, worst
 
 __all__ = [
+    "BEFORE_DEPLOY",
     "CHECKS",
     "LEVELS",
     "Check",

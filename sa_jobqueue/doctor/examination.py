@@ -15,6 +15,7 @@ from ..health.work import read_limit_uses, read_paused_keys, read_ready_keys
 from ..sql.readings.depths import list_workers, queued_tasks
 from ..sql.readings.stats import By, sum_stats
 from ..sql.store import Store, default_store
+from ..tasks.registry import Registry
 from ..util.schema import quote
 from .finding import Thresholds
 
@@ -28,7 +29,7 @@ class Examination(Readings):
     """The values that the checks of an examination share. Each is read when a check first uses it.
 
     `engine`: for the check of LISTEN and NOTIFY, which needs two more connections; None omits it. `tasks`: the names and aliases of an
-    application's tasks; None: there is no application to compare with.
+    application's tasks; None: there is no application to compare with. `registry`: the tasks of an application that is to be deployed.
     """
 
     def __init__(
@@ -38,12 +39,14 @@ class Examination(Readings):
         engine: sa.Engine | None = None,
         thresholds: Thresholds | None = None,
         tasks: Collection[str] | None = None,
+        registry: Registry | None = None,
         store: Store = default_store,
     ) -> None:
         super().__init__(connection, store)
         self.engine = engine
         self.thresholds = thresholds or Thresholds()
         self.tasks = None if tasks is None else frozenset(tasks)
+        self.registry = registry
         self._stats: dict[timedelta, Sequence[Any]] = {}
 
     @property

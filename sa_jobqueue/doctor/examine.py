@@ -12,10 +12,12 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ..sql.store import Store, default_store
+from ..tasks.registry import Registry
 from ..util.log import one_line
 from ..util.urls import mask_passwords
 from ..worker.connections.service import setting
 from .checks.connection import check_clock, check_database, check_schema_version, check_wake_ups
+from .checks.deploy import check_new_steps, check_new_tasks, check_new_versions
 from .checks.jobs import (
     check_cleanup,
     check_leases,
@@ -60,6 +62,8 @@ class Check:
     look: Callable[[Examination], Finding]
     decides: bool = False
     """Whether a problem ends the examination: the following checks are not made."""
+    gates: bool = False
+    """Whether it is a problem if the check cannot be made."""
 
 
 CHECKS: tuple[Check, ...] = (
@@ -100,6 +104,14 @@ CHECKS: tuple[Check, ...] = (
     Check("slots", "replication slots, and the WAL that they keep", check_slots),
 )
 
+#: What is to be asked before an application is deployed: see `examine`.
+BEFORE_DEPLOY: tuple[Check, ...] = (
+    Check("schema", "the version of the job tables", check_schema_version, decides=True),
+    Check("new-tasks", "tasks that the new code does not have", check_new_tasks, gates=True),
+    Check("new-versions", "arguments that the new code cannot read", check_new_versions, gates=True),
+    Check("new-steps", "recorded steps that the new code does not mention", check_new_steps, gates=True),
+)
+
 #: A check that takes longer is given up, so that it does not burden a busy server.
 _PATIENCE = timedelta(seconds=5)
 _LOCK_PATIENCE = timedelta(milliseconds=250)
@@ -112,20 +124,28 @@ def examine(
     checks: Sequence[Check] = CHECKS,
     probe: bool = True,
     tasks: Collection[str] | None = None,
+    registry: Registry | None = None,
+    patience: timedelta = _PATIENCE,
     store: Store = default_store,
 ) -> list[Finding]:
     """Make the checks on a connection of this engine, and return their findings.
 
     `tasks`: the names of an application's tasks, to find queued jobs of unknown tasks. `probe`: also try LISTEN and NOTIFY, which
-    takes two more connections of psycopg 3, and up to 5 seconds.
+    takes two more connections of psycopg 3, and up to 5 seconds. `registry`: the tasks with which the checks `BEFORE_DEPLOY` compare.
+    `patience`: after which a statement is given up.
 
     Raises DBAPIError if the database does not answer, JobQueueError if the role may not see the schema or the probe is impossible.
     """
-    with reading(engine) as connection:
+    with reading(engine, statement=patience) as connection:
         examination = Examination(
-            connection, engine=engine if probe else None, thresholds=thresholds, tasks=tasks, store=store
+            connection,
+            engine=engine if probe else None,
+            thresholds=thresholds,
+            tasks=tasks,
+            registry=registry,
+            store=store,
         )
-        return list(look_at(examination, checks=checks))
+        return list(look_at(examination, checks=checks, patience=patience))
 
 
 def look_at(
@@ -182,7 +202,7 @@ def _answer(check: Check, examination: Examination, patience: timedelta) -> Find
             return Finding(check.name, "problem", f"the check failed: {reason}", "see the server's log")
         meaning, advice = _MEANINGS[state]
         detail = f"{meaning.format(patience=patience.total_seconds())}: {reason}"
-        return Finding(check.name, "notice", detail, advice)
+        return Finding(check.name, "problem" if check.gates else "notice", detail, advice)
     point.commit()
     return finding
 

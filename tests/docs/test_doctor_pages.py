@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from sa_jobqueue.doctor import CHECKS
+from sa_jobqueue.doctor import BEFORE_DEPLOY, CHECKS
 from sa_jobqueue.doctor.examine import ITEMS
 from tests.support.commands import ROOT
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(not CHECKLIST.exists(), reason="the wheel is tes
 def test_the_reference_has_each_check() -> None:
     """In the order in which they are made, with the same words."""
     rows = re.findall(r"^\| `([\w-]+)` \| (.+) \|$", REFERENCE.read_text(), re.MULTILINE)
-    assert rows == [(check.name, check.about) for check in CHECKS]
+    assert rows == [(check.name, check.about) for check in (*CHECKS, *BEFORE_DEPLOY)]
 
 
 def test_the_page_has_each_item_of_the_checklist() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,12 @@ from sa_jobqueue import (
     every,
     task,
 )
-from sa_jobqueue.models import WorkflowCallback
+from sa_jobqueue.models import Step, WorkflowCallback
 from sa_jobqueue.sql.schedules.declared import to_change
 from sa_jobqueue.statements import copy_jobs, edit_jobs, retry_jobs
 from sa_jobqueue.tasks.tasks import AnyTask
 from sa_jobqueue.testing import check_upcasts
-from tests.support.cli import as_json, invoke
+from tests.support.cli import as_json, invoke, refused
 from tests.support.commands import start_command
 from tests.support.waiting import wait_until
 from tests.support.working import add_one, drain, job_of
@@ -207,3 +208,65 @@ def test_the_testing_kit_runs_all_upcasters_over_samples(send: AnyTask) -> None:
         match=r"sample 1 of version 2: task 'send': the stored arguments do not fit the handler: argument n: ",
     ):
         check_upcasts(send, {2: [{"b": 5}, {"b": 0.5}], 1: [{"a": 1}]})
+
+
+DEPLOYED = """
+from sa_jobqueue import JobContext, Registry, task
+
+registry = Registry()
+STEPS = ["label"]
+
+
+@task(registry=registry, name="shop.send")
+def send(order: int) -> None: ...
+
+
+@task(registry=registry, name="shop.ship")
+def ship(ctx: JobContext) -> None:
+    for name in STEPS:
+        ctx.step(name, print)
+    for number in range(2):
+        ctx.step(f"book {number}", print)
+"""
+
+
+def test_the_doctor_lists_what_new_code_does_not_know(
+    engine: Engine, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a deployment: tasks, newer versions and names of recorded steps, of due, scheduled and blocked jobs, with their numbers."""
+    (tmp_path / "deployed_shop.py").write_text(DEPLOYED)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    command = ("doctor", "--before-deploy", "--app=deployed_shop:registry", "--json")
+    assert as_json(*command, url=database_url)["ok"] is True
+    with Session(engine) as session:
+        session.add_all(
+            [
+                enqueue("shop.gone"),
+                enqueue(TaskName("shop.gone").options(delay=60)),
+                enqueue(TaskName("shop.send", version=2), order_id=1),
+                Schedule(every(60), TaskName("shop.report"), name="nightly"),
+                (job := enqueue("shop.ship")),
+            ]
+        )
+        session.flush()
+        names = ("label", "label#2", "book 7", "charge", "signal:paid")
+        session.add_all([Step(job_id=job.id, claim_token=1, revision=1, kind="step", name=name) for name in names])
+        session.commit()
+    result = invoke(*command, url=database_url)
+    assert result.exit_code == 1
+    found = {check["name"]: (check["level"], check["detail"]) for check in json.loads(result.stdout)["checks"]}
+    assert found["new-tasks"] == (
+        "problem",
+        "the application does not have: shop.gone (1 queued, 1 scheduled), shop.report (1 schedule)",
+    )
+    assert found["new-versions"] == (
+        "problem",
+        "a newer version waits: shop.send of version 2, and the application has version 1 (1 queued)",
+    )
+    assert found["new-steps"] == (
+        "notice",
+        "the application's source does not mention: step charge of shop.ship (1 job), step paid of shop.ship (1 job)",
+    )
+    assert "--before-deploy compares the database with new code" in refused(
+        "doctor", "--before-deploy", url=database_url
+    )

@@ -1,0 +1,155 @@
+"""What waits in the database that an application does not know, before it is deployed: tasks, versions of arguments, recorded steps.
+
+The counts are complete: all jobs that have not ended are read.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from ...errors import TaskError
+from ...rules.words import listed, versioned
+from ...sql.claims import version_of
+from ...sql.parts import table_of
+from ...sql.readings.unfinished import recorded_steps, unfinished_tasks
+from ...tasks.tasks import AnyTask
+from ...tasks.upcasts import newer
+from ...util.log import escaped
+from ..examination import Examination
+from ..finding import Fault, Finding, found
+
+#: What stands before the name that the handler gives to some kinds of steps.
+_KIND = re.compile(r"(?:signal|callback|patch):")
+
+
+def check_new_tasks(examination: Examination) -> Finding:
+    """Whether the application has the task of each job that has not ended, of each active schedule and of each callback that may come."""
+    known = _registry(examination)
+    waiting = _waiting(examination).items()
+    lost = {versioned(*which): what for which, what in waiting if known.get(which[0]) is None}
+    faults: list[Fault] = []
+    if lost:
+        advice = "give a renamed task its old name: @task(aliases=[...]); or deploy when these jobs have ended"
+        faults.append(("problem", f"the application does not have: {_told(lost)}", advice))
+    return found("new-tasks", "the application has the task of all that waits", *faults, unknown=len(lost))
+
+
+def check_new_versions(examination: Examination) -> Finding:
+    """Whether the application can read the arguments of all that waits: no version is newer than its own, and no upcaster is missing."""
+    known = _registry(examination)
+    late: dict[str, str] = {}
+    for (task, version), what in _waiting(examination).items():
+        of = known.get(task)
+        if of is not None and newer(version, of.version):
+            late[f"{versioned(task, version)}, and the application has version {of.version}"] = what
+    faults: list[Fault] = []
+    if late:
+        advice = "workers of this application leave such jobs alone until newer workers come back"
+        faults.append(("problem", f"a newer version waits: {_told(late)}", advice))
+    for task in known:
+        try:
+            task.upcasts.check()
+        except TaskError as error:
+            faults.append(("problem", str(error), "workers of this application do not start without it"))
+    return found("new-versions", "the application reads the arguments of all that waits", *faults, newer=len(late))
+
+
+def check_new_steps(examination: Examination) -> Finding:
+    """Whether the application's source mentions the recorded steps of jobs that have not ended.
+
+    A name is mentioned where a text, or the parts of an f-string, in the modules of the handler's package are equal to it. What is made of
+    a name at run time in another way cannot be seen here.
+    """
+    known, lost, steps = _registry(examination), dict[str, str](), 0
+    for row in examination.connection.execute(recorded_steps(job=examination.store.job)):
+        steps += 1
+        task, name = known.get(row.task), _KIND.sub("", row.name, count=1)
+        if task is not None and not _mentions(task, name):
+            lost[f"step {name} of {row.task}"] = _jobs(row.jobs)
+    faults: list[Fault] = []
+    if lost:
+        advice = "a step that was renamed or removed is not found again, and the new code runs in its place; keep its name, or use ctx.patched()"
+        faults.append(("notice", f"the application's source does not mention: {_told(lost)}", advice))
+    summary = (
+        "the application's source mentions the recorded steps" if steps else "no job that has not ended has a step"
+    )
+    return found("new-steps", summary, *faults, steps=steps, unknown=len(lost))
+
+
+def _registry(examination: Examination) -> Any:
+    assert examination.registry is not None
+    return examination.registry
+
+
+def _waiting(examination: Examination) -> Mapping[tuple[str, str | None], str]:
+    """What waits, in words, by task and version."""
+    tables, connection = examination.store.tables, examination.connection
+    found: dict[tuple[str, str | None], list[str]] = defaultdict(list)
+    for row in connection.execute(unfinished_tasks(job=examination.store.job)):
+        found[row.task, row.version].append(f"{row.jobs:,} {row.reading}")
+    schedule, callback, flow = (table_of(of) for of in (tables.schedule, tables.callback, tables.workflow))
+    running = sa.select(flow.c.id).where(flow.c.finished_at.is_(None))
+    for kind, table, live in (
+        ("schedule", schedule, schedule.c.paused_at.is_(None)),
+        ("callback", callback, callback.c.fired_at.is_(None) & callback.c.workflow_id.in_(running)),
+    ):
+        version = version_of(table)
+        counted = sa.select(table.c.task, version.label("version"), sa.func.count().label("rows")).where(live)
+        for row in connection.execute(counted.group_by(table.c.task, version)):
+            found[row.task, row.version].append(_number(row.rows, kind))
+    return {key: ", ".join(parts) for key, parts in sorted(found.items(), key=str)}
+
+
+def _told(lost: Mapping[str, str]) -> str:
+    return listed([f"{escaped(name)} ({what})" for name, what in lost.items()])
+
+
+def _jobs(number: int) -> str:
+    return _number(number, "job")
+
+
+def _number(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+# ---- The texts in the source of an application.
+
+
+def _mentions(task: AnyTask, name: str) -> bool:
+    package = task.handler.__module__.partition(".")[0]
+    modules = [module for path, module in list(sys.modules.items()) if path.partition(".")[0] == package]
+    files = sorted({file for module in modules if (file := getattr(module, "__file__", None))})
+    texts, patterns = _source(tuple(files))
+    return name in texts or any(pattern.fullmatch(name) for pattern in patterns)
+
+
+@lru_cache(64)
+def _source(files: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
+    """The texts in these files, and a pattern for each f-string, with anything in the place of its values."""
+    texts, patterns = set[str](), list[re.Pattern[str]]()
+    for node in (node for file in files for node in _nodes(Path(file))):
+        if isinstance(node, ast.JoinedStr):
+            patterns.append(re.compile("".join(map(_part, node.values)), re.DOTALL))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.add(node.value)
+    return frozenset(texts), tuple(patterns)
+
+
+def _nodes(file: Path) -> Iterator[ast.AST]:
+    try:
+        yield from ast.walk(ast.parse(file.read_bytes()))
+    except (OSError, SyntaxError, ValueError):  # a module without a source
+        return
+
+
+def _part(value: ast.expr) -> str:
+    return re.escape(value.value) if isinstance(value, ast.Constant) and isinstance(value.value, str) else ".*"

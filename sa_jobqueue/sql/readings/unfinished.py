@@ -1,0 +1,40 @@
+"""What the jobs need that have not ended: tasks, versions of their arguments, recorded steps. Each statement reads all of these jobs."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from ...models import Job, JobMixin, companions_of, status_in
+from ...rules.lifecycle import FINISHED, JobStatus
+from ..chosen import reading_of
+from ..claims import version_of
+from ..parts import table_of
+
+_UNFINISHED = tuple(status for status in JobStatus if status not in FINISHED)
+
+
+def unfinished_tasks(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """A row per task, `version` of its arguments (as text, NULL for 1) and `reading` of all jobs that have not ended: how many `jobs` there are."""
+    table = table_of(job)
+    version, reading = version_of(table).label("version"), reading_of(job).label("reading")
+    return (
+        sa.select(table.c.task, version, reading, sa.func.count().label("jobs"))
+        .where(status_in(table.c.status, _UNFINISHED))
+        .group_by(table.c.task, version, reading)
+        .order_by(table.c.task, version, reading)
+    )
+
+
+def recorded_steps(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """A row per task and `name`, without its number, of the recorded steps of jobs that have not ended, and how many `jobs` have it. Sleeps
+    and joins have no name of their own.
+    """
+    table, step = table_of(job), table_of(companions_of(job).step)
+    name = sa.func.regexp_replace(step.c.name, sa.literal_column(r"'#\d+$'"), sa.literal_column("''"), type_=sa.Text())
+    return (
+        sa.select(table.c.task, name.label("name"), sa.func.count(step.c.job_id.distinct()).label("jobs"))
+        .select_from(step.join(table, table.c.id == step.c.job_id))
+        .where(status_in(table.c.status, _UNFINISHED), step.c.kind.not_in(("sleep", "join")))
+        .group_by(table.c.task, name)
+        .order_by(table.c.task, name)
+    )
