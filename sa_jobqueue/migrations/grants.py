@@ -80,6 +80,8 @@ _SEND = "INSERT (name, payload, expires_at), SELECT (id, sent_at, expires_at, lo
 _TELL = (
     "SELECT ON SEQUENCE {schema}.gate_end",
     "EXECUTE ON FUNCTION {schema}.any_awaited(), {schema}.tell_ended(bigint[])",
+    # It may enqueue the job's follow-up.
+    "EXECUTE ON FUNCTION {schema}.follow_up(bigint)",
 )
 
 # And it appends an event to the workflow of a member.

@@ -137,7 +137,7 @@ class Claimed(Protocol):
     key: the key if the job gives it back when it is started, else true; "expires" (only for the first attempt) and "deadline":
     seconds from the claim; "tick": the seconds since 1970 of its schedule's tick, and the number of ticks for which it stands; "workflow": the
     workflow that it is a member of; "inputs": how many of its first parameters are results of others, 0 for a list of them all; "version":
-    that of its arguments as text, where it is not 1.
+    that of its arguments as text, where it is not 1; "follows": true where its completion enqueues a follow-up.
     """
 
     @property
@@ -193,7 +193,8 @@ class Change(NamedTuple):
     its place in the queue; `retain` 0 on a completion deletes the row at once, None keeps it. `attempt` and `rescues` are added to the counters.
     `expired`: only if the lease has run out, looked at again in the write itself. `unique`: the job has a key to give back
     when it ends. `blocks`: the time for which no other job of its key is to be started, or of its queue if it has none; a cancel
-    does not change that. `workflow`: the id of the workflow that the job belongs to; its end is an event there.
+    does not change that. `workflow`: the id of the workflow that the job belongs to; its end is an event there. `follows`: a completion enqueues
+    a follow-up.
     """
 
     id: int
@@ -211,6 +212,7 @@ class Change(NamedTuple):
     unique: bool = False
     blocks: float | None = None
     workflow: int | None = None
+    follows: bool = False
 
     @property
     def plain(self) -> bool:
@@ -218,7 +220,7 @@ class Change(NamedTuple):
 
         False for a job whose end needs more than what `statements.ends.ended()` writes: only `apply_changes` writes more.
         """
-        return self.event is _COMPLETE and self.error is None and not self.unique
+        return self.event is _COMPLETE and self.error is None and not self.unique and not self.follows
 
     @property
     def deletes(self) -> bool:
@@ -263,11 +265,16 @@ def completed(claim: Claimed, outcome: Completed, rules: Rules) -> Change:
             0.0, 0, 0, outcome.error, outcome.result, rules.retain, False,
         )  # fmt: skip
     rare = extra(claim)
-    workflow = rare.get("workflow")
+    workflow, follows = rare.get("workflow"), "follows" in rare
+    retain = _BRIEFLY if follows and rules.retain == 0 else rules.retain
     return Change(
         claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
-        0.0, 0, 0, outcome.error, outcome.result, _kept(rules.retain, workflow), False, "unique" in rare, None, workflow,
+        0.0, 0, 0, outcome.error, outcome.result, _kept(retain, workflow), False, "unique" in rare, None, workflow, follows,
     )  # fmt: skip
+
+
+#: Seconds for which a completed job stays that is to be deleted at once: its follow-up is made of its row.
+_BRIEFLY = 1.0
 
 
 def _kept(retain: float | None, workflow: int | None) -> float | None:

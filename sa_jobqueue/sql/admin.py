@@ -237,7 +237,7 @@ def _act(
         ]
     else:
         also_done = [*given_back([mine], job), member_events([mine], NOT_COMPLETED, notify=True, job=job)]
-    changed_id: sa.ColumnElement[int] = table.c.id if ends is None else ended_id(table)
+    changed_id: sa.ColumnElement[int] = table.c.id if ends is None else ended_id(table, follows=event is Event.DISCARD)
     if frees:
         # Called once for all rows, if there are any. It returns void, which is not NULL.
         telling = permits_freed(job=job).scalar_subquery()

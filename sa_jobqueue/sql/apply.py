@@ -206,7 +206,7 @@ def _updated(
             ),
         )
         .returning(
-            ended_id(table),
+            ended_id(table, follows=True),
             columns.claim_token,
             columns.status,
             *([ended_key(table, columns.status).label("key")] if unique else []),

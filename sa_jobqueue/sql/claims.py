@@ -89,6 +89,7 @@ def extra_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
         "workflow": (columns.workflow_id, columns.workflow_id),
         "inputs": (columns.inputs, columns.inputs),
         "version": (columns.extras, version_of(table)),
+        "follows": (columns.extras, sa.case((_is_followed(table), _TRUE))),
     }
     pairs = [part for key, (_, value) in parts.items() for part in (sa.literal_column(f"'{key}'"), value)]
     # Tests that the server makes by itself: a function of them all, num_nonnulls(), would be called for each job.
@@ -111,6 +112,11 @@ def version_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
     return sa.case(
         (kind == sa.literal_column("'number'"), text), (kind.is_not(None), sa.literal_column("'?'", sa.Text))
     )
+
+
+def _is_followed(table: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Whether the job has a follow-up for its completion. For its failure there is only the general statement."""
+    return table.c.extras.op("?", return_type=sa.Boolean())(sa.literal_column("'on_success'", sa.Text))
 
 
 def _tick(columns: Any) -> sa.ColumnElement[Any]:

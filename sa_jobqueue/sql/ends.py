@@ -69,14 +69,23 @@ def notify_waiters(ids: sa.ColumnElement[Any], *, of: sa.FromClause) -> sa.Colum
     return sa.case((awaited, schema_function("tell_ended", schema, ids, of=ids.type)), else_=ids)
 
 
-def ended_id(table: sa.Table, *, deleted: bool = False) -> sa.ColumnElement[int]:
-    """The id in a RETURNING; evaluating it notifies the programs that wait for the job, if it has ended or is `deleted`."""
+def ended_id(table: sa.Table, *, deleted: bool = False, follows: bool = False) -> sa.ColumnElement[int]:
+    """The id in a RETURNING; evaluating it notifies the programs that wait for the job, if it has ended or is `deleted`.
+
+    `follows`: evaluating it also enqueues the follow-up of a job that has completed or failed.
+    """
+    told: sa.ColumnElement[int] = table.c.id
+    if follows:
+        may = sa.and_(table.c.extras.is_not(None), table.c.finished_at.is_not(None))
+        told = sa.case(
+            (may, schema_function("follow_up", table.schema, table.c.id, of=sa.BigInteger())), else_=table.c.id
+        )
     awaited = sa.select(
         schema_function("any_awaited", table.schema, of=sa.Boolean())
     ).scalar_subquery()  # read once, too
-    ids = schema_function("tell_ended", table.schema, pg_array([table.c.id]), of=sa.ARRAY(sa.BigInteger))
+    ids = schema_function("tell_ended", table.schema, pg_array([told]), of=sa.ARRAY(sa.BigInteger))
     condition = awaited if deleted else sa.and_(awaited, table.c.finished_at.is_not(None))
-    return sa.case((condition, sa.type_coerce(ids[ONE], sa.BigInteger)), else_=table.c.id).label("id")
+    return sa.case((condition, sa.type_coerce(ids[ONE], sa.BigInteger)), else_=told).label("id")
 
 
 def is_held(table: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -89,7 +89,7 @@ def _end(
             **ended(status_literal(TRANSITIONS[JobStatus.QUEUED, event]), retain=retain, of=table),
             errors=append_error(table, as_entry(error)),
         )
-        .returning(ended_id(table), table.c.queue, table.c.task)
+        .returning(ended_id(table, follows=event is Event.DISCARD), table.c.queue, table.c.task)
         .add_cte(*given_back([over], job), member_events([over], NOT_COMPLETED, notify=True, job=job))
     )
 

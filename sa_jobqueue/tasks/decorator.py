@@ -16,6 +16,7 @@ from ..errors import TaskError, TaskWarning
 from ..rules.lifecycle import Rules
 from ..rules.limits import Limits
 from ..rules.retry import Duration, RetryPolicy, checked_duration
+from .followups import with_follow_ups
 from .options import (
     MAX_ATTEMPTS,
     MAX_PRIORITY,
@@ -90,6 +91,8 @@ def task(
     limits: Limits | None = None,
     dry_run: bool = False,
     version: int = 1,
+    on_failure: AnyTask | None = None,
+    on_success: AnyTask | None = None,
     registry: Registry | None = None,
 ) -> _Decorator: ...
 def task(
@@ -117,6 +120,8 @@ def task(
     limits: Limits | None = None,
     dry_run: bool = False,
     version: int = 1,
+    on_failure: AnyTask | None = None,
+    on_success: AnyTask | None = None,
     registry: Registry | None = None,
     **unknown: object,
 ) -> Any:
@@ -157,6 +162,10 @@ def task(
     `version`: of the arguments that the handler takes, 1 to 32,767. Its jobs carry it. Raise it when the arguments change, and read the rows of
     older versions by `Task.upcast`. A worker gives jobs of a newer version back to the queue.
 
+    `on_failure`, `on_success`: a task whose job is enqueued by the write that ends a job of this task as failed, or as completed; never for
+    a cancelled job. Its parameters are filled by their names: `job_id: int`, `task: str`, `args: dict`; for a failure `error: str`, for a
+    completion `result`. It is enqueued with its own options. The follow-up has none of its own.
+
     Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
     starts. Warns with TaskWarning about a function that has neither a `name` nor a `registry` and is declared inside another
     function, in a notebook or on stdin, because a worker may not find it there.
@@ -173,7 +182,7 @@ def task(
         unique=None if unique is None else checked_unique(unique, TaskError),
         expires=_limit_of_all(expires_in, "expires_in"),
         deadline=_limit_of_all(deadline, "deadline"),
-        extras=extras_of(version, TaskError),
+        extras=_extras(version, on_failure, on_success, record),
     )
     _check_executor(executor, memory_limit, dry_run)
     if steps not in {"warn", "fail", "hold"}:
@@ -253,6 +262,14 @@ def _check_executor(executor: object, memory_limit: int | None, dry_run: bool) -
                 f"memory_limit must be a number of bytes, at least {_LEAST_MEMORY:,} (16 MiB), not {shown(memory_limit)}: "
                 "2 GiB are 2 * 2**30"
             )
+
+
+def _extras(version: object, on_failure: object, on_success: object, record: bool) -> str | None:
+    extras = extras_of(version, TaskError)
+    if on_failure is None and on_success is None:
+        return extras
+    given = {"on_failure": on_failure, "on_success": on_success}
+    return with_follow_ups(extras, given, TaskError, record=record)
 
 
 def _limit_of_all(value: Duration | None, what: str) -> timedelta | None:

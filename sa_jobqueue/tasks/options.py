@@ -24,6 +24,7 @@ from ..errors import JobQueueError, OptionError, PayloadError, SubjectError
 from ..models import AT_ONCE, TASK_GROUP, checked_due
 from ..rules.retry import Duration, checked_duration
 from .calls import Call
+from .followups import with_follow_ups
 from .middleware import before_enqueue, installed
 
 #: Characters of a key.
@@ -276,6 +277,8 @@ class Enqueueable:
         max_wait: Duration | None = None,
         subject: object | Subject | Literal[False] | None = None,
         columns: Mapping[str, Any] | None = None,
+        on_failure: Enqueueable | Literal[False] | None = None,
+        on_success: Enqueueable | Literal[False] | None = None,
         **unknown: Never,
     ) -> Self:
         """A copy with these options changed; the others stay as they are.
@@ -295,6 +298,7 @@ class Enqueueable:
         `subject`: what the job is about, an object of a mapped class or a `Subject`, see `jobs_relationship`; without it, the first
         argument that is an object. False: nothing.
         `columns`: values of your own columns of your job table, by attribute: see `JobMixin`. They replace earlier ones.
+        `on_failure`, `on_success`: the follow-up of its jobs, see `task`; False: none.
 
         Raises OptionError for any other value, and for any other option.
         """
@@ -322,8 +326,11 @@ class Enqueueable:
             changes["deadline"] = checked_limit(deadline, "deadline", OptionError)
         if not (key is units is debounce is max_wait is None):
             changes |= _checked_turn(self._options, key, units, debounce, max_wait)
-        if subject is not None or columns is not None:
+        if any(given is not None for given in (subject, columns, on_failure, on_success)):
             changes |= _checked_beside(subject, columns)
+            followed = {"on_failure": on_failure, "on_success": on_success}
+            record = vars(self).get("record")  # a task's
+            changes["extras"] = with_follow_ups(self._options.extras, followed, OptionError, record=record)
         changed = object.__new__(type(self))
         vars(changed).update(vars(self))
         changed._options = replace(self._options, **changes)

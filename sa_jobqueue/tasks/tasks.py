@@ -204,7 +204,7 @@ class Task(Enqueueable, Generic[F, P, R]):
             return sa.func.nullif(
                 model.extras.op("-", return_type=JSONB())(sa.literal_column("'version'", sa.Text)), empty
             )
-        given = sa.cast(sa.bindparam("edited_extras", self._options.extras, sa.Text), JSONB)
+        given = sa.literal_column(f"'{{\"version\": {self.version}}}'::jsonb", JSONB)
         return sa.func.coalesce(model.extras, empty).op("||", return_type=JSONB())(given)
 
     def call_after(self, count: int, /, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:

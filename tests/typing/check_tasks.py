@@ -7,7 +7,7 @@ A line that must be an error carries an ignore comment for each checker; both re
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import assert_type
+from typing import Any, assert_type
 
 from sqlalchemy import Engine, Executable
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -170,3 +170,32 @@ def a_sessionmaker_of_any_session_will_do(maker: sessionmaker[TheirSession]) -> 
     Worker("postgresql://", {}, sessionmaker=maker)
 
     Registry(async_sessionmaker=maker)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@task
+def tell_support(job_id: int, task: str, error: str) -> None: ...
+
+
+@task(on_failure=tell_support, on_success=tell_support)
+def followed(order_id: int) -> int:
+    return order_id
+
+
+def a_task_may_be_followed_by_a_task_and_have_versions() -> None:
+    assert_type(enqueue(followed.options(on_failure=tell_support, on_success=False), 1), Job)
+
+    task(on_failure="tell_support")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+@task(version=2)
+def versioned(order_id: int) -> None: ...
+
+
+@versioned.upcast(1)
+def versioned_1(args: dict[str, Any]) -> dict[str, Any]:
+    return {"order_id": args["order"]}
+
+
+@versioned.upcast(1)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+def no_upcaster(order_id: int) -> int:
+    return order_id

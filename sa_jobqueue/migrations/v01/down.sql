@@ -98,6 +98,7 @@ DROP FUNCTION {schema}.complete_member(bigint, bigint, double precision);
 DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision, jsonb);
 DROP FUNCTION {schema}.complete_job(bigint, bigint, double precision);
 DROP FUNCTION {schema}.only_operators();
+DROP FUNCTION {schema}.follow_up(bigint);
 DROP FUNCTION {schema}.refuse_argument(text);
 DROP FUNCTION {schema}.due_at(text);
 

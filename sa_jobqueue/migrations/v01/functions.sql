@@ -12,6 +12,40 @@ BEGIN
 END
 $body$;
 
+-- Called with a job that has completed or failed: enqueues its follow-up, if its `extras` have one for this end. SECURITY DEFINER: a worker may
+-- insert no jobs but these. What was written into `extras` by hand must not fail the end of the job.
+CREATE FUNCTION {schema}.follow_up(id bigint) RETURNS bigint LANGUAGE plpgsql STRICT SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $body$
+#variable_conflict use_column
+DECLARE
+    done record;
+    given jsonb;
+BEGIN
+    SELECT job.task, job.status, job.args, job.result, job.extras, job.errors -> -1 ->> 'type' AS kind, job.errors -> -1 ->> 'message' AS message
+    INTO done FROM {schema}.job WHERE job.id = $1;
+    given := done.extras -> CASE done.status WHEN 'completed' THEN 'on_success' WHEN 'failed' THEN 'on_failure' END;
+    IF jsonb_typeof(given) IS DISTINCT FROM 'object' THEN
+        RETURN $1;
+    END IF;
+    INSERT INTO {schema}.job (task, args, queue, priority, max_attempts, meta, run_at, concurrency_key, units, extras)
+    SELECT given ->> 'task', (
+            SELECT coalesce(jsonb_object_agg(filled.name, filled.value), '{}') FROM (VALUES
+                ('job_id', to_jsonb($1)), ('task', to_jsonb(done.task)), ('args', done.args), ('result', coalesce(done.result, 'null')),
+                ('error', to_jsonb(concat(done.kind, ': ' || nullif(done.message, ''))))) AS filled (name, value)
+            WHERE given -> 'takes' ? filled.name),
+        given ->> 'queue', (given ->> 'priority')::smallint, (given ->> 'max_attempts')::smallint,
+        coalesce(given -> 'meta', '{}') || jsonb_build_object('follow_up_of', $1),
+        now() + coalesce((given ->> 'delay')::double precision, 0) * interval '1 second',
+        given ->> 'key', (given ->> 'units')::smallint, given -> 'extras';
+    RETURN $1;
+EXCEPTION WHEN data_exception OR integrity_constraint_violation THEN
+    RAISE WARNING 'job %: its follow-up cannot be enqueued: %', $1, SQLERRM;
+    RETURN $1;
+END
+$body$;
+
+REVOKE ALL ON FUNCTION {schema}.follow_up(bigint) FROM PUBLIC;
+
 -- What triggers call where a role changes what only an operator may: column grants cannot tell rows apart. It raises for every row, so
 -- each trigger says in its WHEN which changes those are, and whose.
 CREATE FUNCTION {schema}.only_operators() RETURNS trigger LANGUAGE plpgsql

@@ -32,7 +32,7 @@ WITH locked AS MATERIALIZED (
     RETURNING CASE WHEN ((
             SELECT sa_jobqueue.any_awaited() AS any_awaited_1
         ) AND sa_jobqueue.job.finished_at IS NOT NULL
-    ) THEN (sa_jobqueue.tell_ended(ARRAY[sa_jobqueue.job.id]))[1] ELSE sa_jobqueue.job.id END AS id,
+    ) THEN (sa_jobqueue.tell_ended(ARRAY[CASE WHEN (sa_jobqueue.job.extras IS NOT NULL AND sa_jobqueue.job.finished_at IS NOT NULL) THEN sa_jobqueue.follow_up(sa_jobqueue.job.id) ELSE sa_jobqueue.job.id END]))[1] ELSE CASE WHEN (sa_jobqueue.job.extras IS NOT NULL AND sa_jobqueue.job.finished_at IS NOT NULL) THEN sa_jobqueue.follow_up(sa_jobqueue.job.id) ELSE sa_jobqueue.job.id END END AS id,
         sa_jobqueue.job.claim_token,
         sa_jobqueue.job.status,
         CASE WHEN (sa_jobqueue.job.status IN ('completed', 'failed', 'cancelled')) THEN sa_jobqueue.job.workflow_id END AS workflow_id,

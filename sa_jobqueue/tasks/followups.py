@@ -1,0 +1,86 @@
+"""Follow-ups: a job that the end of another job enqueues. What is needed for it is JSON in the `extras` of that job.
+
+A worker that does not know either task can write the end, so the options and the names of the wanted parameters are stored. The function
+`follow_up` of the schema makes the job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from ..arguments.storable import load, shown
+from ..errors import JobQueueError
+
+#: What a follow-up's parameters can be, by the option that declares it.
+FILLED: Mapping[str, tuple[str, ...]] = {
+    "on_failure": ("job_id", "task", "args", "error"),
+    "on_success": ("job_id", "task", "args", "result"),
+}
+
+
+def with_follow_ups(
+    extras: str | None, given: Mapping[str, object], error: type[JobQueueError], *, record: bool | None = None
+) -> str | None:
+    """The `extras` of a job with these follow-ups, tasks by option; None leaves one as it is, False takes it off.
+
+    `record`: whether the job's result is stored; None: that is not known. Raises `error` for what cannot be a follow-up.
+    """
+    found: dict[str, Any] = {} if extras is None else load(extras)
+    for option, task in given.items():
+        if task is False:
+            found.pop(option, None)
+        elif task is not None:
+            found[option] = _stored(option, task, error, record=record)
+    return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if found else None
+
+
+def _stored(option: str, task: Any, error: type[JobQueueError], *, record: bool | None) -> dict[str, Any]:
+    if not (hasattr(type(task), "parameters") and hasattr(type(task), "chosen")):
+        raise error(f"{option} must be a task, a function with @task, or False, not {shown(task)}")
+    options = task.chosen
+    if options.unique or options.debounce or options.expires is not None or options.deadline is not None:
+        raise error(
+            f"{option}: {task.name!r} can be no unique or debounced job, and have no expiry and no deadline: take them off by .options(...)"
+        )
+    if options.columns or options.subject:
+        raise error(
+            f"{option}: {task.name!r} gets no subject and no columns of your own: take them off by .options(...)"
+        )
+    if not isinstance(options.run_at, timedelta):
+        raise error(f"{option}: {task.name!r} is due at once, or after a delay, and not at a time")
+    takes = _takes(option, task, error)
+    if "result" in takes and record is False:
+        raise error(f"{option}: {task.name!r} takes result, which is stored only with @task(record=True)")
+    stored = {
+        "task": task.name,
+        "queue": options.queue,
+        "priority": options.priority,
+        "max_attempts": options.max_attempts,
+        "meta": load(options.meta) or None,
+        "delay": options.run_at.total_seconds() or None,
+        "key": options.key,
+        "units": options.units,
+        "extras": _of_its_own(options.extras),
+        "takes": takes,
+    }
+    return {name: value for name, value in stored.items() if value is not None}
+
+
+def _takes(option: str, task: Any, error: type[JobQueueError]) -> list[str]:
+    """The names of the parameters that are filled."""
+    plan, filled = task.parameters, FILLED[option]
+    if others := [name for name in plan.names if name not in filled and name in plan.required]:
+        raise error(
+            f"{option}: {task.name!r} takes {', '.join(others)}, and a follow-up is given only {', '.join(filled)}: leave it out, or "
+            "give it a default"
+        )
+    return [name for name in filled if name in plan.names]
+
+
+def _of_its_own(extras: str | None) -> dict[str, Any] | None:
+    """The `extras` of the follow-up, which has no follow-ups."""
+    kept = {name: value for name, value in load(extras or "{}").items() if name not in FILLED}
+    return kept or None
