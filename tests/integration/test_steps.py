@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -31,7 +32,7 @@ from sa_jobqueue.errors import JobStopped, JobSuspended, OptionError, PayloadErr
 from sa_jobqueue.models import Step, Wait
 from sa_jobqueue.statements import cancel_jobs, pause_workflows, resume_workflows
 from sa_jobqueue.worker.running.steps import digest_of
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 from tests.support.working import add, add_one, drain, job_of, working
 
 AGAIN = RetryPolicy(base=0, jitter=0)
@@ -299,15 +300,21 @@ def test_a_member_of_a_paused_workflow_does_not_go_on(engine: Engine, url: str, 
 def test_steps_of_a_gather_are_recorded_although_one_of_them_waits(engine: Engine, registry: Registry) -> None:
     """The others end first; with a TaskGroup, too, the job waits and does not fail."""
     calls: list[str] = []
+    has_raised = threading.Event()
 
     async def slow(name: str) -> str:
-        await asyncio.sleep(0.05)
+        await wait_until_async(has_raised.is_set)
         calls.append(name)
         return name
 
     @task(registry=registry, name="several", record=True)
     async def several(ctx: AsyncJobContext) -> list[Any]:
-        found: list[Any] = await asyncio.gather(ctx.step("a", slow, "a"), ctx.sleep_for(0.1), ctx.step("b", slow, "b"))
+        try:
+            found: list[Any] = await asyncio.gather(
+                ctx.step("a", slow, "a"), ctx.sleep_for(0.1), ctx.step("b", slow, "b")
+            )
+        finally:
+            has_raised.set()
         async with asyncio.TaskGroup() as group:
             group.create_task(ctx.sleep_for(0.1))
         return found

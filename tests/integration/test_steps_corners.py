@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from sa_jobqueue.errors import JobSuspended, OptionError, PayloadError, StepErro
 from sa_jobqueue.worker.running import steps as runtime
 from sa_jobqueue.worker.running.steps import Steps, digest_of, full_name
 from tests.integration.test_steps import AGAIN, has_ended, is_blocked, send
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 from tests.support.working import add, add_one, cancel, drain, job_of, working
 
 
@@ -142,14 +141,15 @@ def test_what_a_step_returns_is_the_same_when_it_is_read(engine: Engine, registr
 def test_steps_of_other_tasks_are_recorded_although_a_handler_ends(engine: Engine, registry: Registry) -> None:
     """A sibling waits, or fails: the steps that run, on the loop or on a thread, are not done a second time. A failure is not a wait."""
     calls: list[str] = []
+    has_raised = {name: threading.Event() for name in ("group", "gather")}
 
-    def slow(name: str) -> None:
-        time.sleep(0.2)
-        calls.append(name)
+    def slow(handler: str) -> None:
+        assert has_raised[handler].wait(30)
+        calls.append(f"{handler} slow")
 
-    async def aslow(name: str) -> None:
-        await asyncio.sleep(0.2)
-        calls.append(name)
+    async def aslow(handler: str) -> None:
+        await wait_until_async(has_raised[handler].is_set)
+        calls.append(f"{handler} aslow")
 
     def fails() -> None:
         if "failed" not in calls:
@@ -158,27 +158,33 @@ def test_steps_of_other_tasks_are_recorded_although_a_handler_ends(engine: Engin
 
     @task(registry=registry, name="group")
     async def group(ctx: AsyncJobContext) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(ctx.step("slow", slow, "slow"))
-            tasks.create_task(ctx.step("aslow", aslow, "aslow"))
-            tasks.create_task(ctx.sleep_for(0.01))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ctx.step("slow", slow, "group"))
+                tasks.create_task(ctx.step("aslow", aslow, "group"))
+                tasks.create_task(ctx.sleep_for(0.01))
+        finally:
+            has_raised["group"].set()
 
     @task(registry=registry, name="gather", retry=AGAIN)
     async def gather(ctx: AsyncJobContext) -> None:
-        await asyncio.gather(ctx.step("other", aslow, "other"), ctx.step("fails", fails))
+        try:
+            await asyncio.gather(ctx.step("aslow", aslow, "gather"), ctx.step("fails", fails))
+        finally:
+            has_raised["gather"].set()
 
     @task(registry=registry, name="both", max_attempts=1)
     async def both(ctx: AsyncJobContext) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(ctx.wait_signal("never"))
             tasks.create_task(ctx.step("fails", "x".index, "y"))
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()  # the group cancels it
 
     jobs = add(engine, enqueue(group), enqueue(gather), enqueue(both))
     with working(engine, registry):
         wait_until(has_ended(engine, *jobs[:2]))
         wait_until(lambda: job_of(engine, jobs[2]).status in {JobStatus.FAILED, JobStatus.BLOCKED})
-    assert sorted(calls) == ["aslow", "failed", "other", "slow"]
+    assert sorted(calls) == ["failed", "gather aslow", "group aslow", "group slow"]
     assert {job_of(engine, job).status for job in jobs[:2]} == {JobStatus.COMPLETED}
 
 
@@ -276,7 +282,7 @@ def test_a_step_that_hangs_does_not_outlive_its_job(engine: Engine, registry: Re
 
     async def hangs() -> None:
         begun.set()
-        await asyncio.sleep(3_600)
+        await asyncio.Event().wait()
 
     @task(registry=registry, name="hangs", max_attempts=1)
     async def waits(ctx: AsyncJobContext) -> None:
@@ -409,7 +415,9 @@ def test_a_job_has_a_bounded_number_of_steps(
     assert sorted(calls) == [0, 1, 2]
 
 
-def test_a_checkpoint_waits_for_a_locked_job(engine: Engine, registry: Registry) -> None:
+def test_a_checkpoint_waits_for_a_locked_job(
+    engine: Engine, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
     """No attempt is spent although the lock lasts longer than service statements wait for it. A Snooze in a step is no failure of it."""
     locked, go = threading.Event(), threading.Event()
     calls: list[str] = []
@@ -432,7 +440,7 @@ def test_a_checkpoint_waits_for_a_locked_job(engine: Engine, registry: Registry)
         with engine.begin() as connection:
             connection.execute(text("SELECT FROM sa_jobqueue.job FOR UPDATE"))
             go.set()
-            time.sleep(0.4)
+            wait_until(lambda: "step 'b' cannot be recorded" in caplog.text)
         wait_until(has_ended(engine, job))
     assert job_of(engine, job).status is JobStatus.COMPLETED
 

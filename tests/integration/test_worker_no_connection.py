@@ -18,7 +18,7 @@ from sa_jobqueue.migrations.grants import Can, grant_statements
 from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.nightly import crossed, nightly
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, wait_until_async
 from tests.support.working import add, job_of, services_of, working
 
 #: Connections that the server allows the worker's role: its own three, and some for handlers.
@@ -109,23 +109,33 @@ def test_a_pool_that_has_no_connection_in_time_is_no_attempt_either(
 ) -> None:
     """An engine of the application's may have fewer connections than the queue has slots."""
 
+    def went_back() -> bool:
+        """Whether a job has gone back while another held the connection."""
+        with engine.connect() as connection:
+            return connection.execute(text(
+                "SELECT FROM sa_jobqueue.job WHERE claims > 1 OR claims = 1 AND status = 'queued'")).first() is not None  # fmt: skip
+
     @task(registry=registry, name="sync")
     def sync_handler(ctx: JobContext) -> None:
-        ctx.session.execute(text("SELECT pg_sleep(0.4)"))
+        ctx.session.execute(text("SELECT 1"))
+        wait_until(went_back)
 
     @task(registry=registry, name="async")
     async def async_handler(ctx: AsyncJobContext) -> None:
-        await ctx.session.execute(text("SELECT pg_sleep(0.4)"))
+        await ctx.session.execute(text("SELECT 1"))
+        await wait_until_async(went_back)
 
     @task(registry=registry, name="sync step")
     def sync_step(ctx: JobContext) -> None:
-        with ctx.step_session("sleep") as session:
-            session.execute(text("SELECT pg_sleep(0.4)"))
+        with ctx.step_session("hold") as session:
+            session.execute(text("SELECT 1"))
+            wait_until(went_back)
 
     @task(registry=registry, name="async step")
     async def async_step(ctx: AsyncJobContext) -> None:
-        async with ctx.step_session("sleep") as session:
-            await session.execute(text("SELECT pg_sleep(0.4)"))
+        async with ctx.step_session("hold") as session:
+            await session.execute(text("SELECT 1"))
+            await wait_until_async(went_back)
 
     small: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.1}
     own, own_async = create_engine(url, **small), create_async_engine(url, **small)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -19,6 +18,7 @@ from sa_jobqueue.sql.store import Store
 from sa_jobqueue.statements import cancel_jobs
 from sa_jobqueue.worker.maintenance import notes as stats
 from sa_jobqueue.worker.maintenance.presence import Presence
+from sa_jobqueue.worker.services import Services
 from sa_jobqueue.worker.tally import Tally
 from tests.support.waiting import wait_until
 from tests.support.working import add, drain, job_of, services_of, worker_for, working
@@ -46,14 +46,19 @@ def test_an_outcome_is_counted_before_its_worker_has_left(
         ctx.session.execute(text("SELECT 1"))
 
     add(engine, enqueue(counted))
-    worker, add_to = worker_for(engine, registry), Tally.add
+    worker, add_to, is_reporting = worker_for(engine, registry), Tally.add, Services.reporting
+    is_asked = threading.Event()
 
     def slowly(tally: Tally, *args: Any) -> None:
-        wait_until(lambda: services_of(worker).leaving)
-        time.sleep(0.2)
+        assert is_asked.wait(30)
         add_to(tally, *args)
 
+    def reporting(services: Services) -> bool:
+        is_asked.set()
+        return is_reporting(services)
+
     monkeypatch.setattr(Tally, "add", slowly)
+    monkeypatch.setattr(Services, "reporting", reporting)
     worker.run(until_idle=True)
 
     assert worker.counts["completed"] == 1

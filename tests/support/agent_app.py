@@ -11,7 +11,8 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from pydantic_ai import Agent, CallDeferred, FunctionToolset, RunContext
-from pydantic_ai.capabilities import Instrumentation
+from pydantic_ai.agent import AgentRunResult
+from pydantic_ai.capabilities import Instrumentation, WrapRunHandler
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.models.function import AgentInfo, FunctionModel
@@ -21,6 +22,7 @@ from pydantic_ai.models.test import TestModel
 from sa_jobqueue import AsyncJobContext, JobContext, Registry, RetryPolicy, task
 from sa_jobqueue.pydantic_ai import SaJobqueueDurability
 from tests.support.killed import die, note
+from tests.support.waiting import wait_until_async
 
 AGAIN = RetryPolicy(base=0, jitter=0)
 
@@ -61,7 +63,8 @@ clerk = Agent(
 
 @clerk.tool
 async def look_up(run: RunContext[AsyncJobContext], order: int) -> dict[str, int]:
-    await asyncio.sleep(0.05 / order)  # the second ends first
+    if order == 1:  # the second order's call ends first
+        await wait_until_async(lambda: any("call_2" in call for call in done))
     done.append(run.deps.idempotency_key)
     return {"paid": order * 10}
 
@@ -103,13 +106,26 @@ def see(ctx: JobContext) -> list[str]:
 watcher = Agent(
     scripted([("watch", {}, "call_1"), ("wait", {}, "call_2")], "over"), name="watcher", deps_type=JobContext
 )
-is_watching = threading.Event()
+is_watching, has_unwound = threading.Event(), threading.Event()
+
+
+class ObservedDurability(SaJobqueueDurability[JobContext]):
+    """Tells when the run has raised."""
+
+    async def wrap_run(self, ctx: RunContext[JobContext], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
+        async def observed() -> AgentRunResult[Any]:
+            try:
+                return await handler()
+            finally:
+                has_unwound.set()
+
+        return await super().wrap_run(ctx, handler=observed)
 
 
 @watcher.tool_plain
 async def watch() -> str:
     is_watching.set()
-    await asyncio.sleep(0.2)  # `wait` unwinds meanwhile
+    await wait_until_async(has_unwound.is_set)
     done.append("watched")
     return "watched"
 
@@ -124,7 +140,7 @@ def wait(run: RunContext[JobContext]) -> str:
 def watches(ctx: JobContext) -> list[Any]:
     with asyncio.Runner() as runner:
         asyncio.set_event_loop(runner.get_loop())
-        return returned(watcher.run_sync("?", deps=ctx, capabilities=[SaJobqueueDurability(ctx)]).all_messages())
+        return returned(watcher.run_sync("?", deps=ctx, capabilities=[ObservedDurability(ctx)]).all_messages())
 
 
 # ---- answers
