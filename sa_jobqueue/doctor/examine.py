@@ -86,7 +86,7 @@ CHECKS: tuple[Check, ...] = (
         "jobs that wait for each other, or for what will not come; workflows that do not move on",
         check_workflows,
     ),
-    Check("signals", "questions that nobody answers, and waits for signals that do not come", check_signals),
+    Check("signals", "questions without an answer, and long waits for signals", check_signals),
     Check("cleanup", "finished jobs that should be deleted by now", check_cleanup),
     Check("archive", "whether the archive has this month and the next one, and its size", check_archive),
     Check("plans", "how the claim and the completion are executed", check_plans),

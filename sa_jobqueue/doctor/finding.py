@@ -62,19 +62,19 @@ def found(
 
 #: How long a finding can be acknowledged.
 SPANS = {"1h": timedelta(hours=1), "8h": timedelta(hours=8), "24h": timedelta(days=1), "7d": timedelta(days=7)}
-#: Text in brackets, the numbers of things that have no names, and names that are numbers: those of keys are often tenants' ids.
+#: Text in brackets, and the numbers of things: ids, and names that are numbers, such as keys with a tenant's id.
 _DETAILS, _NUMBERED = re.compile(r"\([^()]*\)"), re.compile(r"\b(?:process|jobs?|workflows?|queue|key) (\d+(?:, \d+)*)")
 _BEFORE_DETAILS = re.compile(r"(?<!\S)\d+(?= \()")
 #: What varies while a finding is the same: measures, and the words that go with them.
 _MEASURES = re.compile(
     r"(?<!\S)(?:\d[\d.,:]*[smhd%+]?(?! more)(?: (?:ms|s|bytes|[kMG]B|(?:job|row|key|outcome)s?))?|(?:job|key)s?(?= \d))(?=[\s,;:]|$)"
 )
-#: The most characters of an acknowledged finding that are told.
+#: The most characters of an acknowledged finding that are shown.
 _TOLD = 300
 
 
 class Acknowledged(NamedTuple):
-    """Who has acknowledged a finding, until when, and what it `was` if it got worse since; empty: the acknowledgement holds."""
+    """An acknowledgement of a finding. `was`: the earlier finding, if it got worse since; empty: the acknowledgement holds."""
 
     who: str
     until: datetime
@@ -82,13 +82,13 @@ class Acknowledged(NamedTuple):
 
 
 def named(finding: Finding) -> str:
-    """The things that the finding concerns, a line for each."""
+    """The things that the finding is about, a line for each."""
     return "\n".join(f"{kind} {escaped(name)}".strip() for kind, name in finding.about)
 
 
 def acknowledged(findings: Iterable[Finding], marks: Sequence[Any]) -> dict[str, Acknowledged]:
-    """The findings, by name, whose newest mark acknowledges them until a time that is to come, and what they were if they got worse since: if
-    they have a higher level, or another subject.
+    """The acknowledgements that have not expired, by the name of the finding. A finding got worse if it has a higher level, or concerns other
+    things.
 
     `marks`: rows of `newest_marks`, the last first.
     """
@@ -150,8 +150,8 @@ class Thresholds:
     """How long a job's end may be unread by its workflow. Workers check every 5 s, and read 100,000 ends within seconds."""
 
     unanswered: tuple[float, float] = (86_400.0, 604_800.0)
-    """How long a question may wait for the answer of a person. After a week it was forgotten, and so was a signal that a job awaits without a
-    timeout."""
+    """Seconds that a question may wait for the answer of a person: a notice, and a problem. A wait for another signal, without a timeout, is a
+    notice after the longer time."""
 
     snapshot: tuple[float, float] = (300.0, 3_600.0)
     """Age of the oldest snapshot. Five minutes is a report; in an hour 1,000 jobs a second leave some 7,000,000 dead rows,

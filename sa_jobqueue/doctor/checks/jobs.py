@@ -20,7 +20,7 @@ from ..finding import Fault, Finding, Level, beyond, found
 
 #: The most unique keys and waits that are listed.
 _NAMED = 3
-#: Waits for signals that are read.
+#: The most waits for signals that are read.
 _WAITS = 1_000
 
 
@@ -75,7 +75,7 @@ def check_unique(examination: Examination) -> Finding:
 
 
 def check_signals(examination: Examination) -> Finding:
-    """Jobs that have waited for a signal for long: the first of those that have waited longest."""
+    """Questions and signals for which jobs have waited long, the longest first."""
     limits = examination.thresholds.unanswered
     rows = examination.connection.execute(waits_for_signals(limit=_WAITS, job=examination.store.job)).all()
     asked = [row for row in rows if row.question is not None and row.seconds >= limits[0]]
@@ -84,10 +84,10 @@ def check_signals(examination: Examination) -> Finding:
     if asked:
         level = beyond(asked[0].seconds, limits)
         advice = "answer them on the dashboard's page of questions, or with `sa-jobqueue signal NAME JSON`"
-        faults.append((level, f"questions that nobody has answered: {_waits(asked)}", advice))
+        faults.append((level, f"questions without an answer: {_waits(asked)}", advice))
     if endless:
-        advice = "send the signal, or cancel the job; `ctx.wait_signal(..., timeout=...)` ends such a wait"
-        faults.append(("notice", f"signals that do not come, awaited without a timeout: {_waits(endless)}", advice))
+        advice = "send the signal, or cancel the job; `ctx.wait_signal(..., timeout=...)` limits a wait"
+        faults.append(("notice", f"long waits for signals, without a timeout: {_waits(endless)}", advice))
     number = f"{len(rows):,}{'+' if len(rows) == _WAITS else ''}"
     facts = (
         f"jobs that wait for signals: {number}, the first for {age(rows[0].seconds)}"

@@ -130,7 +130,7 @@ def _at_least(runs: list[int]) -> float:
 
 
 def check_failures(examination: Examination) -> Finding:
-    """How often each task's jobs failed for good in the last hour, again after a retry by hand, and outcomes that came too late to be written."""
+    """How often the jobs of each task failed for good in the last hour, and outcomes that came too late to be written."""
     limits, most = examination.thresholds.failures, examination.thresholds.failed_jobs
     faults: list[Fault] = []
     about: list[tuple[str, str]] = []

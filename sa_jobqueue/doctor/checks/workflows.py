@@ -48,7 +48,7 @@ def check_workflows(examination: Examination) -> Finding:
     if held := connection.execute(held_jobs(limit=_SAMPLE, job=examination.store.job)).all():
         named = listed([f"job {row.job_id} at step {escaped(row.step)}" for row in held], _NAMED)
         detail = f"{jobs_of(len(held))} held, because the arguments of a step differ from its record: {named}"
-        advice = "`sa-jobqueue retry ID` goes on with the record; to run the step again, give it a higher `revision=` in the code before"
+        advice = "`sa-jobqueue retry ID` goes on with the record; to run the step again, first give it a higher `revision=` in the code"
         faults.append(("notice", detail, advice))
     faults += _unread(examination, unread)
     notes = [f"paused for more than {age(day)}: {_listed(paused)}"] if paused else []
