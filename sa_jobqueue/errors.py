@@ -61,9 +61,9 @@ class JobStopped(BaseException):
 
 
 class JobSuspended(BaseException):
-    """The handler waits, and its run ends here: it runs again from its top when the wait is over, and recorded steps answer from their rows.
+    """Ends the run of a handler that waits. When the wait is over, the handler runs again from its top, and recorded steps return their results.
 
-    It is no `Exception`, so that an `except Exception` in the handler lets it pass. A handler that catches it fails.
+    It is no `Exception`, so that an `except Exception` in the handler does not catch it. A handler that catches it fails.
     """
 
     wait: Any = None
@@ -175,11 +175,11 @@ class SessionUnavailable(JobQueueError):
 
 
 class StepError(JobQueueError):
-    """A step of a handler cannot be recorded, or is not the one that was recorded."""
+    """A step of a handler cannot be recorded, or does not match its record."""
 
 
 class SignalTimeout(JobQueueError, TimeoutError):
-    """No signal has come in the time that the handler has given for it."""
+    """No signal has come within the timeout of `ctx.wait_signal`."""
 
 
 class WaitTimeout(JobQueueError, TimeoutError):

@@ -1,4 +1,4 @@
-"""Pydantic AI: a run of an agent inside a job, whose model requests and tool calls are steps of the job.
+"""Pydantic AI: agents in jobs. The model requests and tool calls of an agent are steps of the job.
 
     from pydantic_ai import Agent
     from sa_jobqueue.pydantic_ai import SaJobqueueDurability
@@ -9,7 +9,7 @@
     async def answer(ctx: AsyncJobContext, question: str) -> None:
         result = await clerk.run(question, capabilities=[SaJobqueueDurability(ctx)])
 
-The extra `pydantic-ai` installs what this needs.
+The extra `pydantic-ai` installs Pydantic AI.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ __all__ = ["SaJobqueueDurability"]
 
 _KEY = "sa_jobqueue"
 _APPROVAL: Any = bool | DeferredToolApprovalResult
-#: The runs of agents that each run of a job has begun, by the agent's name.
+#: How many runs of each agent a run of a job has begun, by the agent's name.
 _runs: WeakKeyDictionary[StepRuntime, Counter[str]] = WeakKeyDictionary()
 
 
 class SaJobqueueDurability(BaseDurabilityCapability[AgentDepsT]):
-    """Makes each model request and each tool call of a run a step of the job: the job's next run does not repeat those that are recorded.
+    """Makes each model request and each tool call of an agent's run a step of the job. Later runs of the job do not repeat recorded steps.
 
     Give a new object to each run: `agent.run(..., capabilities=[SaJobqueueDurability(ctx)])`, and `agent.run_sync(...)` in a `def` handler. A
     tool that needs approval, or whose result comes from outside, waits for the signal "AGENT:JOB:TOOL CALL ID", with the call as its question.
 
     `name`: the first part of the names of the steps; by default the agent's name. `models`: other models that the run may switch to, by id.
-    `event_stream_handler`: gets the model's events while they come, and is not called again for what is recorded. `retry`: try a failed
-    request or call again at once, as `ctx.step(retry=...)` does. `answer_timeout`: seconds or timedelta after which a tool call that
-    nobody has answered is denied; by default the job waits for as long as it takes.
+    `event_stream_handler`: gets the model's events as they come, but not those of recorded requests. `retry`: try a failed
+    request or call again in the same attempt, as `ctx.step(retry=...)` does. `answer_timeout`: seconds or timedelta after which a tool call
+    without an answer is denied; by default the job waits without a limit.
     """
 
     engine_spec = DurabilityEngineSpec(
@@ -97,16 +97,16 @@ class SaJobqueueDurability(BaseDurabilityCapability[AgentDepsT]):
 
     @property
     def in_durable_context(self) -> bool:
-        """False inside of a step, because steps do not nest: an agent that a tool runs is a part of the tool's step."""
+        """False inside a step, because steps do not nest: an agent that a tool runs is part of the tool's step."""
         inside = current_step.get()
         return inside is None or inside[0] != self._job_id
 
     def get_durable_operation_backend(self) -> CallableOperationBackend[RetryPolicy | None]:
-        """What records the operations of the run. The copy that is bound to the agent makes it, when the run begins."""
+        """The backend that records the operations of the run. It is made when the run begins, in the copy that is bound to the agent."""
         if self._backend is None:
             self._run_name = self.name
             if self.in_durable_context:
-                # A gather begins its runs in a fixed order, and their requests come in any order: so each run has names of its own.
+                # A gather begins its runs in a fixed order, but their requests come in any order. So each run has step names of its own.
                 begun = _runs.setdefault(self._steps, Counter())
                 begun[self.name] += 1
                 if (number := begun[self.name]) > 1:
@@ -123,7 +123,7 @@ class SaJobqueueDurability(BaseDurabilityCapability[AgentDepsT]):
         return conversation_id_from_run_id(run_id) if self.in_durable_context else None
 
     def _find_model_id(self, model: Model[Any]) -> str | None:
-        """An id also for a model object that only this run was given, by `model=` or `override`: its requests run in this process."""
+        """An id also for a model object that only this run has, by `model=` or `override`."""
         try:
             return super()._find_model_id(model)
         except UserError:
@@ -131,7 +131,7 @@ class SaJobqueueDurability(BaseDurabilityCapability[AgentDepsT]):
             return found
 
     async def wrap_run(self, ctx: RunContext[AgentDepsT], *, handler: WrapRunHandler) -> AgentRunResult[Any]:
-        """Keep what is only read from records out of traces and metrics. Before a wait, the steps that still run are recorded."""
+        """Run the agent, with recorded requests left out of traces and metrics. Before a wait, steps that still run end and are recorded."""
         if self._is_running and self.in_durable_context:
             raise UserError(
                 "runs that go on at once need a SaJobqueueDurability each: give it to run(), and not to the agent"
@@ -141,7 +141,7 @@ class SaJobqueueDurability(BaseDurabilityCapability[AgentDepsT]):
             with replay_scope():
                 return await super().wrap_run(ctx, handler=handler)
         except JobSuspended:
-            await self._steps.idle()  # in a `def` handler nobody else would: its event loop stands still now
+            await self._steps.idle()  # a `def` handler does not do this: its event loop stops when the run raises
             raise
         finally:
             self._is_running = False
@@ -149,10 +149,10 @@ class SaJobqueueDurability(BaseDurabilityCapability[AgentDepsT]):
     async def handle_deferred_tool_calls(
         self, ctx: RunContext[AgentDepsT], *, requests: DeferredToolRequests
     ) -> DeferredToolResults | None:
-        """Wait for the signals that answer these tool calls, one after the other."""
+        """Wait for the signals that answer these tool calls, one signal after the other."""
         if not self.in_durable_context:
             return None
-        choices, late = {"Approve": True, "Deny": False}, "Nobody has answered in time."
+        choices, late = {"Approve": True, "Deny": False}, "No answer came in time."
         approvals: dict[str, bool | DeferredToolApprovalResult] = {}
         for call in requests.approvals:
             question = {"question": f"May {self._run_name} call {_shown(call)}?", "choices": choices}
@@ -195,7 +195,7 @@ class _Backend(CallableOperationBackend[RetryPolicy | None]):
         config: RetryPolicy | None,
     ) -> object:
         """Run a model request or a tool call as a step, or return what was recorded."""
-        # Calls of a tool run side by side, in any order: the model's id of the call tells them apart.
+        # Calls of a tool run concurrently, in any order. The model's id of the call tells them apart.
         for part in cache_key:
             if isinstance(part, RunContext) and part.tool_call_id:
                 name = f"{name}:{part.tool_call_id}"
@@ -206,11 +206,11 @@ class _Backend(CallableOperationBackend[RetryPolicy | None]):
 
 
 async def _perform(body: Callable[[], Awaitable[object]], begun: list[bool]) -> Any:
-    """The function of each step. `body` itself, a new function for each call, would be kept among the functions whose results are known."""
+    """The function of each step. `body` is a new function for each call, so it must not get into the cache of functions and their results."""
     begun.append(True)
     return await body()
 
 
 def _fitting(name: str) -> str:
-    """A name that is short enough for a step or a signal."""
+    """A name, shortened if it is too long for a step or a signal."""
     return name if len(name) <= MAX_NAME else f"{name[:120]}:{hashlib.sha256(name.encode()).hexdigest()[:32]}"

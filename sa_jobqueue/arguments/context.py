@@ -176,7 +176,7 @@ class Notes(Protocol):
 
 
 class StepCall(NamedTuple):
-    """What a step calls, and how."""
+    """A call of `ctx.step`."""
 
     name: str
     function: Callable[..., Any]
@@ -187,7 +187,7 @@ class StepCall(NamedTuple):
 
 
 class StepRuntime(Protocol):
-    """What runs and records the steps of a handler. The methods whose names begin with "a" are for async handlers."""
+    """Runs and records the steps of a handler. `arun`, `asession`, `soon` and `idle` are for async handlers."""
 
     def run(self, call: StepCall) -> Any: ...
     async def arun(self, call: StepCall) -> Any: ...
@@ -203,7 +203,7 @@ class StepRuntime(Protocol):
     async def idle(self) -> None: ...
 
 
-#: The job whose step the running code is in, and the name of the step.
+#: The job and the name of the step that the current code runs in; None outside steps.
 current_step: ContextVar[tuple[int, str] | None] = ContextVar("sa_jobqueue_step", default=None)
 
 
@@ -289,9 +289,9 @@ class HandlerContext(JobFacts, Generic[S]):
 
     @property
     def idempotency_key(self) -> str:
-        """A text that is the same whenever this step of this job runs: for systems that take a key to do something once.
+        """A key for systems that do a request with the same key only once. It is the same whenever this step of this job runs.
 
-        In a step: "JOB:STEP:OCCURRENCE", as "17:charge:1". Outside of steps, that of the job: "17".
+        In a step it is "JOB:STEP:OCCURRENCE", such as "17:charge:1". Outside steps it is the job's id, "17".
         """
         inside = current_step.get()
         if inside is None or inside[0] != self._job.id:
@@ -390,67 +390,69 @@ class JobContext(HandlerContext[Session]):
         revision: int = 1,
         **kwargs: Any,
     ) -> Any:
-        """Call `function(*args, **kwargs)` and record what it returns: a later run of the job gets the recorded value, and does not call it.
+        """Call `function(*args, **kwargs)` and record its result. Later runs of the job return the recorded result and do not call the function.
 
-        `name`: of the step; steps of the same name are told apart by the order of their calls. `retry`: try a failed call again here,
+        `name`: of the step. Steps of one name are numbered in the order of their calls. `retry`: try a failed call again in this attempt,
         after the pauses of the policy, until the next pause would outlast the lease; then, and by default, the job's attempt fails.
-        `revision`: a recorded step of a lower revision runs again.
+        `revision`: the function is called again if the record has a lower revision.
 
-        Returns the value as the record has it, checked against what the function is annotated to return. Raises PayloadError for a value
-        that cannot be stored, StepError for a step inside of a step and after 10,000 steps, and what the function raises.
+        Returns the value as it was stored, checked against the return annotation of the function. Raises PayloadError for a value
+        that cannot be stored, StepError for a step inside a step and after 10,000 steps, and any exception of the function.
         """
         return self._open_steps().run(StepCall(name, function, args, kwargs, retry, revision))
 
     def step_session(self, name: str) -> AbstractContextManager[Session]:
-        """A session for a step: what is written through it and the record of the step are one commit, at the end of the block.
+        """A session whose writes commit together with the record of the step, at the end of the block.
 
-        A block whose step is recorded runs again in a transaction that is rolled back, so put nothing but work on the database into it.
+        Later runs of the job execute the block again, in a transaction that is rolled back. So use the block only for work on the database.
         """
         return self._open_steps().session(name)
 
     def wait_signal(
         self, name: str, type: Any = Any, *, timeout: Duration | None = None, question: object = None
     ) -> Any:
-        """The payload of the next `Signal` of this name, checked against `type`. Until it comes the job is blocked, and holds no slot.
+        """Wait for the next `Signal` of this name, and return its payload, checked against `type`. Meanwhile the job is blocked and holds no slot.
 
-        `timeout`: seconds or timedelta, after which it raises SignalTimeout. `question`: what a person is asked whose signal this is: a text, or
-        {"question": text, "choices": {label: payload}}, whose labels are buttons on the dashboard. Without choices a `bool` is answered by Yes or
-        No, and a `Literal` or an `Enum` by its values; another type by JSON. Raises OptionError for choices that are not of the type.
+        `timeout`: seconds or timedelta, after which it raises SignalTimeout. `question`: a question to a person, whose answer is the signal: a text, or
+        {"question": text, "choices": {label: payload}}, whose labels are buttons on the dashboard. Without choices, the dashboard shows Yes and No
+        for a `bool`, a button for each value of a `Literal` or an `Enum`, and a field for JSON for other types. Raises OptionError for choices that
+        do not fit the type.
         """
         steps = self._open_steps()
         return steps.now(steps.wait_signal(name, type, timeout, question))
 
     def callback_url(self, name: str, *, expires_in: Duration = timedelta(days=7)) -> CallbackUrl:
-        """An address for another system or a person: what is sent there by POST, once, is the payload of the signal `address.signal`, for
-        which the handler waits by `ctx.wait_signal(address.signal)`.
+        """An address for another system or a person. The first POST to the address sends the signal `address.signal`, for
+        which the handler waits by `ctx.wait_signal(address.signal)`. The body of the POST is the payload.
 
-        It is recorded as a step: each run of the job gets the address of the first. `name`: tells the addresses of a job apart. `expires_in`:
-        seconds or timedelta, up to 30 days. Raises ConfigurationError if the registry has no `callbacks`, and OptionError for a name or a time
-        that cannot be used.
+        The address is recorded as a step, so each run of the job gets the same address. `name`: tells the addresses of a job apart. `expires_in`:
+        seconds or timedelta, up to 30 days. Raises ConfigurationError if the registry has no `callbacks`, and OptionError for an invalid name or
+        time.
         """
         steps = self._open_steps()
         return steps.now(steps.callback_url(name, expires_in))
 
     def sleep_for(self, delay: Duration) -> None:
-        """Go on after `delay` (seconds or timedelta). Until then the job is blocked, and holds no slot; no attempt is spent."""
+        """Wait for `delay` (seconds or timedelta). Meanwhile the job is blocked and holds no slot; the wait spends no attempt."""
         steps = self._open_steps()
         steps.now(steps.sleep(seconds=seconds_of(delay, what="ctx.sleep_for(...)")))
 
     def sleep_until(self, when: datetime) -> None:
-        """Go on at this time, which has a zone. Raises OptionError for a time without one."""
+        """Wait until this time, which must have a time zone. Raises OptionError for a time without a zone."""
         steps = self._open_steps()
         steps.now(steps.sleep(at=_checked_time(when)))
 
     def join(self, jobs: Iterable[Any]) -> list[Any]:
-        """The results of these jobs or ids, in their order, with a `Failed` for each that did not complete. Until all have ended the job is
-        blocked. The results are plain JSON, of tasks with `record=True`; None for others.
+        """Wait until these jobs (or ids) have ended, and return their results in order, with a `Failed` for each job that did not complete.
+
+        The results are plain JSON for tasks with `record=True`, and None for other tasks.
         """
         steps = self._open_steps()
         return steps.now(steps.join(_ids(list(jobs))))
 
     def patched(self, name: str) -> bool:
-        """Whether the job comes to this place with the patch `name` of the code: True if all that it had recorded was asked for before, so that
-        no earlier code has gone on from here. The answer stays the same for the job.
+        """Whether the job runs the code with the patch `name` from here on. False if earlier code has already passed this place: the job has
+        recorded steps that come after it. The answer stays the same for the job.
         """
         steps = self._open_steps()
         return steps.now(steps.patched(name))

@@ -142,7 +142,7 @@ def _why_none(of: JobEnd) -> str:
 
 
 def type_name(hint: Any) -> str:
-    """A type as code spells it: Approval, Literal['red', 'green'], int | None."""
+    """The name of a type as in code: Approval, Literal['red', 'green'], int | None."""
     return hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
 
 

@@ -1,4 +1,4 @@
-"""Questions to a person whose answer a handler waits for: the text, buttons for the answers, and what an answer must look like.
+"""Questions to people, for whose answers handlers wait: the text, the buttons, and the check of an answer.
 
 >>> question_of(as_asked("Ship order 17?", bool)).choices
 [('Yes', True), ('No', False)]
@@ -20,36 +20,36 @@ from ..errors import OptionError
 from .ends import typed
 from .storable import encode_value, load
 
-#: By the type of a JSON schema: what Python reads, what a form begins with, and how errors name it.
+#: By the type in a JSON schema: the Python types, the initial value in a form, and the name in errors.
 _KINDS: Mapping[str, tuple[type | tuple[type, ...], Any, str]] = {
     "string": (str, "", "a string"), "integer": (int, 0, "an integer"), "number": ((int, float), 0, "a number"),
     "boolean": (bool, False, "true or false"), "array": (list, [], "an array"), "object": (dict, {}, "an object"),
     "null": (type(None), None, "null"),
 }  # fmt: skip
-#: By the keyword of a JSON schema: the values that it bounds, how, and how errors name it.
+#: By the keyword in a JSON schema: the Python types that it bounds, the comparison, and the text in errors.
 _BOUNDS: Mapping[str, tuple[type | tuple[type, ...], Callable[[Any, Any], bool], str]] = {
     "minimum": ((int, float), operator.ge, "at least {}"), "exclusiveMinimum": ((int, float), operator.gt, "more than {}"),
     "maximum": ((int, float), operator.le, "at most {}"), "exclusiveMaximum": ((int, float), operator.lt, "less than {}"),
     "minLength": (str, operator.ge, "at least {} characters long"), "maxLength": (str, operator.le, "at most {} characters long"),
     "minItems": (list, operator.ge, "an array of at least {}"), "maxItems": (list, operator.le, "an array of at most {}"),
 }  # fmt: skip
-#: How deep, and how many pairs of a schema and a value, an answer is checked: the handler checks the rest.
+#: The depth to which an answer is checked, and the number of checked values. The handler checks the rest.
 _MOST_DEEP, _MOST_CHECKED = 50, 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question as forms show it."""
+    """A question, as shown in a form."""
 
     text: str
     choices: Sequence[tuple[str, Any]] = ()
-    """Labels of buttons, and the payload that each sends."""
+    """The labels of buttons, and the payloads that they send."""
     schema: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """JSON schema of the payload; empty: anything."""
 
     @property
     def example(self) -> str:
-        """JSON to begin with: an object with the fields of the schema."""
+        """Initial JSON for the form: an object with the fields of the schema."""
         fields: Mapping[str, Any] = self.schema.get("properties", {})
         first = {
             name: part.get("default", _KINDS.get(str(part.get("type")), (object, None))[1])
@@ -59,7 +59,7 @@ class Question:
         return json.dumps(first, indent=2, ensure_ascii=False) if first else ""
 
     def from_form(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a form, which are texts. Text that does not fit its field is read as JSON if that fits: 7, true."""
+        """An answer from the fields of a form, which are texts. A text that does not fit its field is read as JSON if the result fits: 7, true."""
         check, parts = _Check(self.schema), self.schema.get("properties", {})
 
         def read(name: str, text: Any) -> Any:
@@ -71,7 +71,7 @@ class Question:
         return {name: read(name, text) for name, text in fields.items()}
 
     def misfit(self, payload: object) -> str:
-        """Why the handler cannot take this payload, as far as the schema tells; "": it can."""
+        """Why the schema refuses this payload; "": the schema allows it."""
         if any(_same(payload, known) for _, known in self.choices):
             return ""
         found = _Check(self.schema).misfit(self.schema, payload)
@@ -79,10 +79,10 @@ class Question:
 
 
 def as_asked(question: object, hint: Any) -> dict[str, Any]:
-    """A question as it is stored, for an answer of type `hint`.
+    """The stored form of a question, whose answer has the type `hint`.
 
-    `question`: a text, or a mapping {"question": text, "choices": {label: payload}}. Without choices a bool is answered by Yes or No, and a
-    Literal or an Enum by its values. Raises OptionError for choices that are not of this type.
+    `question`: a text, or a mapping {"question": text, "choices": {label: payload}}. Without choices, a bool gets the choices Yes and No, and a
+    Literal or an Enum its values. Raises OptionError for choices that do not fit the type.
     """
     given: Any = load(encode_value(question, what="wait_signal(question=...)"))
     choices: Any = None
@@ -120,7 +120,7 @@ def as_asked(question: object, hint: Any) -> dict[str, Any]:
 
 
 def question_of(stored: Any) -> Question | None:
-    """The question of a wait's row; None: it has none that can be shown."""
+    """The question from its stored form; None if there is no question, or an invalid one."""
     try:
         return Question(
             str(stored["text"]), [(str(label), payload) for label, payload in stored["choices"]], dict(stored["schema"])
@@ -130,7 +130,7 @@ def question_of(stored: Any) -> Question | None:
 
 
 def _differ(labels: Collection[str]) -> bool:
-    """Whether each button can be told from the others, as forms send its label."""
+    """Whether the labels of the buttons differ. Forms send the label without spaces at its ends."""
     sent = {label.strip() for label in labels}
     return "" not in sent and len(sent) == len(labels)
 
@@ -140,7 +140,7 @@ def _same(value: Any, known: Any) -> bool:
 
 
 class _Misfit(NamedTuple):
-    """A value that the schema does not allow: where, what it must be, and what it is."""
+    """A value that the schema refuses: its place, the expected value, and the value found."""
 
     at: tuple[str, ...]
     expected: str
@@ -152,14 +152,14 @@ class _Misfit(NamedTuple):
 
 
 class _Check:
-    """A check by a JSON schema, as pydantic makes it. Other keywords, such as `pattern` and `format`, allow everything."""
+    """Checks values against a JSON schema from pydantic. Keywords that it does not know, such as `pattern` and `format`, are ignored."""
 
     def __init__(self, root: Mapping[str, Any]) -> None:
         self._defined: Mapping[str, Any] = root.get("$defs", {})
         self._left = _MOST_CHECKED
 
     def misfit(self, schema: Any, value: Any, at: tuple[str, ...] = (), depth: int = 0) -> _Misfit | None:
-        """The first value that the schema does not allow."""
+        """The first value that the schema refuses."""
         self._left -= 1
         if not isinstance(schema, dict) or depth > _MOST_DEEP or self._left < 0:  # true: anything
             return None
@@ -186,7 +186,7 @@ class _Check:
         return None
 
     def _parts(self, rules: Mapping[str, Any], value: Any) -> Iterator[tuple[str, Any, Any]]:
-        """Places in the value, with their schemas and what is there. "": the value itself."""
+        """The parts of the value: place, schema and value. The place "" is the value itself."""
         if "$ref" in rules:
             yield "", self._defined.get(str(rules["$ref"]).removeprefix("#/$defs/")), value
         if isinstance(value, dict):
@@ -200,7 +200,7 @@ class _Check:
 
 
 def _expected(rules: Mapping[str, Any], value: Any) -> str:
-    """What a schema allows in place of the value itself; "": it allows the value."""
+    """The values that the schema expects, in words; "" if it allows this value."""
     listed = rules.get("enum", [rules["const"]] if "const" in rules else None)
     if listed is not None and not any(_same(value, known) for known in listed):
         return f"{' or '.join(map(repr, listed)):.200}"

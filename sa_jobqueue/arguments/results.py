@@ -68,7 +68,7 @@ class Results:
     def encode(self, value: object, *, limit: int = MAX_PAYLOAD, task: str | None = None) -> str:
         """What the handler returned, as JSON text. Raises PayloadError if it does not fit the annotation or cannot be stored.
 
-        `task`: whose result it is, in the message.
+        `task`: the name in the error's message.
         """
         task = task or self._task
         if not self._resolved:

@@ -330,7 +330,7 @@ def _prune(engine: sa.Engine, criteria: Criteria, locked: Locked) -> dict[int, b
     return dict.fromkeys(deleted, True)
 
 
-# ---- `edit` changes jobs, `copy` enqueues them again as new jobs, and `fork` one of them from a step on.
+# ---- `edit` changes jobs, `copy` enqueues them again as new jobs, and `fork` repeats a job from a step on.
 
 _change = partial(typer.Option, rich_help_panel="Changes")
 
@@ -407,9 +407,9 @@ def fork(
     ] = timedelta(0),
     json: Json = False,
 ) -> None:
-    """Run a job that has ended again from one of its recorded steps on, as a new job. Print its id.
+    """Enqueue a new job that repeats an ended job from a recorded step on. Print the new job's id.
 
-    The new job gets the arguments, and the results of the steps that had ended before; the old job stays as it is. `show` lists the steps.
+    The new job has the arguments of the old job, and the results of the steps before this step. The old job does not change. `show` lists the steps.
 
     sa-jobqueue fork 17 --from-step book
     """

@@ -142,7 +142,7 @@ def signal(
         timedelta | None, duration_option(help="Keep it for this time if no handler takes it. Default: 30d.")
     ] = None,
 ) -> None:
-    """Send a signal, for which a handler waits or will wait by ctx.wait_signal(NAME). Print its id.
+    """Send a signal to a handler that waits, or will wait, in ctx.wait_signal(NAME). Print its id.
 
     sa-jobqueue signal order:17:approve '{"by": "ann"}'
     """
@@ -155,7 +155,7 @@ def signal(
         if question is not None and (reason := question.misfit(value)):
             raise PayloadError(f"this is no answer to the question {question.text!r:.80}: {reason}")
         sent = connection.execute(send_signal(name, value, expires_in=expires_in)).scalar_one()
-        # A producer's role may read no more of it.
+        # The role of a producer may read only these columns.
         here = Wait.signal == name, Wait.resumed_at.is_(None)
         waiting = connection.execute(sa.select(sa.func.count()).where(*here)).scalar_one()
     typer.echo(sent)

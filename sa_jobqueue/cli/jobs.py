@@ -127,7 +127,7 @@ def job_line(row: Any) -> Line:
 
 
 def _when(row: Any) -> str:
-    """When it is due, since when it runs, or when it ended; empty for a blocked job, unless it is due later."""
+    """When the job is due, since when it runs, or when it ended. Empty for a blocked job that is not due later."""
     if row.finished_at is not None:
         return f"{since(row.finished_at, row.now)} ago"
     if row.status == "running":

@@ -262,7 +262,7 @@ def explained(error: Exception) -> str:
         case errors.UniqueViolation(diag=details) | errors.InvalidParameterValue(diag=details) if (
             details.message_detail is None
         ):
-            return f"the database refused: {details.message_primary}"  # our triggers and functions raise it: without their context
+            return f"the database refused: {details.message_primary}"  # raised by our triggers and functions: leave out the context
         case Error():
             return f"the database refused: {reason}"
         case _:

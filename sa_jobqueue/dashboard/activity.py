@@ -215,7 +215,7 @@ def window_of(context: PageContext, default: str = _DEFAULT) -> Window:
 
 
 def _chosen(context: PageContext) -> Window:
-    """The whole steps of a time that a viewer has chosen, which is made longer where it is short. Raises BadInput."""
+    """The steps of the chart for the time that the viewer has chosen. A short time is made longer. Raises BadInput."""
     now, begin, until = context.now(), context.query.moment("from"), context.query.moment("to")
     end = min(until or now, now)
     if begin is None or begin < now - HOURS_KEPT or begin > end:

@@ -1,7 +1,7 @@
-"""The addresses of `ctx.callback_url`: what is sent there by POST, once, is the signal; a GET shows a form, and signals nothing.
+"""The application behind the addresses of `ctx.callback_url`. The first POST to an address sends the signal; a GET shows a form.
 
-Whoever has an address may answer, so nothing else is asked for, and forms of other sites are no danger. That an address is used once is kept
-in the transaction of its signal, in the table `inbox`.
+The address itself is the permission: the application asks for no login or cookie, so a form on another site gains nothing. The transaction
+that sends the signal also marks the address as used, in the table `inbox`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _STYLE = (
     "body{margin:15vh auto 0;max-width:34rem;padding:0 1rem;font:1.1rem/1.5 system-ui,sans-serif;color-scheme:light dark}"
     "h1{font-size:1.4rem}button{font:inherit;padding:.5rem 1.5rem;min-width:12rem}textarea{font:1rem monospace;width:100%}"
 )
-#: The page must not be framed, because a click on it is an answer; and its address, which is a secret, goes nowhere.
+#: The page must not be framed, because a click on it is an answer. Its address is a secret, so it is sent to no other site.
 _HEADERS: Mapping[str, str] = MappingProxyType({
     "content-security-policy": f"default-src 'none'; style-src 'sha256-{b64encode(sha256(_STYLE.encode()).digest()).decode()}'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'", "cache-control": "no-store",
@@ -53,7 +53,7 @@ _TEXTS: Mapping[int, str] = MappingProxyType({
     415: "The answer must be JSON or a form.",
     503: "The answer cannot be taken just now. Try again.",
 })  # fmt: skip
-#: Fields of a form.
+#: The most fields of a form.
 _MOST_FIELDS = 1_000
 
 
@@ -64,11 +64,11 @@ class _Refused(Exception):
 
 
 def callbacks(engine: Anywhere, *, registry: Registry = default_registry, schema: str | None = None) -> ASGIApp:
-    """The application behind the addresses of `ctx.callback_url`, in ASGI. Mount it where `registry.callbacks.url` leads.
+    """The ASGI application behind the addresses of `ctx.callback_url`. Mount it at `registry.callbacks.url`.
 
-    A POST of JSON or of a form is the payload of the signal. The answer is 200; 403 if no key has signed the address, 409 if it was used, 410
-    if it has expired, 413 for a body that is too long, 400, 415 or 422 for a payload that cannot be taken. A form's only field `payload` is
-    read as JSON. A GET shows the question, and signals nothing.
+    A POST of JSON or of a form sends the signal, with the body as payload. The answer is 200; 403 if no key has signed the address, 409 if the
+    address was used, 410 if it has expired, 413 for a body that is too long, and 400, 415 or 422 for an invalid payload. If a form has a single
+    field named `payload`, its text is read as JSON. A GET shows the question, and sends nothing.
 
     Args:
         engine: An Engine or an AsyncEngine, whose role can `enqueue`.
@@ -103,15 +103,15 @@ class _Site:
                 )
             await self._take(ticket, *await _payload(request, self._hooks.max_bytes))
         except _Refused as refused:
-            return _said(request, refused.status, refused.text)
+            return _respond(request, refused.status, refused.text)
         except PayloadError as error:
-            return _said(request, 400, str(error))
+            return _respond(request, 400, str(error))
         except ClientDisconnect:
             return Response(status_code=400)
         except Refusal as refusal:
             logger.warning("an answer was not taken: %s", refusal)
-            return _said(request, 503)
-        return _said(request, 200)
+            return _respond(request, 503)
+        return _respond(request, 200)
 
     def _look(self, connection: sa.Connection, ticket: Ticket) -> Question | None:
         found = connection.execute(read_ticket(ticket.signal, _key(ticket), ticket.expires, job=self._job)).one()
@@ -138,8 +138,8 @@ def _key(ticket: Ticket) -> str:
 
 
 async def _payload(request: Request, most: int) -> tuple[Any, bool]:
-    """The payload in the body of a request, and whether it is the fields of a form. Raises _Refused."""
-    body = bytearray()  # which grows in place
+    """The payload in the body of a request, and whether it consists of the fields of a form. Raises _Refused."""
+    body = bytearray()  # grows in place
     async for part in request.stream():
         body += part
         if len(body) > most:
@@ -160,8 +160,8 @@ async def _payload(request: Request, most: int) -> tuple[Any, bool]:
         raise _Refused(400, f"The answer cannot be read: {error}") from error
 
 
-def _said(request: Request, status: int, text: str = "") -> Response:
-    """A text: on a page for a browser, else plain."""
+def _respond(request: Request, status: int, text: str = "") -> Response:
+    """A response with this text: a page for a browser, else plain text."""
     text = text or _TEXTS[status]
     return (
         _page(status, text)

@@ -62,7 +62,7 @@ _TYPED = frozenset(
 #: An answer depends on these headers of the request.
 _VARY = {"vary": "Accept, HX-Request"}
 _WEIGHT = re.compile(r"[01](\.\d{0,3})?")
-#: The most characters of a name, and of a change in words, that are taken from an address; and of a value that the audit keeps.
+#: The most characters of a name and of a change in words in an address, and of a value in the audit.
 _NAME, _CHANGE, _LONGEST = 200, 500, 50_000
 
 
@@ -280,7 +280,7 @@ class Site:
                 done = action.do(PageContext(connection, query, access, self._options, {}))
                 if not done.count:
                     return done, None
-                # The form names the first entry, so it must be one of this viewer and action.
+                # The form names the first entry, which must belong to this viewer and action.
                 is_own = sa.select(audit.id).where(audit.id == first, audit.who == who, audit.action == action.name)
                 part_of = {"part_of": [str(first)]} if first and connection.scalar(is_own) else {}
                 about = {**(done.target or target), **done.more, **part_of}

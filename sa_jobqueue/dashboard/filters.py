@@ -299,7 +299,11 @@ def among_newest(context: PageContext, status: JobStatus) -> sa.ColumnElement[bo
 
 
 def _of(context: PageContext, status: JobStatus) -> sa.ColumnElement[bool]:
-    """The condition of the status's index; of blocked jobs, that of their ids, which two tables have: of at least `CAP`, if so many are blocked."""
+    """The condition that finds the jobs of a status by an index.
+
+    No single index has the blocked jobs: those of workflows are in `job`, and suspended jobs in `wait`. So for them it lists ids, at least `CAP`
+    if so many jobs are blocked.
+    """
     job, found = context.job, context.job.status == status_literal(status)
     if status is not JobStatus.BLOCKED:
         return found
@@ -309,7 +313,7 @@ def _of(context: PageContext, status: JobStatus) -> sa.ColumnElement[bool]:
         wait.due_at.is_not(None),
         sa.and_(wait.signal.is_(None), wait.due_at.is_(None)),
     )
-    # A part for each index: of jobs in workflows, then of suspended jobs, which have no index of their own.
+    # A part for each index: first that of jobs in workflows, then three of suspended jobs.
     parts = [sa.select(job.id).where(found, job.blocked_by.is_not(None))]
     parts += [sa.select(wait.job_id).where(wait.resumed_at.is_(None), condition) for condition in conditions]
     ids = sa.union_all(*(sa.select(part.limit(CAP).correlate(None).subquery().c[0]) for part in parts))

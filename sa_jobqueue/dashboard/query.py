@@ -19,7 +19,7 @@ _LARGEST, _MOST = 1_000_000, 5_000
 #: The most values of one name: each value of a filter is a condition, and each link of a page has them all. A form may have more ids.
 _EACH = 100
 _IDS = range(1, 2**63)
-#: A value of links and forms in which a name begins or ends with a space.
+#: Marks links and forms in which a name begins or ends with a space.
 _EXACT = ("exact", "yes")
 
 
@@ -39,7 +39,7 @@ class Query(Mapping[str, list[str]]):
 
     @classmethod
     def parse(cls, text: str, *, ids: int = _EACH) -> Query:
-        """Parse a query. Spaces around values are left out, unless a link or a form of ours says that they belong to a name.
+        """Parse a query. Spaces around values are removed, unless a link or a form of the dashboard marks them as part of a name.
 
         Raises BadInput for too many values, more than `ids` ids, or a value that no row can have.
         """

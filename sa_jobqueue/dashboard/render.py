@@ -100,7 +100,7 @@ def local_path(given: str) -> str | None:
 
 
 def _exact(fields: Iterable[tuple[str, Any]]) -> list[tuple[str, str]]:
-    """The hidden fields of a form, which keep spaces at the ends of names."""
+    """Hidden fields of a form, with spaces at the ends of names kept."""
     return Query((name, str(value)) for name, value in fields).pairs()
 
 
@@ -145,7 +145,7 @@ def _line(value: Any) -> str:
 
 
 def _timed(sentence: str) -> list[tuple[str, datetime | None]]:
-    """The parts of a sentence of ours, each with the time that it is, or None."""
+    """The parts of a sentence from `JobExplanation`, each with its time, or None for plain text."""
     parts = _TIMES.split(sentence)
     times = [(text, datetime.fromisoformat(text[:25])) for text in parts[1::2]]
     return [*chain.from_iterable(zip(((text, None) for text in parts[::2]), times, strict=False)), (parts[-1], None)]

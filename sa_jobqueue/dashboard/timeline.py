@@ -60,7 +60,7 @@ class Timeline:
 def timeline_of(
     seen: JobSeen, failures: Sequence[Failure], steps: Sequence[StepSeen] = (), waits: Sequence[Mapping[str, Any]] = ()
 ) -> Timeline:
-    """The timeline of a job. `failures`: the entries of its errors, last first. `waits`: the signal that it waits for."""
+    """The timeline of a job. `failures`: the entries of its errors, last first. `waits`: the signal for which it waits."""
     job, now = seen.job, seen.now
     failed = [failure for failure in reversed(failures) if failure.at is not None]
     end = _end_of_run(job, now, failed)
@@ -124,7 +124,7 @@ def _moments(
     found += [Moment(error.at, f"attempt {error.attempt} ended", error.name) for error in failed]
     found += [Moment(wait["since"], "began to wait for signal", wait["signal"]) for wait in waits]
     if job.claimed_at is not None:
-        # Of an attempt that was suspended, the last claim is known.
+        # Only the last claim of a suspended attempt is known.
         before = max([job.created_at, *(error.at for error in failed if error.at <= job.claimed_at)])
         went_on = job.claims > 1 and any(before <= step.ended_at < job.claimed_at for step in steps)
         found.append(Moment(job.claimed_at, f"attempt {max(job.attempt, 1)} {'went on' if went_on else 'started'}"))

@@ -16,11 +16,11 @@ from .read import ENDS
 
 #: The outcomes after which a job no longer waits: it has ended, or waits for a later time. What goes back at once has not left.
 LEAVES = (*ENDS, "retried", "snoozed", "suspended")
-#: Workers fall behind if the backlog grows by more than this share of what arrived, or nothing leaves, and its oldest job has waited for more
-#: than this share of the time, and for more than these seconds. If that job waits longer than the whole time, a smaller share is enough, so
-#: that slow growth is told some day.
+#: Workers fall behind if the backlog grows by more than this share of the arrivals, or nothing leaves, and the oldest job has waited for more
+#: than this share of the time and more than these seconds. If the oldest job has waited longer than the whole time, a smaller share is enough,
+#: so that slow growth is reported in the end.
 _SLACK, _LONG = 0.02, 60.0
-#: Seconds of the time that counts alone.
+#: Seconds at the end of a longer time that also get a verdict of their own.
 _LATELY = 3_600.0
 
 
@@ -92,8 +92,8 @@ class Flow:
         return found
 
     def verdict(self, *, paused: bool = False, time: str = "") -> Verdict:
-        """Whether the workers keep up. `time`: the time of all steps, in words, if they end now; then the last hour counts alone if the workers
-        fall behind in it, which a longer time tells late.
+        """Whether the workers keep up. `time`: the length of the time in words, if it ends now. Then workers that fall behind in the last hour
+        fall behind, because a longer time would show it late.
         """
         place, seconds = len(self.seconds), 0.0
         while place and seconds < _LATELY:

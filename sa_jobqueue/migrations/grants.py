@@ -73,7 +73,7 @@ _LOOK = (
     + ", ".join(f"{{schema}}.{table}_id_seq" for table in ("job", "schedule", "workflow", "workflow_event", "audit")),
 )
 
-# A sender reads back what the server has filled in.
+# A sender reads back the values that the server has set.
 _SEND = "INSERT (name, payload, expires_at), SELECT (id, sent_at, expires_at, look_at) ON TABLE {schema}.signal"
 
 # A statement that ends a job notifies the programs that wait for it.
@@ -126,7 +126,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             f"{_WORKFLOW} ON TABLE {{schema}}.workflow",
             "INSERT ON TABLE {schema}.workflow_callback",
             _SEND,
-            # Of a callback's address: the question, and whether it was used.
+            # For the address of a callback: its question, and whether it was used.
             "SELECT (since, resumed_at, signal, question) ON TABLE {schema}.wait",
             "SELECT, INSERT ON TABLE {schema}.inbox",
             "EXECUTE ON FUNCTION {schema}.add_members",  # there is one of this name
@@ -189,7 +189,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "DELETE ON TABLE {schema}.job_log",
             _SEND,
             "DELETE ON TABLE {schema}.step, {schema}.signal, {schema}.wait",
-            # A fork copies steps, and a retry accepts other arguments of one.
+            # A fork copies steps, and a retry lets a step accept other arguments.
             "INSERT (job_id, claim_token, ended_at, took, revision, kind, name, digest, result), UPDATE (digest) ON TABLE {schema}.step",
             "EXECUTE ON FUNCTION {schema}.refuse_argument(text)",
             "DELETE ON TABLE {schema}.archived_job",

@@ -73,7 +73,7 @@ class ArchivedJob(JobReadings, SubjectColumns, Base):
     logs: Mapped[list[Any] | None] = mapped_column(JSONB(none_as_null=True))
     """The log lines of its last attempt, if its task keeps them: `[seconds since 1970, level, text]` each, the oldest first."""
     steps: Mapped[list[Any] | None] = mapped_column(JSONB(none_as_null=True))
-    """Its recorded steps, as objects with the columns of `job_steps`, in their order; without results of more than 1,000 bytes."""
+    """The recorded steps in order, as objects with the columns of `job_steps`. Results of more than 1,000 bytes are left out."""
     columns: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     """What a job table of your own has besides, by column, as JSON; None for a `Job`."""
 

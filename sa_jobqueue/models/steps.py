@@ -1,4 +1,4 @@
-"""The tables of durable steps: what handlers have done, signals, what suspended jobs wait for, and keys of what was done once."""
+"""The tables of durable steps: recorded steps, signals, waits of suspended jobs, and the keys of `once`."""
 
 from __future__ import annotations
 
@@ -14,47 +14,47 @@ from ..errors import OptionError
 from ..rules.retry import Duration, seconds_of
 from .base import Base, partial_index, vacuum_by_traffic
 
-#: Characters of the name of a step or a signal.
+#: The most characters of the name of a step or a signal.
 MAX_NAME = 200
 
 
 def checked_name(name: object, what: str) -> str:
-    """The name of a step or a signal. Raises OptionError for what is no text of 1 to 200 characters that PostgreSQL can store."""
+    """The name of a step or a signal. Raises OptionError if it is not a text of 1 to 200 printable characters."""
     if isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable():
         return name
     raise OptionError(f"the name of a {what} is a text of 1 to {MAX_NAME} printable characters, not {name!r:.80}")
 
 
 class Step(Base):
-    """A step of a job that has ended, with its result."""
+    """A recorded step of a job: a step that has ended, with its result."""
 
     __tablename__ = "step"
 
     job_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
     claim_token: Mapped[int] = mapped_column(sa.BigInteger)
-    """Of the claim that recorded it."""
+    """The token of the claim that recorded the step."""
     unused_by: Mapped[int | None] = mapped_column(sa.BigInteger)
-    """The claim whose run completed without asking for it."""
+    """The token of the claim whose run completed without calling the step."""
     ended_at: Mapped[datetime] = mapped_column(server_default=sa.func.clock_timestamp())
     took: Mapped[float | None]
-    """Seconds that it ran; None for a wait."""
+    """Seconds that the step ran; None for a wait."""
     revision: Mapped[int] = mapped_column(sa.Integer)
     kind: Mapped[str] = mapped_column(sa.Text)
     """"step", "signal", "timeout" (no signal came in time), "sleep", "join", "callback" or "patch"."""
     name: Mapped[str] = mapped_column(sa.Text(collation="C"), primary_key=True)
-    """Its name; from the second of that name on with its number, as "charge#2"."""
+    """The full name: "charge", and "charge#2" for the second step of that name."""
     digest: Mapped[str | None] = mapped_column(sa.Text)
-    """A hash of its arguments; None: a job that was held here is retried, and any arguments are accepted."""
+    """A hash of the arguments. None: any arguments are accepted, because a job that was held at this step was retried."""
     result: Mapped[Any | None] = mapped_column(JSONB)
 
 
 class Signal(Base):
-    """What a handler can wait for by its name: `session.add(Signal("order:17:approve", Approval(by="ann")))`.
+    """A message to a handler that waits for its name: `session.add(Signal("order:17:approve", Approval(by="ann")))`.
 
-    It commits with the sender's own rows, or not at all. A single handler takes it, which deletes the row. `payload`: anything that pydantic
-    turns into JSON. `expires_in`: seconds or timedelta for which it is kept if no handler takes it; 30 days by default.
+    The signal commits with the sender's own rows, or not at all. One handler takes the signal, which deletes the row. `payload`: anything that
+    pydantic turns into JSON. `expires_in`: seconds or timedelta for which the signal is kept if no handler takes it; 30 days by default.
 
-    Raises OptionError for a name that is none, and PayloadError for a payload that cannot be stored.
+    Raises OptionError for an invalid name, and PayloadError for a payload that cannot be stored.
     """
 
     __tablename__ = "signal"
@@ -63,7 +63,7 @@ class Signal(Base):
     sent_at: Mapped[datetime] = mapped_column(server_default=sa.func.now())
     expires_at: Mapped[datetime] = mapped_column(server_default=sa.text("now() + interval '30 days'"))
     look_at: Mapped[datetime] = mapped_column(server_default=sa.text("'epoch'"))
-    """When workers look next for a job that waits for it."""
+    """When workers next look for a job that waits for the signal."""
     name: Mapped[str] = mapped_column(sa.Text(collation="C"))
     payload: Mapped[Any] = mapped_column(JSONB, server_default=sa.text("'null'::jsonb"))
 
@@ -92,20 +92,20 @@ class Wait(Base):
     job_id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True, autoincrement=False)
     since: Mapped[datetime] = mapped_column(server_default=sa.func.now())
     until: Mapped[datetime | None]
-    """When it is over although no signal has come, or the jobs have not ended; None: never."""
+    """When the wait ends even if no signal has come or the jobs have not ended; None: never."""
     due_at: Mapped[datetime | None]
-    """When workers look at it next, whatever comes."""
+    """When workers next look at the wait, even without a signal."""
     resumed_at: Mapped[datetime | None]
     """Since when the job is back in its queue."""
     is_new: Mapped[bool] = mapped_column(server_default=sa.text("true"))
-    """The signals that were there before have not been looked at."""
+    """Workers have not yet looked for signals that were sent before the wait began."""
     step: Mapped[str] = mapped_column(sa.Text(collation="C"))
     """The name of the step."""
     signal: Mapped[str | None] = mapped_column(sa.Text(collation="C"))
     question: Mapped[Any | None] = mapped_column(JSONB(none_as_null=True))
-    """What the person is asked whose signal it waits for: see `as_asked`."""
+    """The question to the person who sends the signal: see `as_asked`."""
     jobs: Mapped[list[int] | None] = mapped_column(ARRAY(sa.BigInteger))
-    """The jobs whose ends it waits for."""
+    """The ids of the jobs whose ends the job waits for."""
 
     __table_args__ = (
         partial_index("wait_new_idx", "job_id", where="is_new"),
@@ -117,7 +117,7 @@ class Wait(Base):
 
 
 class Inbox(Base):
-    """The key of something that was done once: see `once`."""
+    """A key of `once`."""
 
     __tablename__ = "inbox"
 

@@ -1,4 +1,4 @@
-"""Addresses by which another system answers a handler that waits: signed, and read again.
+"""Addresses by which another system answers a waiting handler: how they are signed and verified.
 
 >>> hooks = Callbacks(url="https://shop.example/hooks", keys=["a key of 16 characters or more"])
 >>> address = hooks.sign(Ticket("job:17:paid", 1_900_000_000, "n0"))
@@ -20,14 +20,14 @@ from urllib.parse import urlsplit
 
 from ..errors import ConfigurationError
 
-#: Bytes of a key, at least.
+#: The fewest bytes of a key.
 _SHORTEST = 16
-#: Days for which an address can be used: the database keeps for so long which were used.
+#: The longest life of an address, in days. The database remembers used addresses for as long.
 MOST_DAYS = 30
 
 
 class CallbackUrl(str):
-    """An address whose POST is a signal."""
+    """An address. A POST to it sends a signal."""
 
     __slots__ = ("signal",)
     signal: str
@@ -35,23 +35,23 @@ class CallbackUrl(str):
 
 
 class Ticket(NamedTuple):
-    """What an address allows: a signal of this name, once, until a time."""
+    """The permission in an address: to send one signal of this name, until a time."""
 
     signal: str
     expires: int
     """Seconds since 1970, by the database's clock."""
     nonce: str
-    """Tells the addresses of a signal apart."""
+    """Tells apart the addresses of one signal."""
 
 
 class Callbacks:
-    """How `ctx.callback_url` makes addresses: set it as `default_registry.callbacks`.
+    """The settings of `ctx.callback_url`: set `default_registry.callbacks`.
 
-    `url`: where `sa_jobqueue.dashboard.callbacks` is mounted, as others reach it. `keys`: secrets of 16 characters or more, which workers and web
-    processes share. The first signs, and all are accepted: to replace a key, put the new key before it, and remove the old key once its addresses
-    have expired. `max_bytes`: of the body of an answer.
+    `url`: the public URL at which `sa_jobqueue.dashboard.callbacks` is mounted. `keys`: secrets of 16 characters or more, which workers and web
+    processes share. The first key signs, and all keys are accepted. To replace a key, put the new key before the old one, and remove the old key
+    once its addresses have expired. `max_bytes`: the longest body of an answer.
 
-    Raises ConfigurationError for a URL or keys that cannot be used.
+    Raises ConfigurationError for an invalid URL or invalid keys.
     """
 
     def __init__(self, *, url: str, keys: Sequence[str], max_bytes: int = 65_536) -> None:
@@ -73,7 +73,7 @@ class Callbacks:
         return next(iter(self._keys))
 
     def sign(self, ticket: Ticket, key: str = "") -> CallbackUrl:
-        """The address for a ticket. `key`: the name of the key that is to sign it, if it is still there."""
+        """The address for a ticket. `key`: the name of the key that signs; if this key is gone, the newest key signs."""
         body = urlsafe_b64encode(json.dumps(ticket, separators=(",", ":")).encode()).rstrip(b"=")
         sign = self._signature(body, self._keys.get(key) or self._keys[self.newest])
         address = CallbackUrl(f"{self.url}/{body.decode()}.{sign.decode()}")
@@ -81,7 +81,7 @@ class Callbacks:
         return address
 
     def read(self, token: str) -> Ticket | None:
-        """The ticket in the last part of an address; None: no key has signed it for this URL."""
+        """The ticket in the last part of an address; None if no key has signed the ticket for this URL."""
         body, _, given = token.encode(errors="surrogatepass").partition(b".")
         if not any(hmac.compare_digest(self._signature(body, key), given) for key in self._keys.values()):
             return None

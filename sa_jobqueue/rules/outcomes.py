@@ -107,7 +107,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Suspended:
-    """The handler waits for a signal, a time or other jobs. No attempt is spent; the job is blocked until then."""
+    """The handler waits for a signal, a time or other jobs. The job is blocked until the wait is over, and no attempt is spent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,7 @@ KINDS: Mapping[What, Kind] = {
     "join": Kind(lambda wait, _: f"waits for {jobs_of(wait.used or 0)} that it has enqueued to end{_jobs(wait)}"),
     "sleep": Kind(lambda wait, at: f"sleeps {_until(wait, at)}"),
     "differs": Kind(
-        lambda wait, _: f"is held: step {wait.reason} was recorded with other arguments than its code passes now",
+        lambda wait, _: f"is held: the arguments of step {wait.reason} differ from its record",
         True,
         _run_again,
     ),

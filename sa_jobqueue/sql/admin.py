@@ -81,8 +81,8 @@ def retry_jobs(
     takes its key again; it is left as it is, and not returned, while another job has the key. A member of a workflow waits for its
     parents again, and its queued children for it; those that were cancelled because it had failed come back by `retry_workflow`.
 
-    Recorded steps stay: the job goes on after them, and waits anew where it waited. A job that `@task(steps="hold")` holds goes on with the
-    record of that step.
+    Recorded steps are kept, so the job repeats none of them; a wait that has not ended starts again. A job that `@task(steps="hold")` holds
+    goes on with the record of the step.
 
     `spread`: seconds or a timedelta over which they become due, evenly, in the order of their ids; the first becomes due now.
     `as_before`: jobs keep their due time, their place, their attempts and their limits of time, as when a cancel is taken back.
@@ -117,7 +117,7 @@ def retry_jobs(
 
 
 def may_retry(job: type[JobMixin]) -> sa.ColumnElement[bool]:
-    """Whether `retry_jobs` runs a job again: it has ended, it is queued, or it is held because the arguments of a step differ."""
+    """Whether `retry_jobs` runs a job again: the job has ended, is queued, or is held because the arguments of a step differ."""
     return sa.or_(status_in(table_of(job).c.status, sources(Event.REQUEUE)), differs(job))
 
 
@@ -201,7 +201,7 @@ def _act(
 
     `ends`: which of the jobs end by it. They give their unique keys back, and the programs and workflows that wait for them are notified.
     `frees`: the jobs had permits, and workers that wait for permits are notified. `spread`: the seconds over which jobs that are queued
-    again become due. `as_before`: a wait goes on.
+    again become due. `as_before`: waits are kept.
     """
     check_chosen(name, where)
     check_locked(name, locked)

@@ -24,7 +24,7 @@ from .tables import StorePart
 
 #: The columns that the archive has in addition to those of a job.
 _MORE = ("progress", "progress_message", "logs", "steps")
-#: Bytes of the results of steps that are kept. A job may have 10,000 steps.
+#: The longest result of a step that is kept, in bytes. A job may have 10,000 steps.
 _SHORT = 1_000
 
 

@@ -32,9 +32,9 @@ from .unique import key_of
 EDITABLE = tuple(JobStatu for JobStatu in JobStatus if JobStatu not in HELD)
 #: What the copy of a unique job leaves out of its rule: a copy whose key is taken is a duplicate, and changes no other job.
 _ON_CLASH: sa.ColumnElement[Any] = sa.literal_column("'{on_clash,replace,max_wait}'::text[]")
-#: The columns of a step in a fork.
+#: The columns of a step that a fork copies.
 _RECORD = ("job_id", "claim_token", "ended_at", "took", "revision", "kind", "name", "digest", "result")
-#: Steps of a job that an error names.
+#: The most steps of a job that an error names.
 _LISTED: sa.ColumnElement[int] = sa.literal_column("30")
 
 
@@ -114,15 +114,15 @@ def copy_jobs(*where: Criterion, delay: Duration = 0, job: type[JobMixin] = Job)
 
 
 def fork_job(id: int, *, from_step: str, delay: Duration = 0, job: type[JobMixin] = Job) -> sa.Executable:
-    """Enqueue a job that does the work of an ended job again, from one of its recorded steps on. Returns the `id` of the new job.
+    """Enqueue a new job that repeats an ended job from one of its recorded steps on. Returns the `id` of the new job.
 
-    It is a copy, as of `copy_jobs`, with the records of the steps that had ended before `from_step`: these answer, and all others run. The
-    job itself stays as it is. The new job has no unique key. Another id means other keys by `ctx.idempotency_key`, so other systems do again
-    what they are asked. `from_step`: the full name of the record, as "charge#2". To change the new job, execute `edit_jobs` in the same
+    The new job is a copy, as by `copy_jobs`, with the records of the steps that had ended before `from_step`. All other steps run. The
+    old job does not change. The new job has no unique key. Because it has another id, `ctx.idempotency_key` differs, and other systems treat its
+    requests as new. `from_step`: the full name of the record, such as "charge#2". To change the new job, execute `edit_jobs` in the same
     transaction.
 
-    The statement fails, with the SQLSTATE 22023 and the reason, where there is no such job or no such step, for a job that has not ended, and for a
-    job that takes the results of others.
+    The statement fails, with the SQLSTATE 22023 and the reason, if there is no such job or step, if the job has not ended, or if it takes the
+    results of other jobs.
     """
     if not isinstance(from_step, str):
         raise TypeError(f"fork_job(from_step=...) takes the name of a step, not {from_step!r}")
@@ -136,7 +136,7 @@ def fork_job(id: int, *, from_step: str, delay: Duration = 0, job: type[JobMixin
     may = table.c.id == of_job, status_in(table.c.status, FINISHED), table.c.inputs.is_(None), first.exists()
     source = sa.select(*columns.values()).where(*may)
     made = sa.insert(table).from_select(list(columns), source, include_defaults=False).returning(table.c.id).cte("made")
-    # Later than the job, so that the records are not taken for those of an earlier job of its id.
+    # Later than the job: records that are older than their job belong to an earlier job of the same id.
     at = sa.func.now() + recorded.c.place * sa.literal_column("interval '1 microsecond'")
     kept = {name: recorded.c[name] for name in _RECORD} | {"job_id": made.c.id, "ended_at": at}
     earlier = sa.select(*kept.values()).select_from(made.join(recorded, recorded.c.place < first.scalar_subquery()))

@@ -22,7 +22,7 @@ from .tables import StorePart
 
 #: Claims of a job whose lines are kept; the oldest go first. As many as there are entries in `Job.errors`.
 MAX_RUNS = 20
-#: For how long the keys of what was done once are kept.
+#: How long the keys of `once` are kept.
 ONCE_KEPT = sa.literal_column("interval '30 days'", sa.Interval)
 
 
@@ -148,9 +148,9 @@ def drop_old_logs(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Execut
 
 
 def delete_notes(ids: Any, *, returning: bool = False, job: type[JobMixin] = Job) -> tuple[sa.CTE, ...]:
-    """CTEs that delete the progress, log lines, steps and waits of the jobs that the query `ids` names, for the statement that deletes them.
+    """CTEs that delete the progress, log lines, steps and waits of the jobs that the query `ids` names.
 
-    `returning`: they return the rows.
+    For the statement that deletes the jobs. `returning`: the CTEs return the rows.
     """
     tables = [(name, table_of(getattr(companions_of(job), name))) for name, _ in _OF_JOBS]
     gone = [(name, table, sa.delete(table).where(members(table.c.job_id, ids))) for name, table in tables]
@@ -162,7 +162,7 @@ _OF_JOBS = (("progress", "written_at"), ("log", "written_at"), ("step", "ended_a
 
 
 def drop_strays(table: str, *, after: int, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of a page of at most `limit` rows of a companion table, by id of the job from `after` (exclusive) on, delete those whose jobs are gone; and
+    """Read a page of at most `limit` rows of a companion table, by job id after `after`, and delete the rows whose jobs are gone, and the
     waits of jobs that have ended.
 
     Returns one row: the last id that was read, NULL if there was none; how many rows were read; and how many are deleted.
@@ -178,7 +178,7 @@ def drop_strays(table: str, *, after: int, limit: int, job: type[JobMixin] = Job
     )
     over: list[sa.ColumnElement[bool]] = []
     if table == "wait":
-        # A job that has ended waits for nothing. One that waits again has a new row by now, which is still to be looked at.
+        # The row of an ended job is of no use. If the job was retried and waits again, the row is new, and is kept.
         theirs, over = theirs.where(status_in(jobs.c.status, LIVE)), [sa.not_(notes.c.is_new)]
     gone = (
         sa.delete(notes)
@@ -194,9 +194,7 @@ def drop_strays(table: str, *, after: int, limit: int, job: type[JobMixin] = Job
 
 
 def drop_expired(table: str, *, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Delete at most `limit` signals that nobody has taken in time, or keys of what was done once that are older than 30 days. Returns a row
-    for each.
-    """
+    """Delete at most `limit` expired signals, or keys of `once` that are older than 30 days. Returns a row for each."""
     model = table_of(getattr(companions_of(job), table))
     (key,) = model.primary_key
     is_over = model.c.expires_at <= sa.func.now() if table == "signal" else model.c.done_at <= sa.func.now() - ONCE_KEPT
@@ -289,7 +287,7 @@ class JobNotes(StorePart):
     def drop_stray_notes(
         self, connection: sa.Connection, *, after: Sequence[int] = (FIRST_ID,) * len(_OF_JOBS), limit: int = 1_000
     ) -> tuple[tuple[int, ...], int]:
-        """Read a page of each table, and delete the rows of jobs that are gone, and signals and keys whose time is over.
+        """Read a page of each table, and delete the rows of jobs that are gone, expired signals, and old keys of `once`.
 
         Returns where the next pages begin, and how many rows were deleted.
         """

@@ -1,4 +1,4 @@
-"""Durable steps: recording them under the fence of the claim, taking signals, suspending a job, and putting it back."""
+"""Durable steps: record a step under the fence of the claim, take a signal, suspend a job, and put it back into its queue."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .parts import (
 )  # fmt: skip
 from .tables import Compiled
 
-#: Characters of a key of `once`.
+#: The most characters of a key of `once`.
 _MAX_KEY = 500
 
 
 class Recorded(NamedTuple):
-    """A step of a job that has ended. `kind`: see `Step.kind`. `result`: JSON text, or None."""
+    """A recorded step. `kind`: see `Step.kind`. `result`: JSON text, or None."""
 
     name: str
     kind: str
@@ -46,18 +46,18 @@ class Recorded(NamedTuple):
     digest: str | None
     result: str | None
     is_ours: bool
-    """This claim has recorded it."""
+    """Whether this claim recorded the step."""
 
 
 class Awaiting(NamedTuple):
-    """The wait that a job began before: the name of its step, and the seconds until it is over; None: it has no end."""
+    """The wait from an earlier run of the job: the name of its step, and the seconds until it ends; None: it has no end."""
 
     step: str
     seconds: float | None
 
 
 class WaitFor(NamedTuple):
-    """What a suspended job is to wait for, see `Wait`. `seconds` or `at`: when it is over; `question`: JSON text."""
+    """The signal, time or jobs that a job is suspended for: see `Wait`. `seconds` or `at`: the end of the wait. `question`: JSON text."""
 
     step: str
     signal: str | None = None
@@ -79,7 +79,7 @@ class WaitFor(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """What `resume_waiting` has done: jobs put back; whether to come again at once; and the seconds until the next is due."""
+    """The result of `resume_waiting`: the number of jobs put back, whether to call it again at once, and the seconds until the next wait is due."""
 
     jobs: int
     busy: bool
@@ -87,7 +87,7 @@ class Resumed(NamedTuple):
 
 
 def _held(table: sa.Table) -> sa.CTE:
-    """The job, locked, if the claim is still valid: a rescue waits for the commit of what this statement writes."""
+    """The job, if the claim is still valid. Its lock makes a rescue wait until this statement has committed."""
     valid = fence(
         table, id=sa.bindparam("of_job", type_=sa.BigInteger), token=sa.bindparam("token", type_=sa.BigInteger)
     )
@@ -95,7 +95,7 @@ def _held(table: sa.Table) -> sa.CTE:
 
 
 def _no_longer_waits(job: type[JobMixin], once: sa.CTE) -> sa.CTE:
-    """The wait of this step is over, if there is a row in `once`."""
+    """Delete the wait of this step, if `once` has a row."""
     waits = table_of(companions_of(job).wait)
     mine = (
         waits.c.job_id == sa.bindparam("of_job", type_=sa.BigInteger),
@@ -109,7 +109,7 @@ _VALUES = ("claim_token", "revision", "kind", "name", "digest", "took", "result"
 
 
 def record_step(*, job: type[JobMixin] = Job) -> sa.Executable:
-    """Record that a step has ended, if the claim is still valid: then it returns a row. A wait of this name is over.
+    """Record a step that has ended, and end its wait. Returns a row if the claim is still valid.
 
     Parameters: of_job, token, step, kind, revision, digest, took, result (JSON text).
     """
@@ -120,7 +120,7 @@ def record_step(*, job: type[JobMixin] = Job) -> sa.Executable:
         sa.bindparam("step", type_=sa.Text), sa.bindparam("digest", type_=sa.Text), sa.bindparam("took", type_=sa.Float(53)),
         sa.cast(sa.bindparam("result", type_=sa.Text), JSONB),
     )  # fmt: skip
-    # Given again after an answer was lost, or in place of an older revision.
+    # The row exists if the answer of the first try was lost, or if it has an older revision.
     written = insert(steps).from_select(["job_id", *_VALUES], sa.select(held.c.id, *values), include_defaults=False)
     again = {name: written.excluded[name] for name in _VALUES} | {"ended_at": sa.func.clock_timestamp()}
     return (
@@ -131,9 +131,10 @@ def record_step(*, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def take_signal(*, job: type[JobMixin] = Job) -> sa.Executable:
-    """Take the oldest signal of this name and record it as the result of a step, if the claim is still valid. A row if there was one.
+    """Take the oldest signal of this name and record it as the result of a step, if the claim is still valid.
 
-    It steps over signals that another handler takes just now. Parameters: of_job, token, step, signal. Returns the payload as JSON text.
+    It skips signals that another handler is taking. Parameters: of_job, token, step, signal. Returns a row with the payload as JSON text if it
+    took a signal.
     """
     tables = companions_of(job)
     table, steps, signals = table_of(job), table_of(tables.step), table_of(tables.signal)
@@ -161,7 +162,7 @@ def take_signal(*, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def read_steps(*, job: type[JobMixin] = Job) -> sa.Executable:
-    """The recorded steps of a job, and its wait as a row of the kind "wait" with the seconds that are left in place of the result.
+    """The recorded steps of a job. The wait of the job is a row of the kind "wait", whose result is the number of seconds that are left.
 
     Parameters: of_job, token.
     """
@@ -181,9 +182,9 @@ def read_steps(*, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def note_unused(*, job: type[JobMixin] = Job) -> sa.Executable:
-    """Note which recorded steps a run that completes has not asked for. Parameters: of_job, token, names.
+    """Mark the recorded steps that a completing run has not called. Parameters: of_job, token, names.
 
-    Without the fence: of a claim that is not the job's last, it is not shown.
+    It needs no fence, because only marks of the job's last claim are shown.
     """
     steps = table_of(companions_of(job).step)
     names = sa.cast(sa.bindparam("names", type_=sa.Text), sa.ARRAY(sa.Text))
@@ -197,7 +198,7 @@ def step_columns(steps: sa.FromClause, of: sa.FromClause, *, most: int | None = 
     size = sa.func.pg_column_size(result)
     if most is not None:
         bound: sa.ColumnElement[int] = sa.literal_column(str(most))
-        # One in the other: the stored size may be that of a compressed value, and what is large is not made into text to be measured.
+        # Two tests: the stored size may be that of a compressed value, and a large value must not become a text only to be measured.
         result = sa.case((size <= bound, sa.case((sa.func.octet_length(sa.cast(result, sa.Text)) <= bound, result))))
     completed = of.c.status == status_literal(JobStatus.COMPLETED)
     unused = sa.and_(completed, steps.c.unused_by == of.c.claim_token)
@@ -211,8 +212,8 @@ def step_columns(steps: sa.FromClause, of: sa.FromClause, *, most: int | None = 
 def job_steps(id: int, *, most: int | None = None, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """The recorded steps of a job, in the order in which they ended.
 
-    Columns: `name`; `kind`, see `models.Step`; `revision`; `ended_at`; `took`, in seconds, NULL for waits; `orphaned`, whether the job has completed
-    without asking for the step; `result`; `size`, of a result that is left out, in bytes. `most`: results of more bytes are left out.
+    Columns: `name`; `kind`, see `models.Step`; `revision`; `ended_at`; `took`, in seconds, NULL for waits; `orphaned`, whether the job completed
+    without calling the step; `result`; `size`, the bytes of a result that is left out. `most`: results of more bytes are left out.
     """
     table, steps = table_of(job), table_of(companions_of(job).step)
     return (
@@ -235,14 +236,14 @@ def _waits_for_nothing(waits: sa.Table) -> list[sa.ColumnElement[bool]]:
 
 
 def held_jobs(*, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """The ids of jobs that are held because the arguments of a step differ, and the names of these steps."""
+    """The jobs that are held because the arguments of a step differ from its record: their ids, and the names of the steps."""
     table, waits = table_of(job), table_of(companions_of(job).wait)
     found = sa.select(waits.c.job_id, waits.c.step).join(table, table.c.id == waits.c.job_id)
     return found.where(*_waits_for_nothing(waits), differs(job)).order_by(waits.c.job_id).limit(limit)
 
 
 def forget_waits(ids: sa.Select[Any], *, job: type[JobMixin]) -> tuple[sa.CTE, ...]:
-    """CTEs for the statement that retries jobs: they wait anew, and a step at which a job was held accepts any arguments."""
+    """CTEs for the statement that retries jobs. They delete the waits, and let a step at which a job was held accept any arguments."""
     waits, steps = table_of(companions_of(job).wait), table_of(companions_of(job).step)
     over = (
         sa.delete(waits).where(members(waits.c.job_id, ids)).returning(waits.c.job_id, waits.c.step).cte("waits_over")
@@ -252,7 +253,7 @@ def forget_waits(ids: sa.Select[Any], *, job: type[JobMixin]) -> tuple[sa.CTE, .
 
 
 def begin_wait(*, job: type[JobMixin] = Job) -> sa.Executable:
-    """Note what a job waits for that has just been suspended. A wait that goes on keeps its end.
+    """Insert the wait of a job that was just suspended. If the job already waited in this step, the wait keeps its beginning and its end.
 
     Parameters: of_job, step, signal, seconds, at, question (JSON text), jobs.
     """
@@ -289,7 +290,7 @@ def send_signal(
 
 
 def waits_for_signals(*, limit: int, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """The jobs that wait for a signal, the longest first: job_id, task, queue, signal, step, question, since, until, and seconds."""
+    """The jobs that wait for a signal, the longest wait first: job_id, task, queue, signal, step, question, since, until and seconds."""
     table, waits = table_of(job).c, table_of(companions_of(job).wait).c
     by_index = waits.resumed_at.is_(None), waits.signal > sa.literal_column("''", sa.Text)
     waiting = *by_index, table.status == status_literal(JobStatus.BLOCKED)
@@ -307,7 +308,7 @@ def question_for(signal: str, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
 
 
 def read_ticket(signal: str, key: str, expires: int, *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of a callback's address: whether it has `expired`, whether it was `used`, and the `question` of the job that waits for its signal."""
+    """Whether the address of a callback has `expired`, whether it was `used`, and the `question` of the job that waits for its signal."""
     inbox = table_of(companions_of(job).inbox)
     return sa.select(
         (epoch(sa.func.now()) >= sa.literal(expires, sa.BigInteger)).label("expired"), sa.select(ONE).where(inbox.c.key == key).exists().label("used"),
@@ -316,7 +317,7 @@ def read_ticket(signal: str, key: str, expires: int, *, job: type[JobMixin] = Jo
 
 
 def note_once(key: str, *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Note this key, and return a row if it is new. A transaction that notes it at the same time waits for the end of the first."""
+    """Insert this key, and return a row if it is new. A second transaction that inserts the key waits until the first one ends."""
     inbox = table_of(companions_of(job).inbox)
     return insert(inbox).values(key=key).on_conflict_do_nothing().returning(inbox.c.key)
 
@@ -326,12 +327,12 @@ def once(session: Session, key: str, *, job: type[JobMixin] = Job) -> bool: ...
 @overload
 def once(session: AsyncSession, key: str, *, job: type[JobMixin] = Job) -> Awaitable[bool]: ...
 def once(session: Session | AsyncSession, key: str, *, job: type[JobMixin] = Job) -> bool | Awaitable[bool]:
-    """Whether this is the first time that something with this key is done; to be asked in the transaction that does it.
+    """Whether this key is new. Call it in the transaction that does the work: a message that comes twice is then handled once.
 
-    For consumers that may get a message again: `if once(session, message.id): ...`, and `await once(...)` with an AsyncSession. A transaction
-    that asks for a key at the same time waits for the end of the first, and gets True if that rolls back. Keys are kept for 30 days.
+    Write `if once(session, message.id): ...`, and `await once(...)` with an AsyncSession. A second transaction that asks for the key waits until the
+    first one ends, and gets True if the first one rolls back. Keys are kept for 30 days.
 
-    Raises OptionError for a key that is no text of 1 to 500 characters.
+    Raises OptionError if the key is not a text of 1 to 500 characters.
     """
     if not (isinstance(key, str) and 0 < len(key) <= _MAX_KEY and "\0" not in key):
         raise OptionError(f"the key of once() is a text of 1 to {_MAX_KEY} characters, not {key!r:.80}")
@@ -344,7 +345,7 @@ class Steps(Outcomes):
     """The recorded steps of jobs, their signals and waits."""
 
     def read_steps(self, connection: sa.Connection, id: int, token: int) -> tuple[dict[str, Recorded], Awaiting | None]:
-        """The recorded steps of a job by name, and the wait that it began before."""
+        """The recorded steps of a job by name, and the wait from an earlier run."""
         found, waits = {}, None
         for name, kind, revision, digest, result, is_ours in self._read_steps.rows(
             connection, {"of_job": id, "token": token}
@@ -370,19 +371,19 @@ class Steps(Outcomes):
         return connection.scalar(sa.select(epoch(sa.func.now()))) or 0.0
 
     def take_signal(self, connection: sa.Connection, id: int, token: int, *, step: str, signal: str) -> str | None:
-        """The payload of the signal that was taken, as JSON text; None: there is none, or the claim is no longer valid."""
+        """Take a signal, and return its payload as JSON text. None: there is no signal, or the claim is no longer valid."""
         values = {"of_job": id, "token": token, "step": step, "signal": signal}
         found = self._take_signal.rows(connection, values)
         return found[0][0] if found else None
 
     def note_unused(self, connection: sa.Connection, id: int, token: int, names: Sequence[str]) -> None:
-        """Note which recorded steps a run that completes has not asked for."""
+        """Mark the recorded steps that a completing run has not called."""
         connection.execute(self._note_unused, {"of_job": id, "token": token, "names": packed_texts(names)})
 
     def suspend(self, connection: sa.Connection, change: Change, wait: WaitFor) -> Answer:
-        """Block a job until `wait` is over, in a transaction of the caller's. Applied as a cancel, if one was asked for.
+        """Block a job until `wait` is over, in the caller's transaction. A job whose cancel was requested is cancelled instead.
 
-        A job that has begun does not expire.
+        It also removes the job's expiry, because a job that has begun does not expire.
         """
         table = table_of(self.job)
         answer = self.apply_one(connection, change)

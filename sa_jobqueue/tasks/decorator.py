@@ -146,8 +146,8 @@ def task(
     against its return annotation, if there is any. `keep_logs`: store the last log lines that an attempt writes through
     `ctx.logger`; their number, up to 1,000, or True for 200.
 
-    `steps`: what becomes of a job one of whose steps was recorded with other arguments: "warn", and use the record; "fail" the attempt;
-    or "hold" the job until it is retried.
+    `steps`: what happens if the arguments of a step differ from its record: "warn" logs a warning and uses the record, "fail" fails the attempt,
+    and "hold" holds the job until it is retried.
 
     `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds its timeout; None: on a
     thread. `memory_limit`: bytes that such a process may have resident, at least 16 MiB.

@@ -45,7 +45,7 @@ class Registry:
     `sessionmaker`, `async_sessionmaker`: the application's own, for `ctx.session` in workers that were given no other.
     `job`: the class of the jobs that workers of these tasks run, if it is the application's own: see `JobMixin`.
     `archive`: whether finished jobs of those of its tasks that do not say it themselves are moved to the archive: see `task`.
-    `callbacks`: how `ctx.callback_url` makes addresses: see `Callbacks`.
+    `callbacks`: the settings of `ctx.callback_url`: see `Callbacks`.
     All of them can also be set later, but before the worker is made. Raises ConfigurationError for a value
     that cannot be used.
     """
@@ -64,7 +64,7 @@ class Registry:
     """Whether finished jobs are moved to the archive, unless their task says otherwise."""
 
     callbacks: Callbacks | None
-    """How `ctx.callback_url` makes addresses; None: it does not."""
+    """The settings of `ctx.callback_url`; None: handlers cannot use it."""
 
     def __init__(
         self,

@@ -107,7 +107,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         self.keep_logs = keep_logs
         """How many log lines of an attempt are kept; 0: none."""
         self.steps = steps
-        """What becomes of a job one of whose steps was recorded with other arguments: "warn", "fail" or "hold"."""
+        """What happens if the arguments of a step differ from its record: "warn", "fail" or "hold"."""
         self.limits = limits
         """The limits of its jobs, in any queue, as the code declares them; None: no limits."""
         self.dry_run = dry_run

@@ -97,10 +97,12 @@ def do_chores(session: Session, *, registry: Registry, job: type[JobMixin]) -> N
 
 
 def resume_waiting(connection: sa.Connection, store: Store) -> bool:
-    """Put the suspended jobs back into their queues that can go on. Whether there were any."""
+    """Put suspended jobs that can go on back into their queues. Returns whether there were any."""
     waits = table_of(companions_of(store.job).wait)
     joins = waits.c.jobs.is_not(None), waits.c.resumed_at.is_(None)
-    connection.execute(sa.update(waits).where(*joins).values(due_at=sa.func.now()))  # workers look later and later
+    connection.execute(
+        sa.update(waits).where(*joins).values(due_at=sa.func.now())
+    )  # which workers look at ever less often
     return store.resume_waiting(connection, most=_PAGE).jobs > 0
 
 

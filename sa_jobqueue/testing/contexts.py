@@ -87,7 +87,7 @@ class FakeAsyncJobContext(_FakeContext[AsyncSession], AsyncJobContext):
 
 
 def _no_steps() -> NoReturn:
-    raise SessionUnavailable("this context records no steps: run the job by the testing kit, jobqueue.drain()")
+    raise SessionUnavailable("this context records no steps: run the job with jobqueue.drain()")
 
 
 def _none() -> NoReturn:

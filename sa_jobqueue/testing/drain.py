@@ -68,7 +68,7 @@ def drain(
     Handlers get a session of their own, as in production, on the session's connection. Both kinds of handlers run with both kinds of
     session. Schedules that are due enqueue their jobs first, and jobs whose lease has run out are rescued.
 
-    A job that waits is suspended (`Ran.waits_for`). It goes on in this drain if its signal is there, or the jobs have ended for which it waits.
+    A job that waits is suspended (`Ran.waits_for`). It goes on in this drain if its signal was sent, or the jobs that it waits for have ended.
 
     `queues`: whose jobs to run; None: those of all queues. `registry`: the tasks. `raise_errors`: raise what a handler has raised, when
     what became of its job is written; False: leave it to the retry policy, and to `Drained.errors`. `most`: how many jobs, because a job that enqueues itself would go on forever.
@@ -126,21 +126,21 @@ def check_replay(
 def check_replay(
     session: Side, job: JobMixin | int, *, harmless: Collection[str] = (), registry: Registry = default_registry
 ) -> Any:
-    """Run the handler of a job twice, and list what the second run repeated because it is in no step.
+    """Run the handler of a job twice, and list the calls outside steps that the second run repeated.
 
-    So `assert not check_replay(session, job).repeated`. The first run ends as if its worker had been killed right before the outcome, or before the
-    wait at which it arrived. The second is the run of the job, as by `work_one`, whose result this is. When the wait is over, check again for the
-    rest of the handler.
+    Use it as `assert not check_replay(session, job).repeated`. The first run ends as if its worker had been killed right before its outcome or its
+    first wait. The second run counts as the run of the job, and the result is that of `work_one`. To check the code after a wait, call it again when
+    the wait is over.
 
-    It sees the functions that the code of the handler itself calls: those written in Python, mocks, `open` and the functions of `os`, and `begin()`
-    and `commit()` of SQLAlchemy's sessions and engines. It sees steps that the second run calls again, because their names or arguments are not the
-    same in each run. It does not see what those functions call in turn, other functions written in C, coroutines that a task runs
-    (`asyncio.gather`), or what a decorator of the handler does. Not listed are calls of the context, the making of objects, and functions of
-    modules without outside effects, as `json`, `logging` and `pydantic`.
+    It sees calls in the handler's own code: of functions written in Python, mocks, `open`, the functions of `os`, and `begin()`
+    and `commit()` of SQLAlchemy's sessions and engines. It also sees steps that the second run calls again, because their names or arguments differ
+    between the runs. It does not see calls that those functions make, other functions written in C, coroutines that a task runs
+    (`asyncio.gather`), or a decorator of the handler. It leaves out calls of the context, the creation of objects, and functions of
+    modules without outside effects, such as `json`, `logging` and `pydantic`.
 
-    `harmless`: functions or modules that may be repeated, as the beginnings of their names: "shop.addresses.".
+    `harmless`: beginnings of the names of functions or modules that may be repeated, such as "shop.addresses.".
 
-    Raises what the handler raises, and AssertionError if the job is not due.
+    Raises the exception of the handler, and AssertionError if the job is not due.
     """
     of = registry.job if isinstance(job, int) else type(job)
     own, kind = own_session(session), partial(Twice, harmless=harmless)

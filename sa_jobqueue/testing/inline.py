@@ -59,7 +59,7 @@ class Ran:
     result: Any = None
     """What it returned, as plain JSON, if its task says `record=True`."""
     waits_for: str | None = None
-    """What a suspended job waits for: "signal 'order:17:approve'"."""
+    """The signal, time or jobs that a suspended job waits for, such as "signal 'order:17:approve'"."""
 
     def __str__(self) -> str:
         given = ", ".join(f"{name}={shown(value)}" for name, value in self.args.items())
@@ -202,7 +202,7 @@ class Inline(JoinedRuns[Ran]):
         return self._crashed(call) if self._steps.is_killed else super()._fail(call, error)
 
     def _crashed(self, call: Call) -> Ran:
-        """Leave the job as a worker that is killed does, with a lease that has run out."""
+        """Leave the job as a killed worker leaves it, with a lease that has run out."""
         call.close(failed=True)
         self._steps.keep()
         table = table_of(self._job)

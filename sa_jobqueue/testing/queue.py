@@ -134,7 +134,7 @@ class JobQueue(Generic[S_co]):
         self: JobQueue[AsyncSide], job: JobMixin | int, *, harmless: Collection[str] = ()
     ) -> Coroutine[Any, Any, Replay]: ...
     def check_replay(self: JobQueue[Any], job: JobMixin | int, *, harmless: Collection[str] = ()) -> Any:
-        """Run a handler twice, and list what it repeats outside of its steps: see `check_replay`."""
+        """Run a handler twice, and list the calls that it repeats outside its steps: see `check_replay`."""
         return check_replay(self.session, job, harmless=harmless, registry=self.registry)
 
     def _known(self, task: AnyTask | TaskName | str) -> AnyTask | TaskName | str:

@@ -1,4 +1,4 @@
-"""Which calls a handler repeats outside of its steps, when it runs again from its top: see `check_replay`."""
+"""Find the calls that a handler repeats outside its steps when it runs again: see `check_replay`."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from ..worker.running.run import Run
 from ..worker.running.verdict import suspends
 from .inline import Inline, Ran
 
-#: Modules whose functions have no effects outside of the process, or none that a replay repeats.
+#: Modules whose functions have no effect outside the process, or none that a replay repeats.
 _HARMLESS = frozenset((
     "_collections_abc", "asyncio", "contextlib", "copy", "dataclasses", "enum", "functools", "json", "logging", "pydantic", "re", "sa_jobqueue", "typing",
-    "_weakrefset",  # the end of an object, wherever it comes
+    "_weakrefset",  # called when an object ends, at any place in the code
 ))  # fmt: skip
-#: Modules of C whose functions are seen, and the only functions of SQLAlchemy that are.
+#: Modules written in C whose functions are listed, and the only functions of SQLAlchemy that are listed.
 _SEEN_OF_C, _SEEN_OF_SQLALCHEMY = frozenset({"io", "_io", "posix", "nt"}), frozenset({"begin", "commit"})
 
 
 class Repeated(NamedTuple):
-    """A call outside of steps that a run of the handler repeats."""
+    """A call outside steps that a second run of the handler repeats."""
 
     function: str
-    """With its module. Of a mock: its name. A step that the second run did not find in the records: "step 'label'"."""
+    """The function with its module, the name of a mock, or a step that the second run did not find in the records: "step 'label'"."""
     line: int = 0
-    """Of the handler's file; 0 for a step."""
+    """The line of the call in the handler's file; 0 for a step."""
     code: str = ""
     """The source of that line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay(Ran):
-    """The second run of a handler, and what it repeated."""
+    """The second run of a handler, and the calls that it repeated."""
 
     repeated: Sequence[Repeated] = ()
     """In the order of the calls."""
@@ -73,7 +73,7 @@ class Twice(Inline):
         return second
 
     def _replayed(self, ran: Ran) -> Ran:
-        """`ran`, with the calls of both runs. A first run that fails is the only run."""
+        """`ran`, with the repeated calls. If the first run failed, there was no second run, and no call was repeated."""
         found = list[Repeated]()
         if len(self._calls) > 1:
             first, second = self._calls
@@ -138,7 +138,7 @@ def _inner(code: CodeType) -> Generator[CodeType]:
 
 
 def _name_of(frame: FrameType) -> tuple[str, str] | None:
-    """The module and the name of a function that is called, in Python. None: an operator, or the making of an object."""
+    """The module and the name of a called Python function. None for an operator or the creation of an object."""
     module, name, given = str(frame.f_globals.get("__name__")), frame.f_code.co_qualname, frame.f_locals
     if module == "contextlib" and name.endswith("contextmanager.<locals>.helper"):
         return given["func"].__module__, given["func"].__qualname__

@@ -1,4 +1,4 @@
-"""Steps in tests: signals that a test sends, and runs that end in the middle as if their worker had been killed."""
+"""Steps in tests: send a signal, and end a run at a step as if its worker had been killed."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def signal(
 def signal(
     session: Side, name: str, payload: object = None, *, expires_in: Duration | None = None, job: type[JobMixin] = Job
 ) -> Any:
-    """Send a signal in the session's transaction: the next `drain` runs the job that waits for it. Of an `AsyncSession` the call is awaited.
+    """Send a signal in the session's transaction. The next `drain` runs the job that waits for the signal. With an `AsyncSession`, await the call.
 
-    The arguments and what is raised are those of `Signal`. `job`: the class of the jobs, if it is one of your own.
+    The other arguments, and the exceptions, are those of `Signal`. `job`: your own class of jobs, if you have one.
     """
 
     def work(own: Session) -> None:
@@ -67,16 +67,16 @@ class _Killed(BaseException):
 
 @contextmanager
 def crash_after(step: str, *, recorded: bool = True) -> Generator[None]:
-    """End a run right after this step was recorded, as if its worker had been killed there. The next `drain` rescues the job and runs it again.
+    """End a run right after this step was recorded, as if its worker had been killed. The next `drain` rescues the job and runs it again.
 
-    `with crash_after("label"): drain(session)`, also around an awaited `drain`. That drain ends with the run, whose outcome is "crashed"; other
-    jobs wait for the next drain. What the handler has written by `ctx.session` is undone. `finally` blocks of the handler run, which a kill
-    would not let run.
+    Use it as `with crash_after("label"): drain(session)`, also around an awaited `drain`. The drain ends with this run, whose outcome is "crashed";
+    other jobs wait for the next drain. Writes through `ctx.session` are undone. Unlike a kill, this lets the handler's `finally` blocks run.
 
-    `step`: the name of the step; "label#2" for the second of a name, "signal:NAME", "sleep" or "join" for a wait that is over. `recorded`: False
-    lets the run end right before the record, so that the step is done and its record is lost. Of a `step_session` both are lost.
+    `step`: the full name of the step: "label", "label#2" for the second step of that name, or "signal:NAME", "sleep" or "join" for a wait that is
+    over. `recorded`: False ends the run right before the record, so the function was called but its result is lost. With a `step_session`, its
+    writes are lost too.
 
-    Raises AssertionError at the end of the block if no run came there.
+    Raises AssertionError at the end of the block if no run reached the end of the step.
     """
     crash = _Crash(step, recorded)
     token = _crash.set(crash)
@@ -96,19 +96,19 @@ class KitSteps(JoinedSteps):
         super().__init__(*args)
         self.is_killed = False
         self.recorded: list[str] = []
-        """What was recorded in this run, and steps that are called with other arguments than those that were recorded."""
+        """The steps that this run recorded, and the steps whose arguments differ from their records."""
 
     def lose(self, name: str) -> None:
-        """Warn, because a worker would keep it."""
+        """Warn that the writes of the step's session are lost, because a worker would keep them."""
         warnings.warn(
-            f"job {self._job.id}: what step {name!r} wrote was undone with ctx.session, which had written before or was used in the step's block: "
-            "both are on one connection here. The next run does it again; a worker keeps what the step wrote.",
+            f"job {self._job.id}: the writes of step {name!r} were undone together with those of ctx.session, which had written before the step or in its "
+            "block: in tests, both use one connection. The next run repeats the step; a worker would keep its writes.",
             RuntimeWarning,
             stacklevel=2,
         )
 
     def passing(self, name: str, *, recorded: bool) -> None:
-        """Kill the run, if it is to end here."""
+        """End the run, if `crash_after` names this step."""
         if recorded:
             self.recorded.append(name)
         if (crash := _crash.get()) is not None and not crash.has_come:

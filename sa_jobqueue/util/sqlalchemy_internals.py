@@ -78,7 +78,7 @@ def fail_flush(session: Session) -> None:
 
 
 def savepoints_since(savepoint: sa.NestedTransaction) -> list[str]:
-    """The names of `savepoint` and of those that were begun after it and are open, in that order."""
+    """The names of `savepoint` and of the open savepoints after it, in order."""
     found, last = list[str](), savepoint.connection.get_nested_transaction()
     while last is not None:
         found.insert(0, last._savepoint)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

@@ -237,7 +237,7 @@ class Services:
         return [run for run in self.runs.all() if run.ended is None]
 
     def reporting(self) -> bool:
-        """Whether a handler whose run has ended still has its slot: until its outcome is counted."""
+        """Whether the outcome of a run is still to be counted: the slot of its handler is taken until then."""
         return any(slots.running > slots.stuck for slots in self.all_slots.values())
 
     def give_back(self, runs: Iterable[Run]) -> None:

@@ -157,7 +157,7 @@ def test_recorded_steps_and_a_retry_from_one(engine: Engine, connection: Connect
 
     assert "2 recorded steps will run again" in viewer.send("fork", {"id": id, "from_step": "book"}).text
     done = viewer.do("fork", id=id, from_step="book")
-    assert "does the work again from that step on" in done.text
+    assert "repeats the work from that step on" in done.text
     (fork,) = connection.execute(select(Job.id, Job.args).where(Job.id != id)).all()
     assert fork.args == {"order": 7}
     assert [row.name for row in connection.execute(job_steps(fork.id))] == ["label"]

@@ -298,7 +298,7 @@ def test_a_try_ends_at_a_wait_and_shows_the_steps(engine: Engine, connection: Co
     connection.commit()
     page = Seen(viewer.send("try", {"id": id}).text)
     assert "suspended The job would wait for signal 'go'." in page.text
-    assert "label answered from its record mark was done, and not recorded" in page.text
+    assert "label returned its recorded result mark ran, and was not recorded" in page.text
     assert 'insert tried id=3 note "L1"' in page.text
     assert "update tried" not in page.text
 

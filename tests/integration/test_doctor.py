@@ -105,7 +105,7 @@ def database_url(database_url: str) -> str:
         ),
         (
             ills.unanswered_question, "signals", DEFAULT,
-            "questions that nobody has answered: job 7001 (go\\x1b, for 8d)", "`sa-jobqueue signal NAME JSON`",
+            "questions without an answer: job 7001 (go\\x1b, for 8d)", "`sa-jobqueue signal NAME JSON`",
         ),
         (
             ills.overdue_jobs, "cleanup", Thresholds(overdue_rows=10),

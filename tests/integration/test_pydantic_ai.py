@@ -109,7 +109,7 @@ def test_a_killed_worker_repeats_no_recorded_request(engine: Engine, url: str, t
 
 @pytest.mark.nightly
 def test_answers_come_by_signals(engine: Engine, app: Any) -> None:
-    """A denial, other arguments, the result of a tool that others run, and a time after which nobody will answer."""
+    """A denial, an approval with other arguments, a result from outside, and no answer before the timeout."""
     given = {"no": False, "other": {"kind": "tool-approved", "override_args": {"n": 7}}, "outside": {"found": [1]}}
     job = add_one(engine, enqueue(app.asks))
     for call, payload in given.items():
@@ -117,7 +117,7 @@ def test_answers_come_by_signals(engine: Engine, app: Any) -> None:
     with working(engine, app.registry):
         wait_until(lambda: job_of(engine, job).is_finished)
 
-    denied, late = "The tool call was denied.", "Nobody has answered in time."
+    denied, late = "The tool call was denied.", "No answer came in time."
     assert job_of(engine, job).result == [denied, "ordered 7", {"found": [1]}, late]
     assert app.done == ["request 1", "request 2", "request 3"]
 

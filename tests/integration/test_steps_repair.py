@@ -127,7 +127,7 @@ def test_a_job_that_is_held_goes_on_with_its_record_when_it_is_retried(
         with Session(engine) as session:
             assert session.scalars(select(Wait.step)).all() == [held]
         found = explain_job_in(engine, job)
-        assert found == f"is held: step {held} was recorded with other arguments than its code passes now"
+        assert found == f"is held: the arguments of step {held} differ from its record"
         (finding,) = examine(engine, checks=[check for check in CHECKS if check.name == "workflows"])
         assert f"job {job} at step {held}" in finding.detail
         assert run(engine, retry_jobs(Job.id == job)) == [(job,)]

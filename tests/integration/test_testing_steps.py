@@ -152,7 +152,7 @@ async def test_a_run_that_is_killed_after_a_step_does_not_repeat_it(kit: Any, re
     assert (job.status, called) == (JobStatus.RUNNING, ["label"])
     with (
         kit.crash_after("book", recorded=False),
-        pytest.warns(RuntimeWarning, match="what step 'mark' wrote was undone"),
+        pytest.warns(RuntimeWarning, match="the writes of step 'mark' were undone"),
     ):
         assert await run(kit) == ["crashed"]
     with kit.crash_after("label"):

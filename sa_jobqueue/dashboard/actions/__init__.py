@@ -41,7 +41,7 @@ class Done:
     more: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Further values for the target in the audit, by which the action can be undone."""
     undo: str = ""
-    """The name of the action that undoes it; "": the action's usual one."""
+    """The name of the action that undoes this action; "": `PageAction.undo`."""
 
 
 #: Performs the action in the request's transaction. Raises BadInput for an invalid form.
@@ -69,7 +69,7 @@ class PageAction:
     asks: Callable[[PageContext], bool] | None = None
     """Whether the viewer must confirm it for these things, which were chosen singly."""
     typed: str | None = None
-    """The field whose value the viewer must type again to confirm it; "action": the first word of the action's name, if not each thing was chosen singly."""
+    """The field whose value the viewer must type to confirm the action. "action": the first word of the action's name, unless the viewer chose a single job."""
     target: tuple[str, ...] = ("id",)
     """The fields that name the target."""
     variants: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -83,7 +83,7 @@ class PageAction:
     left: str = "another transaction had locked or changed them"
     """Why things were not changed."""
     named: Callable[[PageContext], str] = lambda context: ""
-    """The name of the target for the question, if the form has only its id."""
+    """The name of the target in the question, where the form has only the id."""
 
     def to_type(self, query: Query) -> str | None:
         """The text that the viewer must type to confirm it; None: nothing."""

@@ -87,14 +87,14 @@ def _copy(context: PageContext) -> Done:
 
 
 def _fork(context: PageContext) -> Done:
-    """Enqueue a job that repeats a job from a step on, and go to it."""
+    """Enqueue a fork of a job from a step on, and go to the new job."""
     job_id, step = _with_steps(context)
     forked = context.connection.execute(fork_job(job_id, from_step=step, job=context.job)).scalar_one()
     return Done(1, to=f"/jobs/{forked}", more={"new": forked})
 
 
 def _repeated(context: PageContext) -> int:
-    """How many recorded steps a fork does again."""
+    """The number of recorded steps that a fork repeats."""
     job_id, step = _with_steps(context)
     names = [recorded.name for recorded in read_steps(context.connection, job_id, job=context.job)]
     return len(names) - names.index(step) if step in names else 0
@@ -120,9 +120,9 @@ CHANGE_ACTIONS = {
         PageAction("edit", "Edit", "Changed {n}.", "edit", _edit, target=("id", "queue", "priority", "run_at", "again")),
         PageAction("copy", "Run a copy", "Enqueued this copy.", "copy", _copy),
         PageAction(
-            "fork", "Retry from this step", "Enqueued this job, which does the work again from that step on.", "copy", _fork, _repeated,
-            "Do the work again from this step on, in a new job? {n} recorded {unit} will run again; those before keep their results. "
-            "The old job stays as it is.",
+            "fork", "Retry from this step", "Enqueued this job, which repeats the work from that step on.", "copy", _fork, _repeated,
+            "Repeat the work from this step on, in a new job? {n} recorded {unit} will run again; earlier steps keep their results. "
+            "The old job does not change.",
             asks=lambda _: True, target=("id", "from_step"), unit="step",
         ),
     )
@@ -211,7 +211,7 @@ def _named(context: PageContext, ids: Sequence[int]) -> dict[str, Any]:
 
 
 def _before(context: PageContext, ids: Sequence[int]) -> Sequence[Any]:
-    """Of each of these jobs its id, its status, and for how many seconds after its end it is `kept`; None: for good."""
+    """The id and status of each of these jobs, and for how many seconds after its end it is `kept`; None: forever."""
     job = context.job
     kept = sa.cast(sa.func.extract("epoch", clamped(job.purge_at) - clamped(job.finished_at)), sa.BigInteger)
     return context.connection.execute(sa.select(job.id, job.status, kept.label("kept")).where(job.id.in_(ids))).all()
@@ -325,12 +325,12 @@ def _target_of(entry: Any) -> Mapping[str, Any]:
 
 
 def _ids_of(target: Mapping[str, Any]) -> list[int]:
-    """The jobs that an entry names. Raises errors for an entry that was written by hand."""
+    """The ids of the jobs in an entry. Raises errors for an entry that was written by hand."""
     return [as_id("id", str(given)) for given in target.get("ids") or target["id"]]
 
 
 def _retained(entry: Any) -> dict[int, float | None]:
-    """The jobs of a retry that had failed before it, and for how many seconds each was kept; None: for good."""
+    """The jobs of a retry that had failed before, and for how many seconds each was kept; None: forever."""
     target = _target_of(entry)
     with suppress(BadInput, ValueError, TypeError, LookupError):  # an entry that was written by hand
         kept = zip(target["failed"], target["retained"], strict=True)
@@ -360,7 +360,7 @@ def _undo(context: PageContext, kind: str, change: Callable[[PageContext, Any], 
 
 
 def _end_again(context: PageContext, entry: Any) -> Done:
-    """End the jobs of a retry that have not started: those that had failed before it as they had, the others as cancelled."""
+    """End the jobs of a retry that have not started. A job that had failed fails again, with its old error and retention; other jobs are cancelled."""
     job, table, retained = context.job, table_of(context.job), _retained(entry)
     last, may = table.c.errors[-1], to_undo(context, entry)
     rows = context.connection.execute(
@@ -382,7 +382,7 @@ def _end_again(context: PageContext, entry: Any) -> Done:
 
 
 def _end_of(row: Any) -> dict[str, Any]:
-    """When the last attempt of a job failed, and its number, by its last error, which the application may have written."""
+    """The time and the number of the last failed attempt, from the last error, which the application may have written."""
     tried = str(row.attempt or "")
     return {"at": moment_said(row.at), "tried": int(tried) if tried.isdecimal() and int(tried) < 2**15 else 0}
 

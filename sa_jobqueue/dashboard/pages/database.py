@@ -26,7 +26,7 @@ from ..shared import Kept
 from .errors import marks_of
 
 _PAGE = 50
-#: The most values of a target that are listed, and its values that only an undo reads.
+#: The most values of a target that are listed, and the names of values that only an undo reads.
 _LISTED, _FOR_UNDO = 10, ("retained", "undo")
 #: The newest entries, among which a filter searches, because it has no index.
 _NEWEST = 100_000
@@ -146,13 +146,13 @@ _LINKED = 5
 
 
 class Alarm(NamedTuple):
-    """A finding, its links, each a text and an address below the dashboard, who has acknowledged it, and the form that does it."""
+    """A finding, its links (a text and an address below the dashboard), its acknowledgement, and the form that acknowledges it."""
 
     finding: Finding
     links: Sequence[tuple[str, str]]
     acknowledged: Acknowledged | None
     lapsed: Acknowledged | None
-    """An acknowledgement that does not hold, because the finding got worse."""
+    """An acknowledgement that no longer holds, because the finding got worse."""
     form: Sequence[tuple[str, str]]
 
 

@@ -31,9 +31,9 @@ _LATELY = timedelta(days=1)
 _KEPT: Kept[list[tuple[str, str]]] = Kept(15.0)
 #: The names of each kind that are shown, and the queues with queued jobs that are searched.
 _MOST, _QUEUES = 10, 1_000
-#: Jobs whose keys are searched: the newest; and the newest running, the newest failed, and those that are due later.
+#: Jobs whose keys are searched: the newest jobs; and of running, failed and later jobs each.
 _NEWEST, _OTHERS = 10_000, 1_000
-#: Ready jobs of different keys or priorities whose keys are searched: from the first key on, and from the text on.
+#: Ready jobs whose keys are searched, one for each key and priority: from the first key on, and from the searched text on.
 _TURNS, _NEXT = 1_000, 100
 _KEYS: Kept[list[tuple[str, str]]] = Kept(15.0)
 #: A kind, the column of its names, and criteria.
@@ -80,7 +80,7 @@ def read_find(context: PageContext) -> dict[str, Any]:
 
 
 def _link(context: PageContext, kind: str, name: str) -> tuple[str, Query]:
-    """The page of this key, if the viewer may see it, or the list of this thing or of its jobs."""
+    """The page of a key if the viewer may see it, else the list of the thing or of its jobs."""
     if kind == "key" and not context.access.is_partial:
         return f"/keys/{name}", Query()
     is_listed = kind in ("schedule", "workflow")
@@ -127,13 +127,13 @@ def _of_lately(context: PageContext) -> list[tuple[str, str]]:
 
 
 def _keys(context: PageContext, part: str) -> set[str]:
-    """The keys of jobs that the viewer may see that contain this text."""
+    """The keys that contain this text, of jobs that the viewer may see."""
     job, table = context.job, table_of(context.job)
     first = sa.select(job.queue, job.concurrency_key.label("key"))
     newest = first.order_by(job.id.desc())
 
     def read(*pages: Any) -> list[tuple[str, str]]:
-        # The limits come first: a condition on the key could read all jobs of a page's index.
+        # The key is compared afterwards: a condition on it in the query could read a whole index.
         found = sa.union(*(sa.select(page.subquery()) for page in pages))
         return [(row.queue, row.key) for row in context.connection.execute(found) if row.key is not None]
 
@@ -207,8 +207,8 @@ _SUGGESTIONS: Kept[dict[str, list[str]]] = Kept(15.0)
 
 
 def suggestions(context: PageContext) -> dict[str, list[str]]:
-    """The known tasks, queues, tags and workers, by the field of a filter: of workers, limits, queued jobs and the newest jobs. Without tags
-    where the application may mask them.
+    """The known tasks, queues, tags and workers, by the field of a filter, from workers, limits, queued jobs and the newest jobs. It has no
+    tags if the application masks values.
     """
     if context.access.is_partial:
         found = _suggested(context)

@@ -31,7 +31,7 @@ from .questions import waiting
 from .registry import tryable
 
 T = TypeVar("T")
-#: The log lines, and the steps, that are shown, unless all are requested.
+#: The most log lines and the most steps that are shown, unless the viewer asks for all.
 _LAST_LINES, _LAST_STEPS = 200, 100
 
 
@@ -199,14 +199,14 @@ def _lines(context: PageContext, seen: JobSeen) -> tuple[Sequence[Any], int]:
 
 
 def _is_held(context: PageContext, job: Any) -> bool:
-    """Whether it is held because the arguments of a step differ."""
+    """Whether the job is held because the arguments of a step differ from its record."""
     if job.status is not JobStatus.BLOCKED:
         return False
     return bool(context.connection.scalar(sa.select(differs(context.job)).where(context.job.id == job.id)))
 
 
 def _steps(context: PageContext, seen: JobSeen) -> tuple[Sequence[StepSeen], int]:
-    """Its last recorded steps, and the number of earlier steps."""
+    """The last recorded steps of a job, and the number of earlier steps."""
     is_archived = seen.job.archived_at is not None
     job = context.tables.archived_job if is_archived else context.job
     found = read_steps(context.connection, seen.job.id, job=job)
@@ -215,7 +215,7 @@ def _steps(context: PageContext, seen: JobSeen) -> tuple[Sequence[StepSeen], int
 
 
 def _result_of(context: PageContext, seen: JobSeen, step: StepSeen) -> Value:
-    """The result of a step, as `format_args` returns results."""
+    """The result of a step, masked by `format_args`."""
     if step.size is not None:
         return Value(note=f"too large to be shown: {size(step.size)}")
     return shown_value("result", seen.job.task, step.result, context.options.format_args)

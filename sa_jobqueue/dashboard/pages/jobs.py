@@ -48,7 +48,7 @@ _IN_CSV = (
 )  # fmt: skip
 #: Bytes of arguments and tags, as they are stored, up to which a list has them, and their characters.
 _LONGEST = 2_000
-#: Characters with which a spreadsheet begins a formula, also after spaces and line breaks; and those before which it gets an apostrophe.
+#: Characters that begin a formula in a spreadsheet, also after spaces; and blanks that get an apostrophe wherever they begin a text.
 _FORMULA, _BLANK = ("=", "+", "-", "@", "＝", "＋", "－", "＠"), ("\t", "\r", "\n")
 
 
@@ -175,7 +175,7 @@ def _cut(value: Any, name: str) -> sa.ColumnElement[Any]:
 
 
 def _long(context: PageContext, row: sa.RowMapping, name: str) -> str:
-    """The arguments or the tags, masked as on the page of the job."""
+    """The arguments or the tags of a job, masked as on its page."""
     text, value = row[name], cast(Any, None)
     with suppress(ValueError, RecursionError):
         value = None if text is None else load_any(text)

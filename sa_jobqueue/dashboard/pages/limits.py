@@ -40,7 +40,7 @@ def read_limits(context: PageContext) -> dict[str, Any]:
     waiting: dict[_Of, int] = {_of(found): found["waiting"] for found in full}
     if query.one("name") or query.one("key"):  # of all limits it would take long
         counted = [_of(row) for row in (*rows, *of_keys)]
-        # Of a task only jobs that claims have passed over could be counted.
+        # For a whole task, only jobs that claims have passed over could be counted.
         waiting |= waiting_at(context, [place for place in counted if place.owner == "queue" or place.key is not None])
     owners, keys = ([_shown(row, used, waiting) for row in some] for some in (rows, of_keys))
     paused: list[LimitUse | PausedKey] = [use for use in read_limit_uses(connection, store) if use.paused is not None]

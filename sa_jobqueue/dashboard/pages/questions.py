@@ -1,4 +1,4 @@
-"""The jobs whose handlers wait for the answer of a person, the longest first, and the form that answers."""
+"""The page of jobs whose handlers wait for the answer of a person, and the action that sends an answer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..query import Query
 from ..refusals import BadInput
 from ..request import ONE, Missing, Page, PageContext
 
-#: The jobs on the page.
+#: The most jobs on the page.
 _PAGE = 100
 
 
 def waiting(context: PageContext, *where: sa.ColumnElement[bool], most: int = _PAGE) -> list[dict[str, Any]]:
-    """The jobs that wait for a signal that is not there yet, the longest first, with their questions."""
+    """The jobs that wait for a signal that has not been sent, the longest wait first, with their questions."""
     wait, signal = context.tables.wait, context.tables.signal
-    # OFFSET, so that it is looked up for each job by the index, and not for all.
+    # OFFSET 0 makes the planner look up the signal of each job by the index.
     there = sa.select(ONE).where(signal.name == wait.signal, signal.expires_at > sa.func.now()).offset(0).exists()
     found = context.connection.execute(
         waits_for_signals(limit=most, job=context.job).where(*where, sa.not_(there), *context.mine())
@@ -33,14 +33,14 @@ def waiting(context: PageContext, *where: sa.ColumnElement[bool], most: int = _P
 
 
 def read_questions(context: PageContext) -> dict[str, Any]:
-    """The page of questions; with `all=yes`, of all waits for signals."""
+    """The values of the page: questions, or with `all=yes` all waits for signals."""
     wanted = [] if context.query.one("all") else [context.tables.wait.question.is_not(None)]
     waits = waiting(context, *wanted, most=_PAGE + 1)
     return {"now": context.now(), "waits": waits[:_PAGE], "more": len(waits) > _PAGE}
 
 
 def _answer(context: PageContext) -> Done:
-    """Send the signal for which a job waits, unless an answer is there already. The lock on the job lets one viewer after the other do it."""
+    """Send the signal for which a job waits, unless an answer was sent already. The lock on the job makes viewers answer one after the other."""
     query, job, tables = context.query, context.job, context.tables
     job_id = query.id("id")
     blocked = (job.id == job_id, status_in(job.status, (JobStatus.BLOCKED,)), *context.mine())
@@ -50,7 +50,7 @@ def _answer(context: PageContext) -> Done:
     wait = found[0] if found and found[0]["step"].strip() == query.one("step").strip() else None
     if wait is None:
         return Done(0, 1)
-    # The signal goes to the job that has waited longest, which may ask another question, or be of another viewer.
+    # The signal goes to the job that has waited longest. That job may ask another question, or the viewer may not see it.
     first = waits_for_signals(limit=1, job=job).where(tables.wait.signal == wait["signal"])
     if context.connection.scalar(first) != job_id:
         return Done(0, 1)
@@ -63,7 +63,7 @@ def _answer(context: PageContext) -> Done:
 
 
 def _payload(query: Query, question: Question) -> Any:
-    """The payload of the button, or the JSON of the field. Raises BadInput."""
+    """The payload of the clicked button, or the JSON in the field. Raises BadInput."""
     text, label = query.one("payload"), query.one("choice").strip()
     if label:
         for known, payload in question.choices:
@@ -80,10 +80,10 @@ def _payload(query: Query, question: Question) -> Any:
 
 
 QUESTIONS = Page("questions", "Questions", "/questions", read_questions, in_menu=False)
-#: By name. What was typed is not in the audit, because its readers may not be allowed to see it.
+#: By name. The audit does not keep JSON that was typed, because its readers may not be allowed to see it.
 QUESTION_ACTIONS = {
     "answer": PageAction(
         "answer", "Send", "Sent the signal {of}.", "answer", _answer, target=("id", "step", "choice"),
-        left="it waits for something else by now, has an answer already, or another job has waited longer for its signal",
+        left="it no longer waits for this signal, has an answer already, or another job has waited longer for the signal",
     )
 }  # fmt: skip

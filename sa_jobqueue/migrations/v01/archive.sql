@@ -3,7 +3,7 @@
 -- There is no partition yet, and no default one: making a month's would have to look through that, under a lock that readers and writers wait
 -- for. A row whose month has no partition cannot be moved, and stays in the table of jobs until a worker has made it.
 
--- All columns of a job, with those of fixed width first; then what is beside the table of jobs: the progress, the last log lines, the steps.
+-- All columns of a job, those of fixed width first, then its progress, its last log lines and its steps, from other tables.
 -- `columns`: what a job table of the application's has besides.
 CREATE TABLE {schema}.archived_job (
     id bigint NOT NULL,

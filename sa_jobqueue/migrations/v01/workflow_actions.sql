@@ -61,7 +61,7 @@ $body$;
 REVOKE ALL ON FUNCTION {schema}.cancel_workflows(bigint[], text) FROM PUBLIC;
 
 -- Members that failed or were cancelled wait again for their parents. `from_node`: only this one, and those below it that were cancelled
--- because of others; what one of these still lacks cancels it again. Those that were cancelled because of others keep their due time. Returns
+-- because of others; what one of these still lacks cancels it again. Jobs that were cancelled because of others keep their due times. Returns
 -- those that come back; one whose unique key another job has does not.
 CREATE FUNCTION {schema}.retry_workflow(workflow bigint, from_node bigint) RETURNS SETOF bigint LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $body$

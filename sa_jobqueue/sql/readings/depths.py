@@ -26,7 +26,7 @@ CAP = 10_001
 _QUEUES = 10_000
 #: More queues than there can be.
 _ALL = 2**31 - 1
-#: The number of keys and priorities whose first job is read, for queues with more ready jobs than are counted.
+#: If a queue has more ready jobs than are counted, the first jobs of so many keys and priorities are read.
 _TURNS = 1_000
 
 #: A time before which no job is due, for PostgreSQL has no difference to -infinity before version 17.
@@ -250,8 +250,9 @@ def first_of_turns(
     *where: sa.ColumnElement[bool],
     since: Sequence[Any] = (),
 ) -> sa.CTE:
-    """The first ready job of each key and priority, `most` of each queue: the queue, `key`, and the column `seen` of the job. Each costs a
-    probe. `since`: conditions of the first jobs.
+    """The first ready job of each key and priority, at most `most` in each queue: the queue, `key`, and the column `seen` of the job.
+
+    Each job costs a probe of the index. `since`: conditions for the place at which to begin.
     """
     table = table_of(job)
     columns = table.c
@@ -567,8 +568,9 @@ MUTES = {"1h": timedelta(hours=1), "1d": timedelta(days=1), "7d": timedelta(days
 
 
 def newest_marks(*, most: int = 5_000, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """The newest marks, the last first: `action`, `at`, `who`, `now`; `task`, `error` and `group` of a group of errors, or `check`, `level`,
-    `detail` and `about` of a finding, else empty; and `for`, the name of a time.
+    """The newest marks, the last first, with the columns `action`, `at`, `who`, `now` and `for`, the name of a time.
+
+    A mark of a group of errors has `task`, `error` and `group`; a mark of a finding has `check`, `level`, `detail` and `about`. The others are empty.
     """
     audit = companions_of(job).audit
     values = (

@@ -20,7 +20,7 @@ from ...rules.lifecycle import LIVE, JobStatus
 from ..limits.state import FIRST_KEY
 from ..parts import ONE, ZERO, array, columns_of, in_calendar, in_seconds, rows, table_of
 
-#: How many jobs are named, and the characters of a question.
+#: The most jobs that are named, and the most characters of a question.
 _NAMED, _LONGEST = 20, 200
 _RATE = ("rate_count", "rate_seconds", "rate_burst")
 _QUEUED, _RUNNING = status_literal(JobStatus.QUEUED), status_literal(JobStatus.RUNNING)
@@ -95,7 +95,7 @@ def _blocked(table: sa.FromClause, job_id: sa.ColumnElement[int]) -> sa.ColumnEl
 
 
 def _suspended(table: sa.Table, job_id: sa.ColumnElement[int], waits: sa.Table) -> sa.Select[Any]:
-    """Its handler waits, in one of its steps."""
+    """The handler waits in a step."""
     wait = waits.c
     kinds = ((wait.signal.is_not(None), "signal"), (wait.jobs.is_not(None), "join"), (wait.until.is_not(None), "sleep"))
     what = sa.case(

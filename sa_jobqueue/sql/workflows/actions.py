@@ -112,8 +112,8 @@ def cancel_workflows(
 
 
 def retry_workflow(id: int, *, from_node: int | None = None, schema: str = SCHEMA) -> sa.Executable:
-    """Retry what failed or was cancelled in a workflow: each such job waits for its parents again, with all its attempts before it. A job that
-    was cancelled because of another keeps its due time.
+    """Retry the jobs of a workflow that failed or were cancelled. Each of them waits for its parents again, and has all its attempts. A job that
+    was cancelled because another job failed keeps its due time.
 
     `from_node`: the id of a job; then only this job, and those below it that were cancelled because of others. Returns the ids of the jobs
     that come back. A unique job does not come back while another job has its key. A job that another transaction has locked is waited for.

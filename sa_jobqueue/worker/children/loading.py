@@ -160,7 +160,7 @@ class Loaded:
         return self._with_steps(made)
 
     def _with_steps(self, sessions: Sessions) -> Sessions:
-        """These sessions, and the connections for the steps of their handlers, where there is an engine for them."""
+        """These sessions, with connections for the steps of their handlers if they have an engine."""
         if sessions.checkpoints is not None or sessions.engine is None:
             return sessions
         setup = self._setup

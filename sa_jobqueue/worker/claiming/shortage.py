@@ -223,7 +223,7 @@ class Shortage:
     """Sets the timers of `demand` after each claim. Only for the claimer's thread.
 
     `poll`: seconds between two polls of an empty queue at most. `listening()`: whether announcements of new jobs are heard.
-    `idle()` is called when no job is due and none runs. `put_back()`: suspended jobs that can go on.
+    `idle()` is called when no job is due and none runs. `put_back()` puts back suspended jobs that can go on.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ class Shortage:
         return [name for name in self._dry & self._demand.timers.keys() if not self._limited.has(name)]
 
     def _looks_again(self, connection: sa.Connection) -> bool:
-        """Put back suspended jobs that can go on, once since the last jobs, and then ask all queues again."""
+        """Put back suspended jobs that can go on, and ask all queues again. It does so once after each time that jobs were found."""
         if self._has_put_back or self._idle is None:
             return False
         self._put_back(connection)

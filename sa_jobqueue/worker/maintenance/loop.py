@@ -119,7 +119,7 @@ class Maintenance:
 
     def _pause(self) -> float:
         if self._failures:
-            # Others rescue after a lease of a database that is there again: this worker must be back before.
+            # Other workers rescue jobs once the database has been back for a lease. This worker must be back before.
             return backoff(self._failures, first=0.1, most=min(2.0, self._connector.lease / 4))
         due = min(chore.due_at() for chore in self.chores) - monotonic()
         return max(min(due, _TICK if self._timeouts.are_awaited else due), 0.01)

@@ -97,8 +97,8 @@ class WriteNotes(Chore):
 
 
 class DropStrayNotes(Chore):
-    """Deletes progress, log lines, steps and waits whose jobs are gone: a page of each table, and the next page the next time; and signals that
-    nobody has taken in time.
+    """Deletes progress, log lines, steps and waits whose jobs are gone, a page of each table at a time. It also deletes expired signals and old
+    keys of `once`.
 
     Pruning deletes them together with their jobs. This is for jobs that were deleted otherwise: by hand, or at once (`retain=0`).
     """

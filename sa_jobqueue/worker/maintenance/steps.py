@@ -1,4 +1,4 @@
-"""Putting suspended jobs back into their queues when what they wait for is there."""
+"""Put suspended jobs back into their queues when their waits are over."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from .chore import Chore, Turn
 
 logger = get_logger(__name__)
 
-#: Seconds between two searches that nothing has asked for.
+#: Seconds between two searches without an announcement.
 _EVERY = 5.0
 _PAGE = 1_000
-#: Seconds until the next try where a job was locked.
+#: Seconds until the next try if a job was locked.
 _BUSY = 0.02
 
 
 class ResumeWaiting(Chore):
-    """Puts suspended jobs back: at once when a signal was announced or a job of this worker was suspended, and when a wait is over."""
+    """Puts suspended jobs back into their queues: when a signal is announced, when this worker suspends a job, and when a wait ends."""
 
     def __init__(self, connector: Connector) -> None:
         super().__init__(connector, _EVERY)
         self._next = float("inf")
-        """When the next wait is over that this worker knows of, by `monotonic()`."""
+        """When the next known wait ends, by `monotonic()`."""
         self._lock = Lock()
 
     def due_at(self) -> float:
-        """A wait that is over does not wait for the next search."""
+        """The time of the next search, or of the end of the next wait if that is earlier."""
         return min(super().due_at(), self._next)
 
     def announce(self) -> None:
-        """Note that a signal was sent, or a job suspended. For any thread; wake maintenance after it."""
+        """Note that a signal was sent or a job was suspended. For any thread; wake maintenance afterwards."""
         self.at = 0.0
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
-        """Put a page of them back."""
+        """Put back a page of jobs."""
         self._next = float("inf")
         done = self._put_back(connection)
         if done.busy:
@@ -51,9 +51,9 @@ class ResumeWaiting(Chore):
         return False
 
     def put_back(self, connection: sa.Connection) -> None:
-        """Put back those that can go on, before a drain ends. For the claimer's thread: what a turn puts back just now is there, too.
+        """Put back the jobs that can go on, before a drain ends. For the claimer's thread: it waits for a turn of maintenance that puts back jobs.
 
-        Where the database refuses it, the drain goes on without them.
+        If the database refuses the statement, the drain ends without these jobs.
         """
         try:
             while self._put_back(connection).jobs:

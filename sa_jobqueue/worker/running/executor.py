@@ -190,7 +190,7 @@ class Executor:
         return await call.in_greenlet(lambda: self._conclude(call, decided, value))
 
     async def _record_others(self, call: Call, error: BaseException) -> BaseException:
-        """Let the steps that other tasks of the handler still run be recorded, though it has raised. Returns what it has raised in the end."""
+        """Wait until the steps that other tasks of the handler still run are recorded. Returns the exception with which the run ends."""
         run, steps = call.run, call.steps
         if steps is None or run.stop is not None or isinstance(error, (asyncio.CancelledError, HandlerTimeout)):
             return error
@@ -201,7 +201,7 @@ class Executor:
         return error
 
     def _suspend(self, call: Call, ending: ToWrite) -> RunEnding:
-        """Write the ending of a run that waits. Where that fails, the job goes back, and waits with its next run."""
+        """Write the ending of a run that waits. If that fails, the job goes back to its queue, and its next run waits again."""
         try:
             return cast(Steps, call.steps).write(ending.change)
         except Exception as error:

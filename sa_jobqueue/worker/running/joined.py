@@ -79,7 +79,7 @@ class JoinedTransaction(HandlerTransaction):
         self._closed, self._opening = False, Lock()
         self._savepoints: dict[sa.Connection, sa.NestedTransaction] = {}
         self._released: dict[sa.Connection, list[str]] = {}
-        """The names of savepoints that a step has released: see `step_aside`."""
+        """The names of savepoints that were released for a step: see `step_aside`."""
         self._has_written = False
         session.join_transaction_mode = "create_savepoint"
         session.get_bind = self._bind  # type: ignore[method-assign]
@@ -104,8 +104,8 @@ class JoinedTransaction(HandlerTransaction):
         return connection
 
     def step_aside(self) -> None:
-        """Release the savepoints, if the handler has written nothing: then they do not undo what a step writes on the same connection. They
-        are set again at the handler's next statement.
+        """Release the savepoints if the handler has written nothing, so that their rollback does not undo the writes of a step on the same
+        connection. They are set again at the handler's next statement.
         """
         if not (self._has_written or self._released):
             for connection, savepoint in self._savepoints.items():
@@ -114,13 +114,13 @@ class JoinedTransaction(HandlerTransaction):
 
     def _come_back(self) -> None:
         for connection, names in list(self._released.items()):
-            if savepoints_since(self._savepoints[connection]) == names:  # and not within the block of a step's session
+            if savepoints_since(self._savepoints[connection]) == names:  # not within the block of a step's session
                 del self._released[connection]
                 for name in names:
                     connection.exec_driver_sql(f"SAVEPOINT {name}")
 
     def commit_step(self, record: Callable[[sa.Connection], None]) -> bool:
-        """Keep what was written together with the record of a step: see `HandlerTransaction.commit_step`."""
+        """Keep the writes together with the record of a step: see `HandlerTransaction.commit_step`."""
         self.session.flush()
         if not self._savepoints:
             return False
@@ -202,14 +202,14 @@ class JoinedSessions(Sessions):
 
 
 def _read(state: ORMExecuteState) -> Any:
-    """Read the rows of plain SQL: an AsyncSession would close their cursor in a way that drivers for a Session do not know."""
+    """Read the rows of plain SQL at once, because an AsyncSession closes their cursor in a way that sync drivers do not have."""
     result = state.invoke_statement()
     return result.freeze()() if isinstance(result, sa.CursorResult) and result.returns_rows else result
 
 
 # ---- Handlers in that transaction.
 
-#: Seconds for which a step counts that is tried again at once, at least.
+#: The least seconds that count for a step that is tried again at once.
 _LEAST = 0.5
 
 P = ParamSpec("P")
@@ -225,7 +225,7 @@ async def at_once(work: Callable[[], R]) -> R:
 
 
 class _JoinedCheckpoints(Checkpoints):
-    """Steps are recorded in the outer transaction, behind savepoints."""
+    """Records steps in the outer transaction, each in a savepoint."""
 
     def __init__(self, store: Store, connection: Callable[[], sa.Connection]) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.store, self.lease, self._connection = store, WorkerSettings().lease, connection
@@ -243,9 +243,9 @@ class _JoinedCheckpoints(Checkpoints):
 
 
 class JoinedSteps(Steps):
-    """The steps of a run in the outer transaction. Records that were undone with what the handler wrote are written again: see `keep`.
+    """The steps of a run in the outer transaction. Records that were undone together with the handler's writes are written again: see `keep`.
 
-    `on`: does what uses the connection, for an async handler.
+    `on`: runs a function that uses the connection, for an async handler.
     """
 
     def __init__(
@@ -257,21 +257,21 @@ class JoinedSteps(Steps):
         on: Callable[[Callable[[], Any]], Awaitable[Any]],
     ) -> None:
         task, home = call.run.task, call.run.task.registry
-        # If the database is away, nothing is tried again.
+        # A statement is not tried again if the database is away.
         super().__init__(
             call.run.job, _JoinedCheckpoints(store, connection), sessions, lambda: float("-inf"),
             policy=task.steps, limit=home.max_payload, callbacks=home.callbacks,
         )  # fmt: skip
         self._call, self._on, self._turn, self._connection = call, on, asyncio.Lock(), connection
         self.met: dict[str, bool] = {}
-        """The steps that ended in this run, and whether each was answered from its record."""
+        """The steps that ended in this run, and whether each had a record."""
         self._written: dict[str, Callable[[sa.Connection], Any] | None] = {}
-        """What was recorded in this run; None: together with what a session wrote."""
+        """The writes of the steps recorded in this run; None for the step of a session."""
         self._skipped: defaultdict[float, float] = defaultdict(float)
         self._has_ended = False
 
     def lose(self, name: str) -> None:
-        """Called when what the session of this step wrote was undone with what the handler's session wrote before it."""
+        """Called when the writes of this step's session were undone together with earlier writes of the handler's session."""
 
     def _find(self, full: str) -> Recorded | None:
         if not self._call.run.task.is_async:
@@ -299,7 +299,7 @@ class JoinedSteps(Steps):
         return 0.0
 
     async def acall(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call what uses the connection, one call at a time."""
+        """Run a function that uses the connection, one call at a time."""
 
         def call() -> T:
             self._step_aside()
@@ -314,7 +314,7 @@ class JoinedSteps(Steps):
             transaction.step_aside()
 
     def keep(self) -> None:
-        """Write the records again that are gone, but not those of sessions, whose writes are gone with them: the next run does them again."""
+        """Write lost records again. The next run repeats a step with a session instead, because the writes of the session are lost too."""
         if not self._written:
             return
         kept, _ = self._store.read_steps(self._connection(), self._job.id, self._job.claim_token)
@@ -327,12 +327,12 @@ class JoinedSteps(Steps):
                 super()._try(name, write)
 
     def end(self) -> None:
-        """Refuse what tasks or threads that the handler left behind would record."""
+        """Refuse steps of tasks and threads that outlive the handler."""
         self._has_ended = True
 
     def _refuse_late(self) -> None:
         if self._has_ended:
-            raise SessionUnavailable("the job has ended, and its steps with it")
+            raise SessionUnavailable("the job has ended, so it can have no more steps")
 
 
 class JoinedRuns(Generic[R]):

@@ -1,6 +1,6 @@
-"""The durable steps of a run: what was recorded answers from its row, and what is new is recorded under the fence of the claim.
+"""The durable steps of a run. A recorded step returns its result; a new step is recorded under the fence of the claim.
 
-`Steps` is synchronous code over the checkpoints' own connections; `ctx.step` of an async handler calls it on threads.
+`Steps` is synchronous code on connections of its own, those of `Checkpoints`. An async handler calls it on threads.
 """
 
 from __future__ import annotations
@@ -62,18 +62,18 @@ logger = get_logger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Connections for checkpoints, in each process.
+#: Connections for records of steps, in each process.
 _CONNECTIONS = 2
-#: Records that are committed together at most.
+#: The most records in one commit.
 _MOST_TOGETHER = 100
-#: Steps of a job, and bytes of a question: a page of the dashboard reads a hundred.
+#: The most steps of a job, and the most bytes of a question: a page of the dashboard reads a hundred questions.
 MOST_STEPS, _MOST_ASKED = 10_000, 65_536
 #: Seconds between two tries to record a step while the database is away: the first, and at most.
 _FIRST_TRY, _LAST_TRY = 0.1, 2.0
 
 
 class _Entry:
-    """Something to be written for a job, and what came of it."""
+    """A write for a job, and its result."""
 
     __slots__ = ("answer", "error", "id", "is_done", "turn", "write")
 
@@ -83,11 +83,11 @@ class _Entry:
         self.error: BaseException | None = None
         self.is_done = False
         self.turn = threading.Event()
-        """It is done, or its thread is to write what waits."""
+        """Set when the write is done, or when its thread should write the waiting entries."""
 
 
 class Checkpoints:
-    """The connections on which steps are recorded: apart from handlers' sessions, opened with the first step. For any thread."""
+    """The connections on which steps are recorded, apart from handlers' sessions. They are opened at the first step. For any thread."""
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
@@ -95,12 +95,12 @@ class Checkpoints:
         self._free: deque[sa.Connection] = deque()
         self._slots = threading.BoundedSemaphore(_CONNECTIONS)
         self._entries: deque[_Entry] = deque()
-        """What waits for a connection: who gets it writes all, in a single transaction."""
+        """Writes that wait for a connection. The thread that gets a connection writes them all, in one transaction."""
         self._closed = False
 
     @contextmanager
     def begin(self, *, several: bool = False) -> Generator[sa.Connection]:
-        """A transaction of a statement, or of several. A connection that fails is closed."""
+        """A transaction of one statement, or of `several`. A connection that fails is closed."""
         try:
             with self._slots, self._begin(several=several) as connection:
                 yield connection
@@ -108,7 +108,7 @@ class Checkpoints:
             self._hand_over()
 
     def write(self, id: int, write: Callable[[sa.Connection], T]) -> T:
-        """Call `write`, a statement about the job `id`, and commit, together with what others write that wait for a connection."""
+        """Execute `write`, a statement about the job `id`, and commit, together with other writes that wait for a connection."""
         entry = _Entry(id, write)
         self._entries.append(entry)
         while not entry.is_done:
@@ -126,12 +126,12 @@ class Checkpoints:
         return cast(T, entry.answer)
 
     def _hand_over(self) -> None:
-        """Let another thread write what has come meanwhile."""
+        """Let another thread write the entries that have come meanwhile."""
         with suppress(IndexError):
             self._entries[0].turn.set()
 
     def _together(self) -> list[_Entry]:
-        """In the order of the jobs, which are locked, so that two transactions do not wait for each other."""
+        """The waiting entries, in the order of their jobs. All transactions lock jobs in this order, so they cannot deadlock."""
         entries: list[_Entry] = []
         with suppress(IndexError):
             while len(entries) < _MOST_TOGETHER:
@@ -146,7 +146,7 @@ class Checkpoints:
                 answers = [entry.write(connection) for entry in entries]
         except BaseException as error:
             if len(entries) > 1 and not (isinstance(error, DBAPIError) and fault_of(error) is Fault.AWAY):
-                for entry in entries:  # one of them is to blame
+                for entry in entries:  # to find the entry that fails
                     self._write_all([entry])
                 return
             for entry in entries:
@@ -184,9 +184,9 @@ class Checkpoints:
 
 
 def _results(function: Callable[..., Any], task: str) -> Results:
-    """The results of a step's function, with its annotation resolved: an error in that is raised before the function is called.
+    """The results of a step's function. An error in the annotation is raised before the function is called.
 
-    Kept for functions that hold nothing: a closure may hold much.
+    Cached for plain functions only: the cache must not keep a closure and its values alive.
     """
     plain = isinstance(function, FunctionType) and function.__closure__ is None
     return _kept_results(function, task) if plain else _new_results(function, task)
@@ -210,7 +210,7 @@ def _anything() -> Any: ...
 
 
 def _comparable(value: Any) -> Any:
-    """`value` with what has no order in a fixed order, so that its JSON is the same in each process. It reads no iterator."""
+    """`value` with sets and mappings in a fixed order, so that its JSON is the same in each process. It reads no iterator."""
     if isinstance(value, BaseModel):
         value = dict(value)
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -227,7 +227,7 @@ def _comparable(value: Any) -> Any:
 
 
 def digest_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """A hash of a step's arguments. What has no JSON counts as its class; arguments that hold themselves are not told apart."""
+    """A hash of a step's arguments. A value without JSON counts as its class. All arguments that contain themselves have the same hash."""
     try:
         data = to_json(
             [_comparable(args), _comparable(kwargs)],
@@ -240,18 +240,18 @@ def digest_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-#: Of a step without arguments.
+#: The hash for a step without arguments.
 _NOTHING = digest_of((), {})
-#: Names that end as those of later occurrences do.
+#: The end of the full name of a second or later step of a name.
 _NUMBERED = re.compile("#[0-9]+$")
 
 
 def full_name(name: str, number: int) -> str:
-    """The name of an occurrence of a step: "charge", then "charge#2". A name that ends so has its number the first time, too."""
+    """The full name of a step: "charge", then "charge#2". If the name itself ends in a number like "#2", the first step has its number, too."""
     return name if number == 1 and not _NUMBERED.search(name) else f"{name}#{number}"
 
 
-#: Threads that wait for a call, and how many of them may.
+#: Threads that wait for a call, and the most of them.
 _idle: deque[SimpleQueue[Callable[[], Callable[[], object]]]] = deque()
 _MOST_IDLE = 32
 
@@ -264,7 +264,7 @@ def _serve(calls: SimpleQueue[Callable[[], Callable[[], object]]]) -> None:
             _idle.append(calls)
         with suppress(RuntimeError):  # the loop is closed
             settle()
-        del settle  # and what it holds
+        del settle  # releases the values that it holds
         if is_enough:
             return
 
@@ -273,7 +273,7 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-    """Await a call on a daemon thread: it waits for no other call, and does not keep the process from ending."""
+    """Await a call on a daemon thread. It does not wait for other calls, and does not keep the process from ending."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
     context = contextvars.copy_context()
@@ -287,7 +287,7 @@ async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
         outcome: Any
         try:
             set_it, outcome = done.set_result, context.run(function, *args, **kwargs)
-        except StopIteration as error:  # no future takes it
+        except StopIteration as error:  # a future does not accept it
             set_it, outcome = done.set_exception, RuntimeError(f"the step raised {error!r}")
         except BaseException as error:
             set_it, outcome = done.set_exception, error
@@ -303,7 +303,7 @@ async def on_thread(function: Callable[P, T], /, *args: P.args, **kwargs: P.kwar
 
 
 class SessionSource(Protocol):
-    """Where the sessions of steps come from."""
+    """Opens the sessions of steps."""
 
     def open(self) -> tuple[Session, Any]: ...
     def open_async(self) -> tuple[AsyncSession, Any]: ...
@@ -334,29 +334,29 @@ class Steps:
         self._wait: Awaiting | None = None
         self._read_at = 0.0
         self._earlier = frozenset[str]()
-        """What earlier claims have recorded, and the step in which the job has waited."""
+        """The steps that earlier claims recorded, and the step in which the job waited."""
         self._passed: set[str] = set()
         """The patches whose places earlier claims have passed."""
         self._counts: Counter[str] = Counter()
         self._begun = 0
         self._lock, self._naming = threading.Lock(), threading.Lock()
         self.suspension: WaitFor | None = None
-        """What the handler is to wait for, once it has unwound."""
+        """The wait for which the handler's run ends."""
         self._ended = False
-        """The handler has raised: no more steps begin."""
+        """Whether the handler has raised. Then no more steps begin."""
         self.unopened: tuple[sa.Engine, str] | None = None
-        """The engine that gave the last step's session no connection, and why; see `HandlerTransaction.unopened`."""
+        """The engine that had no connection for the last step's session, and the reason; see `HandlerTransaction.unopened`."""
         self._running: set[asyncio.Task[Any]] = set()
         self._on_threads: set[asyncio.Task[Any] | None] = set()
-        """Steps of an async handler that run just now, and those of them that a thread runs. On the event loop alone."""
+        """The running steps of an async handler, and the running steps that are on threads. Only the event loop uses both."""
 
     # ---- names and records
 
     def _name(self, name: str) -> str:
-        """The full name of the next step of this name. On the handler's thread or loop, so that the order is that of the calls."""
+        """The full name of the next step of this name. Call it on the handler's thread or loop, which has the order of the calls."""
         if (inside := current_step.get()) is not None and inside[0] == self._job.id:
             raise StepError(
-                f"step {name!r} was begun inside of step {inside[1]!r}: a step has no steps of its own; call them one after the other"
+                f"step {name!r} was begun inside of step {inside[1]!r}: steps do not nest; call them one after the other"
             )
         self._refuse_new(name)
         with self._naming:
@@ -367,7 +367,7 @@ class Steps:
             return full_name(name, self._counts[name])
 
     def _refuse_new(self, name: str) -> None:
-        """Raise if the handler has ended, or begun to wait: in a `finally` of it, or in another task."""
+        """Raise if the handler has ended or begun to wait. A `finally` or another task may still call a step."""
         if self.suspension is not None:
             raise _suspended(self._job.id, self.suspension)
         if self._ended:
@@ -380,7 +380,7 @@ class Steps:
         )
 
     def _find(self, full: str) -> Recorded | None:
-        """The record of a step. Raises if there is none, and the step must not begin."""
+        """The record of a step, or None. Raises if a step without a record must not begin."""
         self._read()
         assert self._recorded is not None
         if (found := self._recorded.get(full)) is None:
@@ -409,7 +409,7 @@ class Steps:
         return recorded
 
     def _patiently(self, what: str, work: Callable[[], T]) -> T:
-        """Do it; again while the database is away, or another transaction is in the way, for as long as a lease lasts and while ours holds."""
+        """Call `work`, and again while the database is away or another transaction holds a lock: for as long as a lease, while ours holds."""
         began, tries = monotonic(), 0
         while True:
             try:
@@ -427,7 +427,7 @@ class Steps:
     def _try(
         self, name: str, write: Callable[[sa.Connection], T], connection: sa.Connection | None = None
     ) -> T | Recorded:
-        """Write a record, in a transaction of its own or that of `connection`. A record whose answer was lost is read."""
+        """Write a record, in a transaction of its own or in that of `connection`. If the answer to a write was lost, read the record."""
         if connection is not None:
             return write(connection)
         tries = 0
@@ -445,7 +445,7 @@ class Steps:
         """Called right before and right after a step is recorded, for tests."""
 
     def record(self, step: Recorded, took: float | None = None, connection: sa.Connection | None = None) -> None:
-        """Record a step, in a transaction of its own or that of `connection`. Raises JobStopped if the claim is no longer valid."""
+        """Record a step, in a transaction of its own or in that of `connection`. Raises JobStopped if the claim is no longer valid."""
         assert self._recorded is not None
 
         def write(connection: sa.Connection) -> bool:
@@ -458,7 +458,7 @@ class Steps:
     # ---- steps
 
     def _known(self, full: str, digest: str, kind: str = "step", revision: int = 1) -> Recorded | None:
-        """The record of a step, if it holds. Raises for a step with other arguments, as the task wants it."""
+        """The record of a step, if it is valid. If the arguments differ, the task's policy decides what happens."""
         if (found := self._find(full)) is None or (found.kind == kind and found.revision < revision):
             return None
         if found.kind != kind:
@@ -480,7 +480,7 @@ class Steps:
             raise _suspended(self._job.id, self.suspension)
 
     def run(self, call: StepCall) -> Any:
-        """Run a step of a `def` handler, or return what was recorded."""
+        """Run a step of a `def` handler, or return its recorded result."""
         full, digest = self._name(checked_name(call.name, "step")), digest_of(call.args, call.kwargs)
         found = self._known(full, digest, revision=call.revision)
         results = _results(call.function, self._job.task)
@@ -503,9 +503,9 @@ class Steps:
             return _typed(step, results.hint)
 
     async def arun(self, call: StepCall) -> Any:
-        """Run a step of an async handler: `async def` functions on the loop, others on a thread.
+        """Run a step of an async handler: an `async def` function on the loop, another function on a thread.
 
-        A step that a thread runs cannot be stopped, nor is a step stopped because another task begins to wait: they are recorded.
+        A step on a thread cannot be stopped, and no step is stopped because another task begins to wait. Such steps end and are recorded.
         """
         full, digest = self._name(checked_name(call.name, "step")), digest_of(call.args, call.kwargs)
         if self._recorded is None:
@@ -553,11 +553,11 @@ class Steps:
             self._on_threads.discard(task)
 
     async def acall(self, method: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call what waits for the database, from an async handler."""
+        """Call a method that waits for the database, from an async handler."""
         return await on_thread(method, *args, **kwargs)
 
     async def idle(self) -> None:
-        """Wait for the steps that others of a `gather` still run when the handler raises: they are recorded. No more begin."""
+        """Let no more steps begin, and wait until the steps that other tasks of the handler still run are recorded."""
         self._ended = True
         try:
             while self._running:
@@ -568,7 +568,7 @@ class Steps:
             raise
 
     def unused_in(self, ending: RunEnding) -> list[str]:
-        """The recorded steps that a run which completes has not asked for."""
+        """The recorded steps that a completing run has not called."""
         if not (isinstance(ending, ToWrite) and ending.change.event is Event.COMPLETE):
             return []
         asked = self._asked_for()
@@ -578,7 +578,7 @@ class Steps:
         return {full_name(name, n) for name, most in self._counts.items() for n in range(1, most + 1)}
 
     def note_unused(self, names: Sequence[str]) -> None:
-        """Note that this run completes without these steps, for those who look at the job. A failure is logged."""
+        """Mark these steps as not called by this run, which completes: the job's page shows them as orphaned. A failure is logged."""
         try:
             with self._checkpoints.begin() as connection:
                 self._store.note_unused(connection, self._job.id, self._job.claim_token, names)
@@ -588,7 +588,7 @@ class Steps:
             )
 
     def refuse_swallowed(self) -> None:
-        """Raise where the handler has caught the exception that unwinds it, and has gone on."""
+        """Raise if the handler has caught the exception that ends its run for a wait."""
         if self.suspension is not None:
             raise StepError(
                 f"the handler caught JobSuspended, which ends its run while it waits in step {self.suspension.step!r}: let it pass, as "
@@ -596,7 +596,7 @@ class Steps:
             )
 
     def _delay(self, error: Exception, call: StepCall, tries: int, began: float) -> float:
-        """Seconds until a step is tried again; raises `error` if it is not, because the lease would not last so long, or it is no failure."""
+        """Seconds until a step is tried again. Raises `error` if the step is not tried again: the lease would end before, or `error` is an outcome."""
         tried = call.retry is not None and not isinstance(error, HandlerOutcome)
         wait = next_delay(call.retry, error, tries, random.random()) if tried and call.retry is not None else None
         if wait is None or monotonic() - began + wait > self._checkpoints.lease:
@@ -621,7 +621,7 @@ class Steps:
                 self.passing(full, recorded=True)
         except Exception:
             if found is None:
-                raise  # else what the block has done is there already, which may be why it fails
+                raise  # a repeated block may fail because its writes are there already
         finally:
             current_step.reset(token)
             self.unopened = transaction.unopened
@@ -629,7 +629,7 @@ class Steps:
 
     @asynccontextmanager
     async def asession(self, name: str) -> AsyncGenerator[AsyncSession]:
-        """The same for an async handler."""
+        """As `session`, for an async handler."""
         full = self._name(checked_name(name, "step"))
         found = await self.acall(self._find, full)
         self._refuse_new(full)
@@ -652,11 +652,11 @@ class Steps:
             await session.run_sync(lambda _: transaction.close())
 
     def patched(self, name: str) -> Callable[[], bool]:
-        """Asks whether this job began after the patch. See `JobContext.patched`."""
+        """Name the step of `JobContext.patched`, and return the call that answers."""
         return partial(self._is_patched, f"patch:{checked_name(name, 'patch')}")
 
     def _is_patched(self, full: str) -> bool:
-        self._counts[full] = 1  # it is asked for, see `unused_in`
+        self._counts[full] = 1  # so that `unused_in` counts it as called
         if self._find(full) is not None:
             return True
         if full in self._passed or not self._earlier <= self._asked_for():
@@ -666,7 +666,10 @@ class Steps:
         return True
 
     def callback_url(self, name: str, expires_in: Duration) -> Callable[[], CallbackUrl]:
-        """Asks for the address whose POST is a signal. What is recorded does not let its readers make the address: the keys sign it."""
+        """Name the step of `JobContext.callback_url`, and return the call that makes the address.
+
+        Only the ticket is recorded. A reader of the record cannot make the address, because a key signs it.
+        """
         from ...rules.callbacks import MOST_DAYS
 
         if self._callbacks is None:
@@ -702,7 +705,7 @@ class Steps:
     # `wait_signal`, `sleep`, `join` and `patched` name the step, and return the call that waits for the database.
 
     def now(self, ask: Callable[[], T]) -> T:
-        """Ask, in a `def` handler; unwind it where it must wait."""
+        """Call `ask` in a `def` handler, whose run ends if it must wait."""
         try:
             return ask()
         except JobSuspended as error:
@@ -710,7 +713,7 @@ class Steps:
             raise
 
     async def soon(self, ask: Callable[[], T]) -> T:
-        """Ask, in an async handler; unwind it where it must wait."""
+        """Call `ask` in an async handler, whose run ends if it must wait."""
         try:
             return await self.acall(ask)
         except JobSuspended as error:
@@ -718,7 +721,7 @@ class Steps:
             raise
 
     def _is_over(self, name: str) -> bool:
-        """Whether the wait that the job began before is this one, and its time is over."""
+        """Whether the job already waited in this step, and the wait's time is over."""
         wait = self._wait
         return (
             wait is not None
@@ -728,7 +731,7 @@ class Steps:
         )
 
     def wait_signal(self, name: str, hint: Any, timeout: Duration | None, question: object) -> Callable[[], Any]:
-        """Asks for the payload of the next signal of this name."""
+        """Name the step, and return the call that takes the next signal of this name."""
         full = self._name(f"signal:{checked_name(name, 'signal')}")
         seconds = None if timeout is None else seconds_of(timeout, what="wait_signal(timeout=...)")
         return partial(self._take, WaitFor(full, signal=name, seconds=seconds), hint, question)
@@ -755,7 +758,7 @@ class Steps:
         return _typed(found, hint)
 
     def sleep(self, *, seconds: float | None = None, at: datetime | None = None) -> Callable[[], None]:
-        """Waits for a time."""
+        """Name the step, and return the call that waits for a time."""
         return partial(self._sleep, WaitFor(self._name("sleep"), seconds=seconds, at=at))
 
     def _sleep(self, wait: WaitFor) -> None:
@@ -766,7 +769,7 @@ class Steps:
         self.record(Recorded(wait.step, "sleep", 1, None, None, is_ours=True))
 
     def join(self, ids: Sequence[int]) -> Callable[[], list[Any]]:
-        """Asks for the results of other jobs, with `Failed` in place of those that did not complete."""
+        """Name the step, and return the call that reads the results of other jobs, with `Failed` for each job that did not complete."""
         if self._job.id in ids:
             raise OptionError(f"ctx.join: job {self._job.id} cannot wait for its own end")
         return partial(self._join, WaitFor(self._name("join"), jobs=ids))
@@ -797,7 +800,7 @@ class Steps:
             return ends | self._store.archived_ends(connection, gone) if gone else ends
 
     def write(self, change: Change) -> RunEnding:
-        """Suspend the job, after its handler has unwound and its session is closed."""
+        """Suspend the job, after its handler has ended and its session is closed."""
         assert self.suspension is not None
         with self._checkpoints.begin(several=True) as connection:
             answer = self._store.suspend(connection, change, self.suspension)

@@ -285,9 +285,9 @@ class HandlerTransaction:
         return Written(change)
 
     def commit_step(self, record: Callable[[sa.Connection], None]) -> bool:
-        """Commit what was written together with the record of a step; `record` raises if the claim is no longer valid.
+        """Commit the writes together with the record of a step; `record` raises if the claim is no longer valid.
 
-        False: the session was never used, so there is nothing to commit and the step must still be recorded. In any case call `close` next.
+        False: the session was never used, so nothing was committed and the step must still be recorded. Call `close` next in both cases.
         """
         session = self.session
         session.flush()

@@ -1,6 +1,6 @@
 """A trial of a job: its handler is called in a transaction that is rolled back, and its writes are read before that.
 
-The job is not claimed, so its row does not change. Its steps are recorded nowhere, and a wait ends the trial. Only effects in the transaction of `ctx.session` are undone: `@task(dry_run=True)` declares
+The job is not claimed, so its row does not change. Its steps are not recorded, and a wait ends the trial. Only effects in the transaction of `ctx.session` are undone: `@task(dry_run=True)` declares
 that the handler has no others, or that they do no harm.
 """
 
@@ -43,7 +43,7 @@ SECONDS, _LOCK_SECONDS = 30.0, 2.0
 #: Log lines that are kept, and bytes of arguments that are read: all that can be read back.
 _LINES, _ALL = 200, 2**30 - 1
 _COMMENT = r"--[^\n]*\n|/\*(?:(?!\*/).)*\*/"
-#: A text that ends the transaction first. A savepoint within may be rolled back.
+#: A text that begins with the end of the transaction. A rollback to a savepoint is allowed.
 _END = re.compile(
     rf"(?:[\s;]|{_COMMENT})*(?:COMMIT|END|ABORT|ROLLBACK(?!(?:\s+(?:WORK|TRANSACTION))?\s+TO\b))\b",
     re.IGNORECASE | re.DOTALL,
@@ -69,9 +69,9 @@ class Tried:
     writes: Mapping[str, Writes]
     lines: Sequence[Line]
     steps: Mapping[str, bool]
-    """The steps that ended, and whether each was answered from a worker's record."""
+    """The steps that ended, and whether each returned a result that a worker had recorded."""
     waits_for: str | None
-    """What the job would wait for."""
+    """The signal, time or jobs that the job would wait for."""
 
 
 def try_job(
@@ -123,7 +123,7 @@ def _refuse() -> NoReturn:
 
 
 def _refuse_end(connection: sa.Connection, cursor: Any, statement: str, *_: Any) -> None:
-    """Refuse a text that ends the transaction: later statements would be in another transaction, which would stay."""
+    """Refuse a text that ends the transaction: later statements would run, and commit, in another transaction."""
     if _END.match(statement):
         _refuse()
 
@@ -136,7 +136,7 @@ class _UnclaimedTransaction(JoinedTransaction):
 
 
 class _Unwritten:
-    """A store that records no step, and takes no signal, but tells its payload."""
+    """A store that records no steps, and reads signals without taking them."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._taken = store, Counter[str]()

@@ -103,7 +103,7 @@ def of_error(run: Run, error: BaseException) -> Outcome | Lost:
 
 
 def suspends(error: BaseException) -> bool:
-    """Whether the handler has unwound to wait."""
+    """Whether this exception ends the run because the handler waits."""
     return isinstance(error, JobSuspended) or (
         isinstance(error, BaseExceptionGroup) and error.split(JobSuspended)[1] is None
     )
