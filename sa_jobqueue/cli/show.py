@@ -234,7 +234,7 @@ def _print_steps(steps: Sequence[StepSeen], now: datetime) -> None:
         parts = [
             step.name, "" if step.kind == "step" else f"({step.kind})", f"revision {step.revision}" if step.revision > 1 else "",
             f"{moment(step.ended_at)} ({since(step.ended_at, now)} ago)", "" if step.took is None else f"took {duration(step.took)}",
-            "orphaned: the run that completed did not ask for it" if step.orphaned else "", _value_of(step),
+            "orphaned: the completed run did not call it" if step.orphaned else "", _value_of(step),
         ]  # fmt: skip
         say(f"  {cleaned('  '.join(filter(None, parts)))}", wrap=True)
 

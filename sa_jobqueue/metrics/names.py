@@ -53,7 +53,7 @@ def _defined() -> tuple[Metric, ...]:
 # ---- Metrics of a command's worker processes.
 
 _OUTCOMES = "completed, retried, failed, cancelled, snoozed, suspended (it waits), released (given back to the queue) or lost (came after the claim was over)"
-JOBS = _counter("jobs", f"What attempts came to. outcome: {_OUTCOMES}", "queue", "task", "outcome")
+JOBS = _counter("jobs", f"How attempts ended. outcome: {_OUTCOMES}", "queue", "task", "outcome")
 RUN_SECONDS = _histogram("job_run_seconds", "How long handlers took", "queue", "task")
 WAIT_SECONDS = _histogram("job_wait_seconds", "How long jobs had been due when they started", "queue", "task")
 RESCUED = _counter("rescued", "Jobs taken over from a worker that died", "queue", "task")

@@ -45,7 +45,7 @@ def signals(engine: Engine) -> list[tuple[str, Any]]:
 
 
 def test_the_oldest_question_is_first_and_a_click_answers_it(engine: Engine) -> None:
-    """Once: a later click finds the answer there. The audit has who it was and which button; `why` has the question."""
+    """A later click finds the answer there. The audit has the user and the button; `why` prints the question."""
     new, old = ask(engine, "Ship the new?"), ask(engine, "Ship the old?", hours=50)
     machine = ask(engine, None)
     viewer = Viewer(engine, Access(can={"answer"}).named("ann"))
@@ -70,7 +70,7 @@ def test_the_oldest_question_is_first_and_a_click_answers_it(engine: Engine) -> 
 
 
 def test_what_was_typed_is_checked_before_it_is_sent(engine: Engine) -> None:
-    """By the handler's type; a job that asks nothing takes any JSON."""
+    """It is checked by the handler's type. A job without a question takes any JSON."""
     id, machine = ask(engine, "Who may pass?", Approval), ask(engine, None)
     viewer = Viewer(engine)
     page = viewer.see(f"/jobs/{id}")
@@ -86,7 +86,7 @@ def test_what_was_typed_is_checked_before_it_is_sent(engine: Engine) -> None:
 
 
 def test_the_command_refuses_what_is_no_answer(engine: Engine, url: str) -> None:
-    """As the dashboard does; and it tells who gets the signal."""
+    """It checks as the dashboard does, and says whether a job goes on."""
     id = ask(engine, "Ship?")
     assert "answer must be true or false, not 7" in refused("signal", f"order:{id}", "7", url=url)
     sent = [notes(invoke("signal", f"order:{id}", "true", url=url))]
@@ -104,7 +104,7 @@ def test_the_command_refuses_what_is_no_answer(engine: Engine, url: str) -> None
 
 
 def test_who_may_not_answer_gets_no_form(engine: Engine) -> None:
-    """And a viewer of other queues sees no question at all, nor answers it."""
+    """A viewer of other queues can neither see the question nor answer it."""
     id = ask(engine, "Ship?", queue="secret")
     operator = Viewer(engine, Access.OPERATE)
     assert "Ship?" in operator.see(f"/jobs/{id}").text
@@ -116,19 +116,19 @@ def test_who_may_not_answer_gets_no_form(engine: Engine) -> None:
 
 
 def test_the_signal_of_an_older_question_is_not_sent_by_the_button_of_a_younger(engine: Engine) -> None:
-    """It would answer the other question, of a job that the viewer may not even see."""
+    """The signal would answer the older question, whose job the viewer may not even see."""
     other = ask(engine, "Refund 7?", signal="refund", hours=5, queue="secret")
     mine = ask(engine, "Refund 8?", signal="refund", queue="mail")
     tenant = Viewer(engine, Access(can={"answer"}, queues={"mail"}))
     done = tenant.do("answer", id=mine, step="signal:refund", choice="Yes", next=f"/jobs/{mine}")
-    assert "another job has waited longer for its signal" in done.text
+    assert "another job has waited longer for the signal" in done.text
     assert signals(engine) == []
     Viewer(engine).do("answer", id=other, step="signal:refund", choice="No")
     assert signals(engine) == [("refund", False)]
 
 
 def test_the_job_page_has_both_times_of_a_wait(engine: Engine) -> None:
-    """In the sentence and in the list; an attempt that has recorded steps before its last claim went on then."""
+    """They are in the sentence and in the list. An attempt with steps from before its last claim is shown as one that went on."""
     id = ask(engine, "Ship?", claims=2, claimed_at=timedelta(0), created_at=timedelta(hours=-2))
     with engine.begin() as connection:
         connection.execute(update(Wait).values(until=func.now() + timedelta(hours=1)))
@@ -141,7 +141,7 @@ def test_the_job_page_has_both_times_of_a_wait(engine: Engine) -> None:
 
 
 def test_suspended_jobs_are_among_the_blocked(engine: Engine) -> None:
-    """Whatever they wait for, each once; in its tab and in the number of the tab, with another filter and without."""
+    """Each suspended job is in the tab once, and counts in its number, whatever the job waits for, with another filter and without."""
     limited, machine, held = ask(engine, "Ship?"), ask(engine, None), ask(engine, None)
     with engine.begin() as connection:
         later = func.now() + timedelta(hours=1)
@@ -155,7 +155,7 @@ def test_suspended_jobs_are_among_the_blocked(engine: Engine) -> None:
 
 
 def test_spaces_around_names_and_labels_belong_to_them(engine: Engine) -> None:
-    """As the form of the page sends them."""
+    """They arrive as the form of the page sends them."""
     id = ask(engine, {"question": "Ship?", "choices": {" Yes ": True, "No": False}}, signal="go ")
     viewer = Viewer(engine)
     (step,) = viewer.see(f"/jobs/{id}").all("input", name="step")
@@ -165,7 +165,7 @@ def test_spaces_around_names_and_labels_belong_to_them(engine: Engine) -> None:
 
 @pytest.mark.parametrize("change", ["it goes on", "it was cancelled"])
 def test_a_job_that_waits_no_longer_is_not_listed(engine: Engine, change: str) -> None:
-    """Its row in `wait` may be there a little longer."""
+    """Its row in `wait` may exist for a little longer."""
     id = ask(engine, "Ship?")
     with engine.begin() as connection:
         if change == "it goes on":

@@ -289,7 +289,7 @@ def test_a_try_shows_what_the_handler_wrote_and_keeps_nothing(engine: Engine, co
 
 
 def test_a_try_ends_at_a_wait_and_shows_the_steps(engine: Engine, connection: Connection) -> None:
-    """A recorded step answers from its record; nothing is recorded, and a signal stays where it is."""
+    """A recorded step returns its result. The try records nothing, and does not take the signal."""
     id = made(connection, "shop.ship", args={})
     viewer = Viewer(engine, registry=registry)
     connection.execute(
@@ -298,7 +298,7 @@ def test_a_try_ends_at_a_wait_and_shows_the_steps(engine: Engine, connection: Co
     connection.commit()
     page = Seen(viewer.send("try", {"id": id}).text)
     assert "suspended The job would wait for signal 'go'." in page.text
-    assert "label returned its recorded result mark ran, and was not recorded" in page.text
+    assert "label returned its recorded result mark ended, and was not recorded" in page.text
     assert 'insert tried id=3 note "L1"' in page.text
     assert "update tried" not in page.text
 
@@ -306,7 +306,7 @@ def test_a_try_ends_at_a_wait_and_shows_the_steps(engine: Engine, connection: Co
     connection.commit()
     page = Seen(viewer.send("try", {"id": id}).text)
     assert "completed The job would have ended like this." in page.text
-    assert "signal:go was done" in page.text
+    assert "signal:go ended" in page.text
     assert 'update tried id=1 note "old" → "changed"' in page.text
     assert connection.scalars(select(Step.name)).all() == ["label"]
     assert connection.scalars(select(Signal.name)).all() == ["go"]
@@ -340,7 +340,7 @@ def test_both_kinds_of_handlers_are_tried_with_both_kinds_of_engines(
 
 @pytest.mark.parametrize("by", ["text", "connection", "driver", "rollback"])
 def test_a_handler_that_commits_by_itself_leaves_nothing(engine: Engine, connection: Connection, by: str) -> None:
-    """Neither before nor after a COMMIT or ROLLBACK, which are refused."""
+    """No write stays, before or after a COMMIT or ROLLBACK, which are refused."""
     id = made(connection, "shop.commit", args={"by": by})
     page = Seen(Viewer(engine, registry=registry).send("try", {"id": id}).text)
     assert "a_trial_is_never_committed" in page.text or "may not end the transaction" in page.text

@@ -83,7 +83,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
     "Throughput": (
         _one(
             "Attempts by outcome", "ops", rate(names.JOBS, "outcome", where=_QUEUES), "{{outcome}}",
-            "What attempts came to, per second.",
+            "How attempts ended, per second.",
         ),
         _one("Completed by queue", "ops", rate(names.JOBS, "queue", where=f'outcome="completed",{_QUEUES}'), "{{queue}}"),
         _one("Completed by task", "ops", rate(names.JOBS, "task", where=f'outcome="completed",{_QUEUES}'), "{{task}}"),
