@@ -1,4 +1,4 @@
-"""Durable steps and waits: what a step costs, and what a million jobs cost that wait for signals.
+"""Durable steps and waits: the cost of a step, and the cost of a million jobs that wait for signals.
 
 The reference of a step is a bare INSERT with a commit, of a row of the same size, on the very connection on which steps are recorded. Claims, an idle
 worker and the way from a signal's commit to the handler are measured with and without jobs that wait, first without, then with, then
@@ -38,7 +38,7 @@ _TABLES = f"{SCHEMA}.step, {SCHEMA}.wait, {SCHEMA}.signal"
 
 
 def steps(bench: Bench) -> Iterator[Figure]:
-    """A step with a commit of its own: called, recorded and read back; in a `def` handler, and in an async one."""
+    """A step with its own commit, called and recorded in a `def` handler and in an async handler."""
     number = 100 if bench.small else 1_000
     bench.empty()
     bench.execute(f"TRUNCATE {_TABLES}")
@@ -53,7 +53,7 @@ def steps(bench: Bench) -> Iterator[Figure]:
 
 
 def _steps(ready: Callable[[], Any], address: str, number: int, repeat: int) -> dict[str, list[Any]]:
-    """Of a step and of a bare INSERT, in turn: milliseconds, and those of the processor's, here and in the server process."""
+    """Milliseconds of a step and of a bare INSERT in turn, and their processor time here and in the server process."""
     engine = create_engine(database_url(address))
     checkpoints = Checkpoints(Connector(engine, lease=60))
     claimed = text(
@@ -118,7 +118,7 @@ def _steps(ready: Callable[[], Any], address: str, number: int, repeat: int) -> 
 
 
 def _clocks(checkpoints: Checkpoints) -> tuple[float, float]:
-    """The time, and that of the processor, here and in the server process of the connection."""
+    """The time, and the processor time of this process and of the connection's server process."""
     raw: Any = checkpoints._free[0].connection.dbapi_connection
     times = psutil.Process(raw.info.backend_pid).cpu_times()
     return time.perf_counter(), time.process_time() + times.user + times.system
@@ -129,7 +129,7 @@ def _since(began: tuple[float, float], checkpoints: Checkpoints, number: int) ->
 
 
 def waits(bench: Bench) -> Iterator[Figure]:
-    """Claims, and the way from a signal to its handler, beside 1,000,000 jobs that wait."""
+    """Claims, and the time from a signal to its handler, next to 1,000,000 jobs that wait."""
     jobs = 1_000 if bench.small else 30_000
     beside, found = _beside(
         bench,
@@ -146,14 +146,14 @@ def waits(bench: Bench) -> Iterator[Figure]:
 
 
 def idle_waits(bench: Bench) -> Iterator[Figure]:
-    """An idle worker beside 1,000,000 jobs that wait."""
+    """An idle worker next to 1,000,000 jobs that wait."""
     beside, (before, with_them, after) = _beside(bench, lambda: sum(cost(bench)[:2]))
     pairs = [(with_them, (before + after) / 2)]
     yield compared(f"idle worker and its server processes {beside}", pairs, "% of a core", "alone", at_most=1.03)
 
 
 def _beside(bench: Bench, measure: Callable[[], T]) -> tuple[str, list[T]]:
-    """Without jobs that wait, with them, and without again: a drift counts for neither side."""
+    """Measure without waiting jobs, with them, and without them again, so that a drift counts for neither side."""
     many, found = 10_000 if bench.small else 1_000_000, []
     for waiting in (0, many, 0):
         _wait(bench, waiting)
@@ -162,7 +162,7 @@ def _beside(bench: Bench, measure: Callable[[], T]) -> tuple[str, list[T]]:
 
 
 def _wait(bench: Bench, jobs: int) -> None:
-    """Only this number of jobs, which wait for a signal each."""
+    """Fill the tables with this number of jobs, each of which waits for its own signal, and nothing else."""
     bench.empty()
     bench.execute(f"TRUNCATE {_TABLES}")
     blocked = (
@@ -177,7 +177,7 @@ def _wait(bench: Bench, jobs: int) -> None:
 
 
 def _drained(bench: Bench, jobs: int) -> float:
-    """Jobs per second of a worker that drains these next to what is there."""
+    """Jobs per second of a worker that drains this number of jobs, next to the waiting jobs."""
     bench.execute(f"DELETE FROM {SCHEMA}.job WHERE status = 'completed'")
     bench.fill(jobs)
     bench.settle()
@@ -188,7 +188,7 @@ def _drained(bench: Bench, jobs: int) -> float:
 
 
 def _signals(bench: Bench) -> list[float]:
-    """Milliseconds from the commit of a signal to its return in the handler, a signal each 20 ms."""
+    """Milliseconds from the commit of each signal to its return in the handler. A signal is sent every 20 ms."""
     number = 50 if bench.small else 200
     bench.execute(f"DELETE FROM {SCHEMA}.job WHERE status = 'completed'")
     bench.fill(number + WARM_UP, task="waits")
@@ -206,7 +206,7 @@ def _signals(bench: Bench) -> list[float]:
 
 
 def _send(ready: Callable[[], Any], address: str, number: int) -> dict[int, float]:
-    """Send signals; when each commit returned, by `n`."""
+    """Send signals. Returns when each commit returned, by `n`."""
     sent: dict[int, float] = {}
     engine = create_engine(database_url(address))
     with Session(engine) as session:

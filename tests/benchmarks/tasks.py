@@ -70,7 +70,7 @@ async def note_start(n: int) -> None:
 
 @task(registry=REGISTRY, name="waits")
 async def waits(ctx: AsyncJobContext, n: int) -> None:
-    """Wait for a signal of its own, and note when it has it."""
+    """Wait for the job's own signal, and note when it comes."""
     await ctx.wait_signal(f"go:{n}")
     STARTED[n] = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Callbacks: an address that a handler made is answered once, by whoever has it; and everything else is refused."""
+"""Callbacks: the address that a handler made takes one answer, from anyone who has it. Everything else is refused."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Approval(BaseModel):
 
 
 def test_an_order_is_approved_by_a_click(engine: Engine, url: str, registry: Registry) -> None:
-    """Each run of the handler gets the same address. A look at it shows the question and signals nothing; a click counts once."""
+    """Each run of the handler gets the same address. A GET shows the question and sends nothing. A click counts once."""
     seen: list[str] = []
 
     @task(registry=registry, name="ship")
@@ -100,7 +100,7 @@ def test_an_order_is_approved_by_a_click(engine: Engine, url: str, registry: Reg
 
 
 def test_json_and_forms_are_payloads(engine: Engine, client: TestClient) -> None:
-    """A form's only field `payload` is JSON, as our own page and some senders of webhooks have it."""
+    """If a form has a single field `payload`, it is JSON, as on our own page and from some senders of webhooks."""
     bodies = [
         (b'{"paid": 12.5}', JSON), (b"[1]", {"content-type": "application/cloudevents+json; charset=utf-8"}), (b"", {}),
         (b"a=1&b=2&b=3&c=", FORM), (b"payload=%7B%22a%22%3A+null%7D", FORM), (b"payload=1&more=2", FORM),
@@ -120,7 +120,7 @@ class Payment(BaseModel):
 
 
 def test_fields_of_a_form_become_what_the_question_asks_for(engine: Engine, client: TestClient) -> None:
-    """Numbers and booleans, which are texts in a form; a text stays a text, and what does not fit is refused."""
+    """Texts of a form become numbers and booleans where the type has them. A value that does not fit is refused."""
     with engine.begin() as connection:
         asked = {"step": "paid", "signal": "job:17:paid", "question": as_asked("Paid?", Payment)}
         connection.execute(insert(Wait).values(job_id=make_job(connection, "blocked"), **asked))
@@ -132,7 +132,7 @@ def test_fields_of_a_form_become_what_the_question_asks_for(engine: Engine, clie
 
 
 def test_what_cannot_be_taken_is_refused_and_uses_nothing_up(engine: Engine, client: TestClient) -> None:
-    """Forged, expired, too long, or no payload: each with its status, and the address works afterwards."""
+    """A forged or expired address and an invalid payload get their statuses. The address still works afterwards."""
     other = Callbacks(url="https://shop.test/hooks", keys=["a key of somebody else"])
     refused: list[tuple[int, str, bytes, dict[str, str]]] = [
         (403, address(hooks=other), b"1", JSON), (403, "/hooks/x", b"1", JSON), (403, "/hooks/", b"1", JSON),
@@ -152,7 +152,7 @@ def test_what_cannot_be_taken_is_refused_and_uses_nothing_up(engine: Engine, cli
 
 
 def test_of_two_answers_at_once_one_counts(engine: Engine, client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two connections: one of them waits for the other, and finds the address used; after a rollback it counts."""
+    """On two connections, the second answer waits for the first and finds the address used. If the first rolls back, the second counts."""
     monkeypatch.setattr(database, "_LOCK_PATIENCE", timedelta(seconds=20))
     start = Barrier(2)
 
@@ -176,7 +176,7 @@ def test_of_two_answers_at_once_one_counts(engine: Engine, client: TestClient, m
 
 
 def test_a_registry_without_callbacks_is_told(engine: Engine) -> None:
-    """Where the application is mounted, and not at the first answer."""
+    """The error comes when the application is mounted, not at the first answer."""
     with pytest.raises(ConfigurationError, match=r"registry\.callbacks = Callbacks"):
         callbacks(engine, registry=Registry())
     with Session(engine) as session:

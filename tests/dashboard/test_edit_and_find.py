@@ -268,7 +268,7 @@ def test_a_part_of_a_name_finds_what_has_it(engine: Engine) -> None:
 
 
 def test_a_key_that_only_jobs_have_is_found(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a part of it, whatever its jobs do; behind more keys than are read, by its beginning. Each viewer finds the keys of their jobs."""
+    """It is found by a part of its name, whatever the state of its jobs; behind more keys than are read, by its beginning. Viewers find the keys of their jobs."""
     for name, value in {"_KEYS": Kept(0.0), "_TURNS": 5, "_NEWEST": 2}.items():
         monkeypatch.setattr(finding, name, value)
     with engine.begin() as connection:

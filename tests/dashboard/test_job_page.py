@@ -95,7 +95,7 @@ def sync(shop: int) -> None: ...
 
 
 def test_a_job_that_failed_and_was_cancelled_later_ran_until_it_failed(engine: Engine, connection: Connection) -> None:
-    """As after a retry that was undone."""
+    """Such a job is left by a retry that was undone."""
     times = {"created_at": "2026-01-01 10:00Z", "run_at": "2026-01-01 10:00Z", "claimed_at": "2026-01-01 10:00Z"}
     failed = {"type": "E", "message": "m", "traceback": "", "attempt": 1, "at": "2026-01-01T10:00:03Z"}
     id = made(connection, "cancelled", **times, finished_at="2026-01-01 10:01Z", attempt=1, errors=[failed])
@@ -103,7 +103,7 @@ def test_a_job_that_failed_and_was_cancelled_later_ran_until_it_failed(engine: E
 
 
 def test_the_times_of_its_reason_are_in_the_viewers_zone(engine: Engine, connection: Connection) -> None:
-    """The script finds them by their element."""
+    """The script finds the times by their element."""
     id = made(connection, "failed", finished_at="2026-01-01 10:01:02Z")
     why = Seen(Viewer(engine).see(f"/jobs/{id}").html.partition('id="job-why"')[2].partition("</section>")[0])
     assert [time["datetime"] for time in why.all("time")] == ["2026-01-01T10:01:02.000000Z"]
@@ -130,7 +130,7 @@ def test_what_it_belongs_to_is_linked(engine: Engine) -> None:
 
 
 def test_recorded_steps_and_a_retry_from_one(engine: Engine, connection: Connection) -> None:
-    """Each with its result, as `format_args` returns it. The retry is a new job, asked for twice and in the audit."""
+    """Each step has its result, masked by `format_args`. The retry is a new job, which the viewer must confirm and the audit records."""
     id = made(connection, "completed", args={"order": 7}, claim_token=5)
     for n, (name, result) in enumerate({"label": '["geheim"]', "book": f'"{"x" * 2_000}"', "old": None}.items()):
         values = {

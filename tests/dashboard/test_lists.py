@@ -68,7 +68,7 @@ def test_a_list_is_csv_for_those_who_name_it_and_by_its_link(engine: Engine, con
 
 
 def test_tags_are_masked_as_meta_is(engine: Engine, connection: Connection) -> None:
-    """In the list, in CSV, and in what the filter suggests."""
+    """They are masked in the list, in CSV and in the suggestions of the filter."""
     make_job(connection, meta={"tags": ["vip"]})
     connection.commit()
     viewer = Viewer(engine, format_args=lambda task, part, value: {} if part == "meta" else value)

@@ -113,7 +113,7 @@ def test_all_that_waits_in_a_queue_is_cancelled_once_it_is_confirmed(engine: Eng
 
 
 def test_many_jobs_are_cancelled_in_several_transactions(engine: Engine) -> None:
-    """The message names the queue, also if the last transaction finds nothing more."""
+    """The message names the queue, even if the last transaction finds no more jobs."""
     for number in (2_500, 1_000):
         with engine.begin() as connection:
             connection.exec_driver_sql(

@@ -119,7 +119,7 @@ def test_a_viewer_of_some_queues_sees_their_part_alone(engine: Engine, scene: Sc
 
 
 def test_a_chosen_time_that_is_short_is_made_longer(engine: Engine, scene: Scene) -> None:
-    """As a part of a chart close to its end; a time in the future is refused."""
+    """A part of a chart near its end is such a time. A time in the future is refused."""
     with engine.connect() as connection:
         now = connection.scalar(select(func.now()))
     assert now is not None

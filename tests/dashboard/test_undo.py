@@ -59,7 +59,7 @@ def test_a_cancel_is_undone_as_if_it_had_not_been(engine: Engine, connection: Co
 
 
 def test_a_retry_of_failed_jobs_is_undone_as_if_it_had_not_been(engine: Engine, connection: Connection) -> None:
-    """Error, attempts, end and retention are as before, and the jobs after it in a workflow are cancelled again."""
+    """Its error, attempts, end and retention are as before, and later jobs in its workflow are cancelled again."""
     error = {"type": "E", "message": "m", "attempt": 3, "at": "2026-01-01T10:00:03+00:00"}
     end = {"finished_at": "2026-01-01 10:00:03Z", "attempt": 3, "errors": [error]}
     ids = [

@@ -152,7 +152,7 @@ def test_the_composition_works(services: dict[str, Any], empty_database_url: str
 
 
 def test_an_order_is_approved_by_a_click(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The link of its mail shows the question; a click on Yes ships it."""
+    """The link in the mail shows the question, and a click on Yes ships the order."""
     monkeypatch.setenv("SA_JOBQUEUE_DATABASE_URL", driver_url(database_url, "psycopg"))
     monkeypatch.setenv("HOOKS_KEYS", "a-key-of-the-shop")
     monkeypatch.syspath_prepend(EXAMPLES)

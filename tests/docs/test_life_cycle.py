@@ -43,7 +43,7 @@ def test_the_diagram_is_that_of_the_code() -> None:
 
 
 def test_the_small_diagram_has_what_workers_do() -> None:
-    """Each transition out of `running`, the claim, and the end of a wait; what operators do is in the large one alone."""
+    """The small picture has each transition out of `running`, the claim, and the end of a wait. The large picture also has the actions of operators."""
     drawn = ET.fromstring(diagram().small_svg())
     labels = [one.attrib["data-transition"].split() for one in drawn.iter() if "data-transition" in one.attrib]
     assert sorted(map(tuple, labels)) == sorted(

@@ -1,4 +1,4 @@
-"""What the auditor knows of durable steps and signals: each is recorded once, by a claim that was valid, together with what it did."""
+"""The auditor's rules of durable steps and signals: a valid claim records each of them once, together with its effects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RULES"]
 
 
 def steps_are_recorded_once(given: Evidence) -> Iterator[str]:
-    """A step of a job is recorded once, whatever its runs do; a job that completed has recorded all."""
+    """Each step of a job is recorded once, whatever happens to its runs. A completed job has recorded all of its steps."""
     times = Counter((step.key, step.name) for step in given.recorded)
     for (key, name), number in times.items():
         if number > 1:
@@ -29,7 +29,7 @@ def _names(key: str) -> list[str]:
 
 
 def steps_are_recorded_by_valid_claims(given: Evidence) -> Iterator[str]:
-    """When a step was recorded its job was running, by the claim that recorded it."""
+    """When a step is recorded, its job is running under the claim that records it."""
     for step in given.recorded:
         before = [change for change in given.by_key.get(step.key, []) if change.n < step.n]
         if not before or (before[-1].now, before[-1].token) != (JobStatus.RUNNING, step.token):
@@ -37,7 +37,7 @@ def steps_are_recorded_by_valid_claims(given: Evidence) -> Iterator[str]:
 
 
 def recorded_steps_are_not_run_again(given: Evidence) -> Iterator[str]:
-    """No later claim calls a step that is recorded; and the claim that recorded it has called it."""
+    """The claim that records a step has called it, and no later claim calls it."""
     recorded = {step.key: step for step in given.recorded if step.name == "outside"}
     claims = {(change.key, change.token): change.n for change in given.steps if change.now == JobStatus.RUNNING}
     called: dict[str, set[int]] = defaultdict(set)
@@ -53,7 +53,7 @@ def recorded_steps_are_not_run_again(given: Evidence) -> Iterator[str]:
 
 
 def blocks_commit_with_their_steps(given: Evidence) -> Iterator[str]:
-    """What a step writes through its session is there once, from the transaction that recorded the step; else it is not there."""
+    """The writes of a step's session are committed once, by the transaction that records the step, or not at all."""
     made = {step.key: step.xid for step in given.recorded if step.name == "inside"}
     wrote: dict[str, list[str]] = defaultdict(list)
     for key, xid in given.step_effects:
@@ -64,7 +64,7 @@ def blocks_commit_with_their_steps(given: Evidence) -> Iterator[str]:
 
 
 def signals_come_with_their_sender(given: Evidence) -> Iterator[str]:
-    """A signal is sent once, in the transaction that completed its sender, and not by one that failed."""
+    """A signal is sent once, in the transaction that completes its sender. A failed sender sends none."""
     times = Counter(signal.name for signal in given.signals if signal.was_sent)
     for signal in given.signals:
         if not signal.was_sent:
@@ -75,7 +75,7 @@ def signals_come_with_their_sender(given: Evidence) -> Iterator[str]:
 
 
 def signals_are_taken_once(given: Evidence) -> Iterator[str]:
-    """A signal is taken once at most, after it was sent, in the transaction that records it for the job that waits for it."""
+    """A signal is taken at most once, after it was sent, in the transaction that records it for the waiting job."""
     sent = {signal.id: signal.n for signal in given.signals if signal.was_sent}
     taken = [signal for signal in given.signals if not signal.was_sent]
     times = Counter(signal.id for signal in taken)

@@ -85,7 +85,7 @@ class Said(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """A durable step as it was recorded; `n` is counted together with the changes of jobs."""
+    """A recorded step. `n` numbers it together with the changes of jobs."""
 
     key: str
     n: int
@@ -181,7 +181,7 @@ class Evidence:
     mended: Sequence[str] = ()
     recorded: Sequence[Recorded] = ()
     step_effects: Sequence[tuple[str, str]] = ()
-    """Key of the job and transaction of what durable steps wrote."""
+    """For each write of a step's session: the key of its job, and its transaction."""
     signals: Sequence[Signalled] = ()
 
     def of(self, keys: Collection[str]) -> Evidence:

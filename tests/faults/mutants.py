@@ -224,7 +224,7 @@ def start_what_is_late() -> None:
 
 
 def record_without_the_fence() -> None:
-    """A step is recorded although its claim is over, and what it wrote is kept."""
+    """A step is recorded and its writes are kept, although its claim is over."""
 
     def held(table: Any) -> Any:
         return materialized(select(table.c.id).where(table.c.id == bindparam("of_job", type_=BigInteger)), "held")
@@ -250,7 +250,7 @@ def take_signals_early() -> None:
 
 
 def commit_blocks_first() -> None:
-    """What a step wrote is committed before the step is recorded."""
+    """The writes of a step are committed before the step is recorded."""
 
     def commit_step(self: HandlerTransaction, record: Any) -> bool:
         self.session.commit()

@@ -1,4 +1,4 @@
-"""The auditor sees what goes wrong with durable steps and signals: in evidence made by hand, and in workers that are broken on purpose."""
+"""The auditor finds defects of durable steps and signals, in evidence made by hand and in workers that are broken on purpose."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ WELL = Evidence(
 
 
 def found(given: Evidence) -> set[str]:
-    """The rules of steps that are broken."""
+    """The broken rules of steps."""
     return {finding.rule for finding in audit(given)} & rules.RULES.keys()
 
 
 def with_record(place: int, **changed: object) -> Evidence:
-    """With another record in this place."""
+    """The good evidence, with another record at this place."""
     records = [step._replace(**changed) if at == place else step for at, step in enumerate(RECORDED)]
     return replace(WELL, recorded=records)
 
@@ -84,7 +84,7 @@ CASES: list[tuple[Callable[..., object], Evidence]] = [
 
 @pytest.mark.parametrize(("rule", "given"), CASES)
 def test_each_rule_finds_what_breaks_it(rule: Callable[..., object], given: Evidence) -> None:
-    """And nothing in what went well."""
+    """It finds nothing in good evidence."""
     assert found(WELL) == set()
     assert rule.__name__ in found(given)
 
@@ -116,7 +116,7 @@ def engine(database_url: str) -> Engine:
 def test_what_is_broken_on_purpose_is_caught(
     engine: Engine, database_url: str, tmp_path: Path, mutant: str | None, broken: set[str]
 ) -> None:
-    """A worker freezes in the midst of blocks, another takes its jobs, and the first one wakes; their signals come then."""
+    """A worker freezes inside blocks of steps, another worker takes its jobs, and the first worker wakes. Then the signals are sent."""
     keys = [f"k{n}" for n in range(4)]
     fates = dict.fromkeys((name for key in keys for name in (key, key + SENT)), Fate.COMMITTED)
     with Session(engine) as session:
@@ -138,7 +138,7 @@ def test_what_is_broken_on_purpose_is_caught(
             session.commit()
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             live = text("SELECT count(*) FROM sa_jobqueue.job WHERE status IN ('queued', 'blocked', 'running')")
-            # A stale record ends the wait of the job's next run, which nobody puts back then.
+            # A stale record deletes the wait of the job's next run. Then the job is never put back.
             wait_until(lambda: connection.scalar(live) == 0 or broken & rules_broken(engine, tmp_path, fates), 60)
         found = rules_broken(engine, tmp_path, fates)
     assert broken <= found

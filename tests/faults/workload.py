@@ -72,7 +72,7 @@ class Effect(Base):
 
 
 class StepEffect(Base):
-    """What a durable step has written through its session."""
+    """A write of a durable step through its session."""
 
     __tablename__ = "step_effect"
 
@@ -279,7 +279,7 @@ async def snooze(ctx: AsyncJobContext, seconds: float) -> Snooze | None:
 
 
 SENT = "/go"
-"""The end of the key of a job that sends a signal; before it stands the key of the job that waits for it."""
+"""The suffix in the key of a job that sends a signal, after the key of the job that waits for the signal."""
 
 
 def signal_of(key: str) -> str:
@@ -304,7 +304,7 @@ async def ship(ctx: AsyncJobContext, seconds: float) -> None:
 
 @_task
 def send(ctx: JobContext, seconds: float) -> None:
-    """Sends that signal with its completion; its first attempt fails after that."""
+    """Sends the signal of `ship` with its completion. The first attempt fails after it has sent."""
     say(ctx, Word.BEGAN)
     ctx.session.add_all([_effect(ctx), Signal(signal_of(key_of(ctx)))])
     ctx.session.flush()

@@ -188,7 +188,7 @@ def test_edit_changes_what_is_not_running(engine: Engine, url: str) -> None:
 
 
 def test_fork_repeats_a_job_from_a_step_on(engine: Engine, url: str) -> None:
-    """And `show` and `why` list the steps."""
+    """`show` and `why` list the steps of the job."""
     with engine.begin() as connection:
         done = make_job(connection, "completed")
         for name, kind, result in (

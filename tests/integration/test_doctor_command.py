@@ -51,7 +51,7 @@ def problems(*arguments: str, url: str) -> dict[str, str]:
 
 
 def test_doctor_tells_who_has_acknowledged_a_finding(engine: Engine, url: str) -> None:
-    """Its exit code stays as it is. If the finding got worse, what it was."""
+    """The exit code does not change. If the finding got worse, the earlier finding is shown."""
     with engine.begin() as connection:
         make_job(connection, queue="mail")
     detail = problems(url=url)["queues"]

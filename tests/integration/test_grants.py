@@ -960,7 +960,7 @@ def test_roles_make_and_work_on_and_act_on_workflows(make_role: MakeRole, engine
 
 
 def test_answers_are_taken_by_who_may_enqueue_and_sent_by_who_may_act(make_role: MakeRole, engine: Engine) -> None:
-    """An answer to a callback, a signal by the command, and a click on the dashboard. Which step a job waits in is not for a producer."""
+    """An answer comes from a callback, the command `signal`, or a click on the dashboard. A producer may not read in which step a job waits."""
     producer, operator = make_role("enqueue"), make_role("admin")
     with engine.begin() as connection:
         asking = make_job(connection, "blocked")

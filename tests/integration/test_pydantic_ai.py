@@ -1,4 +1,4 @@
-"""Agents of Pydantic AI in jobs: what was recorded is not requested or called again, and approvals are signals."""
+"""Agents of Pydantic AI in jobs: recorded requests and calls are not repeated, and approvals are signals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def steps(engine: Engine) -> set[str]:
 
 
 def test_a_run_that_waits_for_an_approval_repeats_nothing(engine: Engine, app: Any) -> None:
-    """The signal's name has the agent, the job and the call. The names of the steps are stored: they stay as they are."""
+    """The signal's name has the agent, the job and the call. The names of steps are stored in databases, so they must not change."""
     job = add_one(engine, enqueue(app.answer))
     with working(engine, app.registry):
         wait_until(lambda: job_of(engine, job).status is JobStatus.BLOCKED)
@@ -66,7 +66,7 @@ def test_a_run_that_waits_for_an_approval_repeats_nothing(engine: Engine, app: A
 
 @pytest.mark.nightly
 def test_a_def_handler_runs_agents_too(engine: Engine, app: Any) -> None:
-    """Its runs are numbered; a second attempt repeats neither, and a tool with `False` is no step, so that it may have steps itself."""
+    """Its runs are numbered, and a second attempt repeats neither of them. A tool with `False` is not a step, so it may have steps itself."""
     job = add_one(engine, enqueue(app.see))
     drain(engine, app.registry)
 
@@ -91,7 +91,7 @@ def test_what_runs_when_a_tool_waits_is_recorded(engine: Engine, app: Any) -> No
 
 @pytest.mark.nightly
 def test_a_killed_worker_repeats_no_recorded_request(engine: Engine, url: str, tmp_path: Path, app: Any) -> None:
-    """It is killed between two tool calls, and after an approval: each request and each call has happened once."""
+    """It is killed between two tool calls, and after an approval. Each request and each call happens once."""
     long_healthy(engine, 2.0)
     job = add_one(engine, enqueue(app.sells))
     send(engine, f"seller:{job}:call_3", True)
@@ -124,7 +124,7 @@ def test_answers_come_by_signals(engine: Engine, app: Any) -> None:
 
 @pytest.mark.nightly
 def test_an_agent_that_a_tool_runs_is_a_part_of_its_step(engine: Engine, app: Any) -> None:
-    """Runs that go on at once have steps of their own, which an agent's own durability cannot give. A run may bring a model, and no toolset."""
+    """Concurrent runs have steps of their own, so they cannot share the durability of an agent. A run may bring its own model, but no toolset."""
     job = add_one(engine, enqueue(app.delegates))
     drain(engine, app.registry)
 
@@ -139,7 +139,7 @@ def test_an_agent_that_a_tool_runs_is_a_part_of_its_step(engine: Engine, app: An
 
 @pytest.mark.nightly
 def test_a_request_is_traced_once(engine: Engine, app: Any) -> None:
-    """Requests that were recorded by an earlier attempt make no spans again."""
+    """A request that an earlier attempt recorded makes no second span."""
     job = add_one(engine, enqueue(app.trace))
     drain(engine, app.registry)
     assert job_of(engine, job).attempt == 2

@@ -1,4 +1,4 @@
-"""Durable steps: what was recorded is not done again, signals, sleeps and other jobs are waited for without a slot."""
+"""Durable steps: recorded steps are not called again, and a job waits for signals, times and other jobs without a slot."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def effect(engine: Engine) -> None:
 
 
 def test_a_recorded_step_is_not_called_again(engine: Engine, registry: Registry) -> None:
-    """A later attempt gets what it returned, also one that is awaited, and one of several of a name."""
+    """A later attempt gets its recorded result. So does an awaited step, and each of several steps of one name."""
     calls: list[str] = []
 
     def label(number: int) -> str:
@@ -93,7 +93,7 @@ def test_a_recorded_step_is_not_called_again(engine: Engine, registry: Registry)
 
 
 def test_steps_of_a_thread_wait_for_a_signal_and_sleep(engine: Engine, url: str, registry: Registry) -> None:
-    """The job is blocked meanwhile; no attempt is spent, and each wait is over once."""
+    """The job is blocked while it waits. A wait spends no attempt, and happens once."""
     seen: list[Any] = []
 
     @task(registry=registry, name="approve")
@@ -117,7 +117,7 @@ def test_steps_of_a_thread_wait_for_a_signal_and_sleep(engine: Engine, url: str,
 
 
 def test_a_signal_is_kept_until_it_is_taken_and_by_one_alone(engine: Engine, url: str, registry: Registry) -> None:
-    """Two jobs, two signals that came before: the oldest first; one that has expired is not taken."""
+    """Of three jobs, two take the signals that were sent before, the oldest first. An expired signal is not taken."""
     taken: list[Any] = []
 
     @task(registry=registry, name="take")
@@ -137,8 +137,8 @@ def test_a_signal_is_kept_until_it_is_taken_and_by_one_alone(engine: Engine, url
     assert sorted(taken) == [1, 2]
 
 
-def test_a_wait_that_nobody_answers_times_out(engine: Engine, registry: Registry) -> None:
-    """By the database's clock, from its beginning on, however often the handler runs again."""
+def test_a_wait_without_an_answer_times_out(engine: Engine, registry: Registry) -> None:
+    """The database's clock counts from the beginning of the wait, however often the handler runs again."""
     raised: list[str] = []
 
     @task(registry=registry, name="ask")
@@ -158,7 +158,7 @@ def test_a_wait_that_nobody_answers_times_out(engine: Engine, registry: Registry
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 def test_a_signal_is_part_of_its_senders_transaction(engine: Engine, url: str, registry: Registry, level: str) -> None:
-    """It comes with the commit, whichever the isolation, and not after a rollback."""
+    """A handler gets it after the commit, at each isolation level, and not after a rollback."""
     taken: list[Any] = []
 
     @task(registry=registry, name="take")
@@ -212,7 +212,7 @@ def test_what_a_handler_writes_at_a_wait_rolls_back_but_for_a_steps_session(
 
 
 def test_a_step_of_a_claim_that_is_over_is_not_recorded(engine: Engine, registry: Registry, effect: None) -> None:
-    """Nor what its session wrote."""
+    """The writes of its session are not kept either."""
     errors: list[BaseException] = []
 
     @task(registry=registry, name="stale")
@@ -236,7 +236,7 @@ def test_a_step_of_a_claim_that_is_over_is_not_recorded(engine: Engine, registry
 
 
 def test_a_waiting_job_holds_no_permit(engine: Engine, url: str, registry: Registry) -> None:
-    """Its queue may run one job at a time: the next one runs while it waits."""
+    """In a queue that runs one job at a time, the next job runs while the first one waits."""
     registry.queue("narrow", limits=Limits(running=1))
 
     @task(registry=registry, name="wait", queue="narrow")
@@ -253,7 +253,7 @@ def test_a_waiting_job_holds_no_permit(engine: Engine, url: str, registry: Regis
 
 
 def test_a_waiting_job_can_be_cancelled(engine: Engine, registry: Registry) -> None:
-    """And has a deadline as any other job."""
+    """Its deadline holds as well."""
 
     @task(registry=registry, name="wait")
     def wait(ctx: JobContext) -> None:
@@ -270,7 +270,7 @@ def test_a_waiting_job_can_be_cancelled(engine: Engine, registry: Registry) -> N
 
 
 def test_a_member_of_a_paused_workflow_does_not_go_on(engine: Engine, url: str, registry: Registry) -> None:
-    """A signal that comes meanwhile is taken when the workflow goes on."""
+    """A signal that comes during the pause is taken when the workflow goes on."""
 
     @task(registry=registry, name="wait")
     def wait(ctx: JobContext) -> None:
@@ -298,7 +298,7 @@ def test_a_member_of_a_paused_workflow_does_not_go_on(engine: Engine, url: str, 
 
 
 def test_steps_of_a_gather_are_recorded_although_one_of_them_waits(engine: Engine, registry: Registry) -> None:
-    """The others end first; with a TaskGroup, too, the job waits and does not fail."""
+    """The other steps end first. With a TaskGroup, too, the job waits and does not fail."""
     calls: list[str] = []
     has_raised = threading.Event()
 
@@ -327,7 +327,7 @@ def test_steps_of_a_gather_are_recorded_although_one_of_them_waits(engine: Engin
 
 
 def test_a_job_waits_for_other_jobs(engine: Engine, registry: Registry) -> None:
-    """It gets their results, with `Failed` for one that failed."""
+    """It gets their results, with `Failed` for the job that failed."""
 
     @task(registry=registry, name="part", record=True, max_attempts=1)
     def part(number: int) -> int:
@@ -354,7 +354,7 @@ def test_a_job_waits_for_other_jobs(engine: Engine, registry: Registry) -> None:
 
 @pytest.mark.parametrize("policy", ["warn", "fail", "hold"])
 def test_other_arguments_than_those_that_were_recorded(engine: Engine, registry: Registry, policy: Any) -> None:
-    """The task decides; a higher revision runs the step again."""
+    """The task's policy decides what happens. A higher revision runs the step again."""
     calls: list[Any] = []
 
     def note(value: int) -> int:
@@ -380,7 +380,7 @@ def test_other_arguments_than_those_that_were_recorded(engine: Engine, registry:
 
 
 def test_a_patch_is_for_jobs_that_begin_after_it(engine: Engine, registry: Registry) -> None:
-    """A job that has recorded more than it has asked for goes on as it began; the answer of a job does not change later."""
+    """A job that has already passed the place of the patch goes on without it. The answer for a job does not change later."""
     answers: list[tuple[int, int, bool]] = []
 
     @task(registry=registry, name="patched", retry=AGAIN)
@@ -401,7 +401,7 @@ def test_a_patch_is_for_jobs_that_begin_after_it(engine: Engine, registry: Regis
 
 
 def test_a_job_that_waited_before_the_place_of_a_patch_is_patched(engine: Engine, url: str, registry: Registry) -> None:
-    """It comes there for the first time, after its wait; and it stays patched."""
+    """It reaches that place for the first time after its wait, and stays patched."""
     answers: list[bool] = []
 
     @task(registry=registry, name="waits first")
@@ -420,7 +420,7 @@ def test_a_job_that_waited_before_the_place_of_a_patch_is_patched(engine: Engine
 
 
 def test_a_failed_step_is_tried_again_in_place(engine: Engine, registry: Registry) -> None:
-    """Within the lease; without `retry` the attempt fails."""
+    """It is tried within the lease; without `retry` the attempt fails."""
     calls: list[int] = []
 
     def shaky() -> int:
@@ -439,7 +439,7 @@ def test_a_failed_step_is_tried_again_in_place(engine: Engine, registry: Registr
 
 
 def test_wrong_uses_of_steps_say_what_to_do(engine: Engine, registry: Registry) -> None:
-    """A step inside of a step, a caught suspension, names and values that cannot be stored."""
+    """Wrong uses are a step inside a step, a caught suspension, and invalid names and values."""
     messages: list[str] = []
 
     @task(registry=registry, name="nested", max_attempts=1)
@@ -476,14 +476,14 @@ def test_wrong_uses_of_steps_say_what_to_do(engine: Engine, registry: Registry) 
 
 
 def test_a_digest_is_the_same_in_every_process() -> None:
-    """Sets and mappings have no order; what has no JSON counts as its class."""
+    """The order of sets and mappings does not matter. A value without JSON counts as its class."""
     assert digest_of(({"b", "a"},), {"x": {"k": 1, "j": 2}}) == digest_of(({"a", "b"},), {"x": {"j": 2, "k": 1}})
     assert digest_of((object(),), {}) == digest_of((object(),), {})
     assert digest_of((1,), {}) != digest_of((2,), {})
 
 
 def test_the_key_of_a_step_is_the_same_whenever_it_runs(engine: Engine, registry: Registry) -> None:
-    """ "JOB:STEP:OCCURRENCE"; outside of steps the job's id."""
+    """ "JOB:STEP:OCCURRENCE" in a step, and the job's id outside steps."""
     keys: list[str] = []
 
     @task(registry=registry, name="keys")
@@ -498,7 +498,7 @@ def test_the_key_of_a_step_is_the_same_whenever_it_runs(engine: Engine, registry
 
 
 def test_steps_work_in_a_child_process(engine: Engine, url: str, tmp_path: Any) -> None:
-    """They are recorded there, and the job waits as any other."""
+    """The child records them, and the job waits as in the worker's process."""
     job = add_one(engine, enqueue(in_child))
     with working(url, children, lease=30.0):
         wait_until(is_blocked(engine, job), 60)

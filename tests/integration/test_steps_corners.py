@@ -1,4 +1,4 @@
-"""Corners of durable steps: names, arguments and values that are easy to mistake, tasks side by side, and waits that end otherwise."""
+"""Rare cases of durable steps: similar names, arguments and values, concurrent tasks, and waits that end in unusual ways."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from tests.support.working import add, add_one, cancel, drain, job_of, working
 
 
 class Backwards(set[str]):
-    """A set in another order."""
+    """A set with the reverse order."""
 
     def __iter__(self) -> Any:
         return iter(sorted(set.__iter__(self), reverse=True))
@@ -48,7 +48,7 @@ class Tagged(BaseModel):
 
 @dataclass
 class Charge:
-    """Cannot be hashed."""
+    """A callable without a hash."""
 
     amounts: set[str]
 
@@ -57,7 +57,7 @@ class Charge:
 
 
 def test_arguments_are_compared_and_not_changed() -> None:
-    """Sets have no order, in models and dataclasses either; an iterator is not read; what holds itself, or is no text, is no error."""
+    """Sets have no order, in models and dataclasses too. An iterator is not read. A list that contains itself and an invalid text raise no error."""
     for build in (lambda tags: Tagged.model_construct(tags=tags), Charge):
         assert digest_of((build({"a", "b"}),), {}) == digest_of((build(Backwards("ab")),), {})
         assert digest_of((build({"a"}),), {}) != digest_of((build({"b"}),), {})
@@ -69,7 +69,7 @@ def test_arguments_are_compared_and_not_changed() -> None:
 
 
 def test_no_name_is_that_of_another_step() -> None:
-    """A name that ends in a number is not that of an occurrence."""
+    """A name that ends in a number is not the full name of a later step."""
     names = [full_name(name, number) for name in ("a", "a#2", "a#2#1", "a#x") for number in (1, 2, 3)]
     assert len(set(names)) == len(names)
     assert names[:2] == ["a", "a#2"]
@@ -77,7 +77,7 @@ def test_no_name_is_that_of_another_step() -> None:
 
 
 def test_steps_keep_their_names_in_the_order_of_the_calls(engine: Engine, registry: Registry) -> None:
-    """Also where many of a name run side by side, and where a name looks like that of an occurrence."""
+    """So do concurrent steps of one name, and a step whose name looks like the full name of a later step."""
 
     def same(value: Any) -> Any:
         return value
@@ -112,7 +112,7 @@ VALUES: list[tuple[Any, Any]] = [
 
 
 def test_what_a_step_returns_is_the_same_when_it_is_read(engine: Engine, registry: Registry) -> None:
-    """By its annotation, also of a closure and of an object that is called; what cannot be stored is refused each time."""
+    """Its annotation decides, also for a closure and a callable object. A value that cannot be stored is refused each time."""
     seen: list[list[Any]] = []
 
     def giving(value: Any, hint: Any) -> Any:
@@ -139,7 +139,7 @@ def test_what_a_step_returns_is_the_same_when_it_is_read(engine: Engine, registr
 
 
 def test_steps_of_other_tasks_are_recorded_although_a_handler_ends(engine: Engine, registry: Registry) -> None:
-    """A sibling waits, or fails: the steps that run, on the loop or on a thread, are not done a second time. A failure is not a wait."""
+    """A step that runs on the loop or on a thread while another task waits or fails is not called again. A failure is not a wait."""
     calls: list[str] = []
     has_raised = {name: threading.Event() for name in ("group", "gather")}
 
@@ -189,7 +189,7 @@ def test_steps_of_other_tasks_are_recorded_although_a_handler_ends(engine: Engin
 
 
 def test_no_step_begins_once_a_handler_waits(engine: Engine, registry: Registry) -> None:
-    """Not in a `finally` either; and a wait that the handler gave up by a timeout of its own is none."""
+    """No step begins in a `finally` either. A wait that the handler's own timeout gave up does not count."""
     calls: list[str] = []
 
     @task(registry=registry, name="loop")
@@ -277,7 +277,7 @@ def test_nothing_late_begins(engine: Engine, url: str, registry: Registry, monke
 
 @pytest.mark.parametrize("end", ["timeout", pytest.param("cancel", marks=pytest.mark.nightly)])
 def test_a_step_that_hangs_does_not_outlive_its_job(engine: Engine, registry: Registry, end: str) -> None:
-    """A sibling waits: the job's timeout and its cancel hold all the same."""
+    """While another task waits, the job's timeout and its cancel still end the step."""
     begun = threading.Event()
 
     async def hangs() -> None:
@@ -299,7 +299,7 @@ def test_a_step_that_hangs_does_not_outlive_its_job(engine: Engine, registry: Re
 
 
 def test_a_signal_is_left_to_others_where_its_waiter_ended(engine: Engine, url: str, registry: Registry) -> None:
-    """Before the signal came, and after the job was put back for it."""
+    """The waiting job ends before the signal is sent, or after it was put back for the signal."""
     taken: list[int] = []
 
     @task(registry=registry, name="take")
@@ -325,7 +325,7 @@ def test_a_signal_is_left_to_others_where_its_waiter_ended(engine: Engine, url: 
 
 
 def test_a_block_that_is_recorded_may_fail_when_it_runs_again(engine: Engine, url: str, registry: Registry) -> None:
-    """What it looks for is no longer there. Its key is that of the step, and it has no steps of its own."""
+    """A repeated block of `step_session` may not find its rows any more. In the block, the key is the step's, and no step may begin."""
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS effect (n text)"))
         connection.execute(text("TRUNCATE effect"))
@@ -360,7 +360,7 @@ def test_a_block_that_is_recorded_may_fail_when_it_runs_again(engine: Engine, ur
 
 
 def test_a_join_of_jobs_that_are_not_there_ends(engine: Engine, registry: Registry) -> None:
-    """They count as failed, with a reason; a job cannot wait for itself."""
+    """Missing jobs count as failed, with a reason. A job cannot wait for itself."""
     found: list[Any] = []
 
     @task(registry=registry, name="whole", max_attempts=1)
@@ -377,7 +377,7 @@ def test_a_join_of_jobs_that_are_not_there_ends(engine: Engine, registry: Regist
 
 
 def test_a_job_that_waited_began_before_the_patch(engine: Engine, url: str, registry: Registry) -> None:
-    """Although it has no steps; and a patch is asked for by its name, however often."""
+    """So it is not patched, although it has no recorded steps. Each call with the name of the patch gives the same answer."""
     answers: list[bool] = []
     is_new = threading.Event()
 
@@ -400,7 +400,7 @@ def test_a_job_that_waited_began_before_the_patch(engine: Engine, url: str, regi
 def test_a_job_has_a_bounded_number_of_steps(
     engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step too many is refused before it is called, side by side too."""
+    """The function of a step too many is not called, in concurrent tasks too."""
     monkeypatch.setattr(runtime, "MOST_STEPS", 3)
     calls: list[int] = []
 
@@ -418,7 +418,7 @@ def test_a_job_has_a_bounded_number_of_steps(
 def test_a_checkpoint_waits_for_a_locked_job(
     engine: Engine, registry: Registry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No attempt is spent although the lock lasts longer than service statements wait for it. A Snooze in a step is no failure of it."""
+    """It spends no attempt, although the lock outlasts the lock timeout of its statement. A Snooze in a step is not a failure, so the step is not retried."""
     locked, go = threading.Event(), threading.Event()
     calls: list[str] = []
 
@@ -447,7 +447,7 @@ def test_a_checkpoint_waits_for_a_locked_job(
 
 @pytest.mark.nightly
 def test_steps_of_many_jobs_block_threads_side_by_side(engine: Engine, registry: Registry) -> None:
-    """More than Python's own pool has threads."""
+    """There are more such steps than Python's own pool has threads."""
     barrier = threading.Barrier(20, timeout=30)
 
     @task(registry=registry, name="blocks", max_attempts=1)
@@ -461,7 +461,7 @@ def test_steps_of_many_jobs_block_threads_side_by_side(engine: Engine, registry:
 
 @pytest.mark.nightly
 def test_a_wait_that_cannot_be_written_fails_its_job(engine: Engine, registry: Registry) -> None:
-    """Not again and again; so does an exception that is only called a wait."""
+    """The job is not tried again and again. A JobSuspended that the handler raises itself fails the job as well."""
 
     @task(registry=registry, name="fake", max_attempts=1)
     async def fake(ctx: AsyncJobContext) -> None:

@@ -20,7 +20,7 @@ from tests.support.working import add_one, job_of, long_healthy
 def test_a_crash_repeats_a_step_only_where_it_fell_between_its_effect_and_its_record(
     engine: Engine, url: str, tmp_path: Path
 ) -> None:
-    """Each of the points is a `kill -9`; what the database holds has happened once."""
+    """At each point the worker is killed by `kill -9`. Every effect in the database exists once."""
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE IF NOT EXISTS effect (n text)"))
         connection.execute(text("TRUNCATE effect"))

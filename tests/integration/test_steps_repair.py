@@ -1,4 +1,4 @@
-"""Repairing jobs with steps: a fork from a step, the retry of a held job, and the records that go with their job."""
+"""The repair of jobs with steps: a fork from a step, the retry of a held job, and records that are deleted with their job."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def explain_job_in(engine: Engine, job: int) -> str:
 
 
 def test_a_fork_repeats_the_steps_from_one_on(engine: Engine, registry: Registry) -> None:
-    """Those before answer from their records, in the order in which they ended. The job itself stays as it is."""
+    """Earlier steps, in the order in which they ended, return their recorded results. The old job does not change."""
     calls: list[str] = []
 
     @task(registry=registry, name="ship", record=True, unique=Unique(), max_attempts=1)
@@ -76,7 +76,7 @@ def test_a_fork_repeats_the_steps_from_one_on(engine: Engine, registry: Registry
 
 
 def test_a_fork_that_cannot_be_made_says_why(engine: Engine, registry: Registry) -> None:
-    """By the id of the job, or the steps that there are; nothing is inserted."""
+    """The reason names the job or its steps, and nothing is inserted."""
 
     @task(registry=registry, name="ship")
     def ship(ctx: JobContext) -> None:
@@ -99,7 +99,7 @@ def test_a_fork_that_cannot_be_made_says_why(engine: Engine, registry: Registry)
 def test_a_job_that_is_held_goes_on_with_its_record_when_it_is_retried(
     engine: Engine, registry: Registry, member: bool
 ) -> None:
-    """Also where two steps differ; the wait goes. A member of a workflow goes back into it."""
+    """Two steps may differ. The wait is deleted. A member of a workflow goes back into its workflow."""
     calls: list[str] = []
 
     @task(registry=registry, name="changed", retry=AGAIN, steps="hold", record=True)
@@ -138,7 +138,7 @@ def test_a_job_that_is_held_goes_on_with_its_record_when_it_is_retried(
 
 
 def test_a_job_that_has_ended_waits_for_nothing(engine: Engine, url: str, registry: Registry) -> None:
-    """A signal goes to the next waiter; the row of the wait is swept. A retry of a waiting job changes nothing, and of an ended job it waits anew."""
+    """A signal goes to the next waiting job, and the row of the wait is deleted. A retry does not change a waiting job; a retried job waits again."""
 
     @task(registry=registry, name="wait")
     def wait(ctx: JobContext) -> None:
@@ -171,7 +171,7 @@ def test_a_job_that_has_ended_waits_for_nothing(engine: Engine, url: str, regist
 
 
 def test_a_step_that_a_completed_run_has_not_asked_for_is_orphaned(engine: Engine, registry: Registry) -> None:
-    """It stays, and is said to be so until the job runs again."""
+    """The record stays, and is shown as orphaned until the job runs again."""
 
     @task(registry=registry, name="changed", retry=AGAIN)
     def changed(ctx: JobContext) -> None:
@@ -191,7 +191,7 @@ def test_a_step_that_a_completed_run_has_not_asked_for_is_orphaned(engine: Engin
 
 
 def test_a_value_is_as_large_as_a_result_may_be(engine: Engine) -> None:
-    """The registry's `max_payload` counts, and the message is that of a result."""
+    """The registry's `max_payload` is the limit, and the message is like that for a result."""
     registry = Registry(max_payload=100)
 
     @task(registry=registry, name="large", max_attempts=1)
@@ -228,7 +228,7 @@ WAYS: dict[str, Callable[[Connection], object]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_records_of_a_job_go_with_it(engine: Engine, registry: Registry, way: str) -> None:
-    """By whatever it is deleted; into the archive they go along, without large results."""
+    """They are deleted with the job, in each way to delete it. The archive keeps them, without large results."""
 
     @task(registry=registry, name="ship")
     def ship(ctx: JobContext) -> None:

@@ -1,4 +1,4 @@
-"""Jobs that wait, next to all else that can happen to a job: limits, unique keys, workflows, other schemas, several workers at once."""
+"""Waiting jobs together with limits, unique keys, workflows, other schemas and several workers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.support.working import add, add_one, drain, job_of, working
 
 
 def test_workers_that_look_at_once_put_different_jobs_back(engine: Engine, registry: Registry) -> None:
-    """Several signals of a name, several workers: none of the signals is forgotten."""
+    """With several signals of one name and several workers, each signal puts a job back."""
 
     @task(registry=registry, name="wait")
     async def wait(ctx: AsyncJobContext) -> None:
@@ -73,7 +73,7 @@ def test_workers_that_look_at_once_put_different_jobs_back(engine: Engine, regis
 
 
 def test_a_wait_keeps_its_end_when_its_job_looks_in_vain(engine: Engine, url: str, registry: Registry) -> None:
-    """It was put back for a signal that another job took; and a run whose claim is over does not end the wait of the next run."""
+    """The job was put back for a signal that another job took. A run whose claim is over cannot end the wait of the next run either."""
 
     @task(registry=registry, name="wait")
     async def wait(ctx: AsyncJobContext) -> None:
@@ -99,7 +99,7 @@ def test_a_wait_keeps_its_end_when_its_job_looks_in_vain(engine: Engine, url: st
 
 @pytest.mark.nightly
 def test_a_signal_that_comes_with_the_timeout_is_taken_or_left(engine: Engine, url: str, registry: Registry) -> None:
-    """Never both, whichever the isolation of the sender; two workers, some senders roll back."""
+    """It is never both, at each isolation level of the sender, with two workers and with senders that roll back."""
     ends: dict[int, str] = {}
 
     @task(registry=registry, name="race")
@@ -216,7 +216,7 @@ def test_members_of_a_workflow_wait(engine: Engine, url: str, registry: Registry
 
 @pytest.mark.nightly
 def test_steps_and_waits_are_in_the_schema_of_their_jobs(empty_database_url: str, registry: Registry) -> None:
-    """Where an engine translates it."""
+    """The engine translates the name of the schema."""
     moved = create_engine(empty_database_url, execution_options={"schema_translate_map": {"sa_jobqueue": "My Jobs"}})
     upgrade_database(moved, schema="My Jobs")
 
@@ -267,7 +267,7 @@ def hang(place: str) -> None:
 
 @pytest.mark.nightly
 def test_a_step_in_a_child_process_outlives_the_process(engine: Engine, url: str, tmp_path: Path) -> None:
-    """The process is killed between two steps, and by the job's timeout in the midst of one."""
+    """The process is killed between two steps, and in a step by the job's timeout."""
     place = tmp_path / "said"
     job = add_one(engine, enqueue(dies, str(place)))
     with working(url, children):

@@ -69,7 +69,7 @@ async def run(kit: Any) -> list[str]:
 
 
 async def test_a_drain_goes_through_waits(kit: Any, registry: Registry) -> None:
-    """Both kinds of handlers: steps are not called again, ctx.session commits once, and what a step's session wrote is there while the job waits."""
+    """In both kinds of handlers, steps are not called again, ctx.session commits once, and the writes of a step's session exist while the job waits."""
     label = Mock(return_value="L1")
 
     @task(registry=registry, name="ship")
@@ -124,7 +124,7 @@ async def test_a_drain_goes_through_waits(kit: Any, registry: Registry) -> None:
 
 
 async def test_a_run_that_is_killed_after_a_step_does_not_repeat_it(kit: Any, registry: Registry) -> None:
-    """The drain ends there, and the next one rescues the job. A step whose record is lost is called again, and ctx.session wrote nothing."""
+    """The drain ends there, and the next drain rescues the job. A step whose record is lost is called again, and the writes of ctx.session are undone."""
     called: list[str] = []
 
     @task(registry=registry, name="ship")
@@ -169,7 +169,7 @@ async def test_a_run_that_is_killed_after_a_step_does_not_repeat_it(kit: Any, re
 
 
 async def test_a_replay_shows_what_is_done_outside_of_steps(kit: Any, registry: Registry) -> None:
-    """Up to a wait and after it: calls of the handler itself, and steps whose names or arguments differ. Then the job goes on."""
+    """Before a wait and after it, it lists calls in the handler, and steps whose names or arguments differ. Then the job goes on."""
     mail, runs = Mock(), iter(range(10))
     mail.send = Mock(name="send")
     mail.send._mock_name = "mail.send"
@@ -212,7 +212,7 @@ async def test_a_replay_shows_what_is_done_outside_of_steps(kit: Any, registry: 
 
 
 def test_a_job_waits_for_other_jobs_in_one_drain(session: Session, registry: Registry) -> None:
-    """They are enqueued by a step, in a session of the application on the test's connection; one fails. A failed step is tried again at once."""
+    """A step enqueues the jobs in a session of the application on the test's connection. A job fails. A failed step is tried again at once."""
     kit, results, tries = JobQueue(session, registry=registry), list[Any](), iter(range(10))
 
     @task(registry=registry, name="part", record=True, max_attempts=1)

@@ -77,7 +77,7 @@ def test_draining_stays_until_what_a_dead_worker_held_is_rescued_and_done(engine
 
 
 def test_draining_goes_on_with_suspended_jobs_whose_signal_is_there(engine: Engine, registry: Registry) -> None:
-    """Where all workers leave soon, as from cron, the search for them may not come in time."""
+    """If workers run for a short time only, as from cron, the regular search for such jobs may come too late."""
 
     @task(registry=registry, name="waits", queue="b")
     def waits(ctx: JobContext) -> None:

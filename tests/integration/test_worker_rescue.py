@@ -124,7 +124,7 @@ def test_after_an_outage_longer_than_a_lease_nothing_that_lives_is_rescued(
 
 
 async def test_a_worker_is_back_before_others_rescue_after_an_outage(engine: Engine, registry: Registry) -> None:
-    """Others wait for the time of a lease. However long the outage was, it tries again in less than half of that."""
+    """Other workers wait for a lease before they rescue. However long the outage was, the worker tries again within less than half of a lease."""
     step = Step(worker_for(engine, registry, lease=1.0))
     step._services.maintenance._failures = 10
     assert step._services.maintenance._pause() < 0.5

@@ -39,7 +39,7 @@ def outcomes(row: Any) -> dict[str, int]:
 def test_an_outcome_is_counted_before_its_worker_has_left(
     engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if the thread of the handler, which has committed, is slow just then."""
+    """It is counted even if the handler's thread, which has committed, is slow at that moment."""
 
     @task(registry=registry, name="counted")
     def counted(ctx: JobContext) -> None:

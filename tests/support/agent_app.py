@@ -27,14 +27,14 @@ from tests.support.waiting import wait_until_async
 AGAIN = RetryPolicy(base=0, jitter=0)
 
 registry = Registry()
-#: What models and tools have done in this process.
+#: The requests and tool calls of this process.
 done: list[str] = []
 
 Calls = list[tuple[str, dict[str, Any], str]]
 
 
 def scripted(*responses: Calls | str) -> FunctionModel:
-    """A model that answers with these in turn: tool calls (tool, arguments, id), or a text."""
+    """A model that gives these responses in turn: tool calls (tool, arguments, id), or a text."""
 
     def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
         number = sum(isinstance(message, ModelResponse) for message in messages)
@@ -48,7 +48,7 @@ def scripted(*responses: Calls | str) -> FunctionModel:
 
 
 def returned(messages: list[ModelMessage]) -> list[Any]:
-    """What the tools have returned to the model."""
+    """The results that the tools have returned to the model."""
     return [part.content for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
 
 

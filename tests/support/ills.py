@@ -324,7 +324,7 @@ def unread_workflow(url: str) -> Iterator[None]:
 
 @contextmanager
 def unanswered_question(url: str) -> Iterator[None]:
-    """A job that asked eight days ago, until somebody answers."""
+    """A job whose question has been without an answer for eight days."""
     with connect(url) as connection:
         connection.execute("INSERT INTO sa_jobqueue.job (id, task, status) VALUES (7001, 'a_task', 'blocked')")
         connection.execute(

@@ -1,4 +1,4 @@
-"""What a job does outside of the database, and the points at which its worker is killed."""
+"""Effects of a job outside the database, and points at which its worker is killed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def note(name: str) -> str:
 
 
 def die(point: str) -> None:
-    """Kill this process the first time that it comes here."""
+    """Kill this process when it reaches this point for the first time."""
     mark = Path(os.environ[FOLDER]) / point
     if not mark.exists():
         mark.touch()

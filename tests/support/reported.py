@@ -84,7 +84,7 @@ _outcomes = [Snooze(0.0), Retry(0.0)]
 
 @task(registry=registry, name="outcomes")
 def outcomes(ctx: JobContext) -> None:
-    """Raises outcomes, which are no errors, and waits."""
+    """Raises an outcome, which is not an error, and then waits."""
     if _outcomes:
         raise _outcomes.pop()
     ctx.sleep_for(3600)

@@ -1,4 +1,4 @@
-"""A job whose worker is killed at each point between its steps, for `test_steps_crash`; each step leaves a line outside of the database."""
+"""A job whose worker is killed at each point between its steps, for `test_steps_crash`. Each step writes a line outside the database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ registry = Registry()
 
 
 def die_around(moment: str, statement: str) -> None:
-    """Kill this process the first time that it comes to a statement of a suspension."""
+    """Kill this process when it reaches a statement of a suspension for the first time."""
     for part, name in SUSPENDING.items():
         if part in statement:
             die(f"{moment} {name}")

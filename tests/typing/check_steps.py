@@ -1,4 +1,4 @@
-"""What type checkers make of steps: read by mypy and pyright, never run."""
+"""The types of steps: checked by mypy and pyright, never run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def in_a_def_handler(ctx: JobContext) -> None:
 
 
 async def in_an_async_handler(ctx: AsyncJobContext) -> None:
-    """What `async def` functions return is awaited."""
+    """The result of an `async def` function is awaited."""
     assert_type(await ctx.step("label", label, 17), bytes)
     assert_type(await ctx.step("book", book, 17), list[str])
     assert_type(await ctx.step("book", book, 17, retry=RetryPolicy(base=1)), list[str])

@@ -45,7 +45,7 @@ def test_another_subject_is_worse_and_another_measure_is_not(before: str, now: s
 
 @pytest.mark.parametrize("name", ["7", "5m", "a (b)", "jobs", "x\ny"])
 def test_a_name_that_reads_like_a_measure_is_a_subject(name: str) -> None:
-    """It is among the names that the mark has."""
+    """It is among the names in the mark."""
     alone, both = (
         Finding("failures", "problem", f"{detail}: failed", about=about)
         for detail, about in (("8", [("task", "8")]), (f"8, {name}", [("task", "8"), ("task", name)]))

@@ -1,4 +1,4 @@
-"""Addresses that another system answers: what is signed is accepted, and nothing else; and the questions that forms show."""
+"""Addresses of callbacks are accepted only with a valid signature. Questions check the answers to them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def token(address: str) -> str:
 
 
 def test_an_address_is_accepted_until_its_key_is_withdrawn() -> None:
-    """The first key signs; an address that a run made before the rotation stays the same."""
+    """The first key signs. An address that a run made before a new key came stays the same."""
     before = hooks(OLD).sign(TICKET)
     both = hooks(NEW, OLD)
     assert both.read(token(before)) == TICKET
@@ -37,7 +37,7 @@ def test_an_address_is_accepted_until_its_key_is_withdrawn() -> None:
 
 
 def test_what_was_changed_is_not_accepted() -> None:
-    """Not a letter of it, nor the address of another place; and nothing that is no address at all."""
+    """A changed letter, an address for another URL, and a text that is no address are refused."""
     ours, address = hooks(NEW), hooks(NEW).sign(TICKET)
     assert address.startswith("https://shop.example/hooks/")
     assert address.signal == TICKET.signal
@@ -60,7 +60,7 @@ def test_what_was_changed_is_not_accepted() -> None:
     ],
 )
 def test_a_place_or_keys_that_cannot_be_used_are_refused(options: Any) -> None:
-    """Before anything is signed."""
+    """They are refused when `Callbacks` is made."""
     with pytest.raises(ConfigurationError):
         Callbacks(**options)
     with pytest.raises(ConfigurationError):
@@ -101,14 +101,14 @@ class Outer(BaseModel):
     ],
 )
 def test_buttons_come_from_the_choices_or_the_type(question: object, hint: Any, choices: Any) -> None:
-    """In the order in which they are given."""
+    """They keep the given order."""
     found = question_of(as_asked(question, hint))
     assert found is not None
     assert found.choices == choices
 
 
 def test_an_answer_that_the_handler_cannot_take_is_told() -> None:
-    """By its place; a choice that does not fit is refused before anybody is asked."""
+    """The error names the place in the answer. A choice that does not fit is refused when the question is made."""
     found = question_of(as_asked("Who?", Approval))
     assert found is not None
     assert found.example == '{\n  "by": "",\n  "items": 1\n}'
@@ -156,7 +156,7 @@ def nested(levels: int, last: object) -> Any:
     ],
 )  # fmt: skip
 def test_an_answer_is_checked_as_deep_as_its_type(hint: Any, good: list[Any], wrong: Any, told: str) -> None:
-    """Down to 50 levels; the handler checks what is deeper."""
+    """It is checked down to 50 levels. The handler checks deeper levels."""
     found = question_of(as_asked("Which?", hint))
     assert found is not None
     assert [found.misfit(payload) for payload in good] == [""] * len(good)
@@ -164,7 +164,7 @@ def test_an_answer_is_checked_as_deep_as_its_type(hint: Any, good: list[Any], wr
 
 
 def test_what_a_button_sends_is_an_answer() -> None:
-    """Though a validator of the type turns it into what its schema has."""
+    """The payload of a button is accepted even if it does not fit the schema, because a validator of the type converts it."""
     length = Annotated[int, BeforeValidator(len)]
     found = question_of(as_asked({"question": "How long?", "choices": {"Short": "abc"}}, length))
     assert found is not None

@@ -73,7 +73,7 @@ def test_a_verdict_is_said_with_its_numbers(found: Flow, words: str) -> None:
 
 
 def test_workers_that_fell_behind_within_the_last_hour_are_told_of_in_a_day() -> None:
-    """Not of a time that a viewer has chosen, nor of a day whose last hour was well."""
+    """A time that a viewer has chosen does not say so, nor does a day with a good last hour."""
     day = {"left": [100] * 95 + [0], "seconds": 900.0}
     stopped = flow(*[0] * 96, Depth(due=100, oldest=900.0), **day)
     assert stopped.verdict(time="24h").words == "Falls behind: 400 in, 300 out in 1h; grows by 100 an hour."

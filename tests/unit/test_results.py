@@ -226,7 +226,7 @@ def test_a_result_is_read_where_the_application_reads_json_numbers_as_decimal() 
 
 
 def test_a_record_that_does_not_fit_is_told_with_its_type() -> None:
-    """As the code spells it."""
+    """The error writes the type as code does."""
     found = Recorded("signal:go", "signal", 1, None, '"blue"', is_ours=False)
     for hint, spelled in (
         (Literal["red", "green"], "Literal['red', 'green']"),

@@ -79,7 +79,7 @@ def drains(rows: Iterable[Row], handler: str) -> str:
 
 
 def steps(rows: Iterable[Row]) -> str:
-    """Jobs per second of ten durable steps each, and their write-ahead log; nothing where no peer has any."""
+    """Jobs of ten durable steps per second, and their write-ahead log. Empty if no peer was measured."""
     lines = [
         [row.peer, processes(row.processes), f"{row.rate:,.0f} ({min(row.rates):,.0f} – {max(row.rates):,.0f})", f"{row.wal_a_job:,.0f}"]
         for row in sorted(rows, key=lambda row: (row.processes, -row.rate))

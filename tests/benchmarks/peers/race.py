@@ -57,7 +57,7 @@ class Contestant:
     rates: list[float] = field(default_factory=list)
     """Jobs per second of each drain."""
     wal: list[float] = field(default_factory=list)
-    """Bytes of write-ahead log per job of each drain; 0 for a broker that has none."""
+    """Bytes of write-ahead log per job, for each drain; 0 for a broker without such a log."""
     enqueued: list[float] = field(default_factory=list)
     """Jobs per second of each enqueueing in bulk."""
 

@@ -119,7 +119,7 @@ class Redis:
         return sum(int(self.ask(command)) for command in commands.splitlines())
 
     def wal(self) -> int:
-        """It writes no file."""
+        """0: this broker writes no such log."""
         return 0
 
     def ask(self, command: str) -> str:

@@ -19,11 +19,11 @@ class Way:
     """One way to run a peer."""
 
     handler: str
-    """`async` or `sync`: what the no-op is; or `steps`, an async job of ten steps that do nothing."""
+    """`async` or `sync`: the kind of the no-op job; or `steps`: an async job of ten empty steps."""
     settings: str
     """What was set, for the reader of the figures."""
     jobs: int = 0
-    """How many jobs make a drain of some seconds; 0: as many as `Peer.jobs`."""
+    """The number of jobs for a drain of some seconds; 0: as many as `Peer.jobs`."""
 
 
 @dataclass(frozen=True)
