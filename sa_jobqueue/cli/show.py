@@ -279,13 +279,19 @@ def _print_head(job: Job | ArchivedJob, reading: str, worker: str, schedule: str
     if schedule and (job.ticks or 1) > 1:
         schedule += f" · stands for {job.ticks} ticks"
     units = None if job.units is None else f"{job.units:,}"
+    extras: dict[str, Any] = job.extras if isinstance(job.extras, dict) else {}  # by hand it may be any JSON
     details = {
-        "worker": worker or None, "schedule": schedule or None, "key": job.key, "about": job.subject, "units": units, "version": (job.extras or {}).get("version"),
-        "unique key": job.unique_key,
+        "worker": worker or None, "schedule": schedule or None, "key": job.key, "about": job.subject, "units": units, "version": extras.get("version"),
+        "unique key": job.unique_key, "on failure": _task_of(extras.get("on_failure")), "on success": _task_of(extras.get("on_success")),
     }  # fmt: skip
     for name, value in details.items():
         if value is not None:
             say(f"{name} {cleaned(value)}")
+
+
+def _task_of(follow_up: Any) -> str | None:
+    """The task of a follow-up. By hand it may be any JSON."""
+    return follow_up.get("task") if isinstance(follow_up, dict) else None
 
 
 def _print_times(job: Job | ArchivedJob, now: datetime) -> None:
