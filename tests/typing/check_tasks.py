@@ -199,3 +199,9 @@ def versioned_1(args: dict[str, Any]) -> dict[str, Any]:
 @versioned.upcast(1)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
 def no_upcaster(order_id: int) -> int:
     return order_id
+
+
+def a_job_may_wait_for_a_job(job: Job) -> None:
+    assert_type(enqueue(versioned.options(after=job), 1), Job)
+
+    versioned.options(after=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
