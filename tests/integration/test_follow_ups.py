@@ -120,7 +120,7 @@ def tasks(registry: Registry) -> Mapping[str, Any]:
 
     @task(name="slow", timeout=0.05, max_attempts=1, **options)
     async def slow() -> int:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return 1
 
     return {made.name: made for made in (failed, succeeded, brief, completes, leaves, commits, fails, discards, slow)}
