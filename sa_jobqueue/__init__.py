@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from .util import lazily
 
 __all__ = [
+    "INJECTED",
     "ArchivedJob",
     "AsyncJobContext",
     "Attempt",
@@ -27,6 +28,7 @@ __all__ = [
     "Enqueue",
     "Failed",
     "Fresh",
+    "Inject",
     "Job",
     "JobContext",
     "JobEnd",
@@ -82,6 +84,7 @@ if TYPE_CHECKING:
     from .arguments.annotations import Fresh, Load
     from .arguments.context import AsyncJobContext, JobContext
     from .arguments.ends import JobEnd
+    from .arguments.injected import INJECTED, Inject
     from .arguments.inputs import Failed
     from .arguments.subjects import Subject
     from .enqueueing.jobs import Enqueue, enqueue, enqueue_many
@@ -132,6 +135,7 @@ else:
             "arguments.subjects": "Subject",
             "rules.outcomes": "Cancel Discard RateLimited Retry Snooze",
             "arguments.inputs": "Failed",
+            "arguments.injected": "INJECTED Inject",
             "models.job": "JobRead",
             "rules.reasons": "WaitReason",
             "arguments.ends": "JobEnd",

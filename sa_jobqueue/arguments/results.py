@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from ..errors import PayloadError, TaskError
 from ..rules.outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from .ends import Typed, typed
-from .signature import return_hint
+from .resolving import return_hint
 from .storable import MAX_PAYLOAD, checked_json, encode_result, refusal, shown, unstorable
 
 #: Compared by ==, because an annotation need not be hashable.

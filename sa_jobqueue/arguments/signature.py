@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import typing
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from types import GenericAlias, NoneType, SimpleNamespace, UnionType
+from types import GenericAlias, NoneType, UnionType
 from typing import Any, NotRequired, Unpack
 from uuid import UUID
 
@@ -20,8 +19,10 @@ from ..errors import TaskError
 from .columns import has_sets
 from .context import AsyncJobContext, JobContext
 from .ends import NOT_CHECKABLE, TO_JSON, reason_of, strict_adapter
+from .injected import Injected, injected_by
 from .loading import with_objects
 from .references import ObjectArgument
+from .resolving import hints_of, signature
 
 #: Types whose values are sure to come back from JSON as they were.
 _EXACT = frozenset({int, str, bool, float, NoneType, UUID, date})
@@ -32,15 +33,6 @@ STREAMS: Mapping[Any, bool] = {Iterator: False, Iterable: False, AsyncIterator: 
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE = (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)
-
-
-def signature(handler: Callable[..., Any]) -> inspect.Signature:
-    """The handler's signature, with its annotations left unresolved."""
-    if sys.version_info >= (3, 14):
-        from annotationlib import Format
-
-        return inspect.signature(handler, annotation_format=Format.FORWARDREF)
-    return inspect.signature(handler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +57,8 @@ class Plan:
     """The resolved signature of a handler."""
 
     context: type[JobContext | AsyncJobContext] | None
-    taken: str | None
-    """The name of the context, where a keyword of `**kwargs` could have it."""
+    taken: frozenset[str]
+    """The names of what the worker gives, where a keyword of `**kwargs` could have them: the context, and injected values."""
     positional: tuple[str, ...]
     positional_only: frozenset[str]
     variable: str | None
@@ -85,6 +77,8 @@ class Plan:
     """The parameters without a default."""
     sets: bool
     """Whether an argument may be or contain a set."""
+    injected: Injected | None
+    """The values that the worker injects; None: none."""
     given: tuple[Any, ...] = ()
     """The types of the parameters that results of other jobs fill."""
 
@@ -106,13 +100,13 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
     `given`: how many of the first parameters, behind the context, are no arguments, because results of other jobs fill them.
     """
     parameters = list(signature(handler).parameters.values())
-    hints = _hints(handler, parameters, what)
+    hints = hints_of(handler, parameters, what)
     context = hints.get(parameters[0].name) if parameters else None
-    taken: str | None = None
+    taken = set[str]()
     if context in (JobContext, AsyncJobContext):
         first = parameters.pop(0)
         _check_context(handler, context, first, what)
-        taken = first.name if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else None
+        taken |= {first.name} if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else set()
     else:
         context = None
         if any(item.name == "ctx" and item.annotation is item.default is _Parameter.empty for item in parameters[:1]):
@@ -120,7 +114,13 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
             raise TaskError(
                 f"{what}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
             )
+    injected, every = injected_by(handler, parameters, hints, what), parameters
+    if injected is not None:
+        taken |= injected.names
+        parameters = [parameter for parameter in every if parameter.name not in taken]
     firsts = parameters[:given]
+    if firsts != every[:given]:
+        raise TaskError(f"{what}: it is to take {_results(given)} first: write its injected parameters behind them")
     if len(firsts) < given or any(item.kind not in _POSITIONAL for item in firsts):
         raise TaskError(f"{what}: it is to take {_results(given)}, and its handler has too few parameters for that")
     parameters = parameters[given:]
@@ -150,7 +150,7 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
     only = frozenset(item.name for item in parameters if item.kind is _Parameter.POSITIONAL_ONLY)
     return Plan(
         context=context,
-        taken=taken,
+        taken=frozenset(taken),
         positional=tuple(item.name for item in parameters if item.kind in _POSITIONAL),
         positional_only=only,
         variable=variable,
@@ -167,6 +167,7 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
             item.name for item in parameters if item.default is item.empty and item.kind not in _VARIABLE
         ),
         sets=has_sets(adapter.core_schema) or (rest is not None and has_sets(rest.adapter.core_schema)),
+        injected=injected,
         given=tuple(hints.get(item.name, Any) for item in firsts),
     )
 
@@ -190,47 +191,6 @@ def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect
         gets = "an `async def` handler gets an AsyncJobContext" if is_async else "a `def` handler gets a JobContext"
         needed = "AsyncJobContext" if is_async else "JobContext"
         raise TaskError(f"{what}: {gets}: annotate {parameter.name!r} with {needed}")
-
-
-def return_hint(handler: Callable[..., Any], what: str) -> Any:
-    """What the handler is annotated to return, resolved; `Any` if it does not say. Raises TaskError if it cannot be resolved."""
-    annotation = signature(handler).return_annotation
-    if annotation is inspect.Signature.empty:
-        return Any
-    try:
-        return _resolved(handler, "return", annotation)
-    except Exception as error:
-        raise TaskError(
-            f"{what}: its return annotation, {annotation!r}, cannot be resolved ({type(error).__name__}: {error}): its "
-            "results (record=True) are checked against it, so import it at the top of the handler's module, outside "
-            "`if TYPE_CHECKING:`"
-        ) from error
-
-
-def _resolved(handler: Callable[..., Any], name: str, annotation: Any) -> Any:
-    """The annotation of the parameter `name`, or of the result."""
-    known = getattr(inspect.unwrap(handler), "__globals__", {})
-    # The contexts are known even if the module imports them for the type checker only.
-    spare = {"JobContext": JobContext, "AsyncJobContext": AsyncJobContext, "sa_jobqueue": sys.modules["sa_jobqueue"]}
-    holder: Any = SimpleNamespace(__annotations__={name: annotation})
-    return typing.get_type_hints(holder, spare, known, include_extras=True)[name]
-
-
-def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], what: str) -> dict[str, Any]:
-    """The parameters' annotations, resolved without the return type."""
-    hints: dict[str, Any] = {}
-    for parameter in parameters:
-        if parameter.annotation is _Parameter.empty:
-            continue
-        try:
-            hints[parameter.name] = _resolved(handler, parameter.name, parameter.annotation)
-        except Exception as error:
-            raise TaskError(
-                f"{what}: the annotation of {parameter.name!r}, {parameter.annotation!r}, cannot be resolved "
-                f"({type(error).__name__}: {error}): a job's arguments are checked against it, so import it at the "
-                "top of the handler's module, outside `if TYPE_CHECKING:`"
-            ) from error
-    return hints
 
 
 def _adapter(

@@ -34,10 +34,10 @@ Callback: TypeAlias = Callable[[str, BaseException | None], object]
 class Attempt(JobFacts):
     """The attempt around which a middleware runs. The worker makes it."""
 
-    __slots__ = ("_began", "_listen", "_meta")
+    __slots__ = ("_began", "_meta")
 
-    def __init__(self, job: ClaimedJob, listen: Callable[[Callback], None]) -> None:
-        self._job, self._listen, self._began = job, listen, time.time()
+    def __init__(self, job: ClaimedJob) -> None:
+        self._job, self._began = job, time.time()
         self._meta: Mapping[str, Any] | None = None
 
     @property
@@ -74,7 +74,7 @@ class Attempt(JobFacts):
         behind it, or None. The callback may come on another thread, and while the handler still runs: a handler that does not end after
         its timeout is given up. What a callback raises is logged, and changes nothing.
         """
-        self._listen(callback)
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<Attempt {self.attempt} of {self.task}[{self.job_id}]>"

@@ -17,6 +17,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..arguments.arguments import Arguments
 from ..arguments.context import AsyncJobContext, JobContext
 from ..arguments.ends import JobEnd, result_as
+from ..arguments.injected import Injected, check_early
 from ..arguments.inputs import Inputs
 from ..arguments.objects import ObjectText, about
 from ..arguments.results import Results
@@ -59,6 +60,12 @@ class Home(Protocol):
     def sessionmaker(self) -> SessionMaker | None: ...
     @property
     def callbacks(self) -> Callbacks | None: ...
+    @property
+    def overrides(self) -> Mapping[Callable[..., Any], Callable[..., Any]]: ...
+    @property
+    def start_hooks(self) -> tuple[Callable[[], Any], ...]: ...
+    @property
+    def stop_hooks(self) -> tuple[Callable[[], Any], ...]: ...
 
 
 class Task(Enqueueable, Generic[F, P, R]):
@@ -119,6 +126,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         """The version of the arguments that the handler takes, from 1 on."""
         self.upcasts = Upcasts(name, version)
         """The functions that read arguments of older versions."""
+        check_early(handler, f"task {name!r}")
         self._arguments = Arguments(handler, task=name)
         self._results = Results(handler, task=name)
         self._afters: dict[int, tuple[Arguments, Inputs]] = {}
@@ -257,6 +265,19 @@ class Task(Enqueueable, Generic[F, P, R]):
     def takes_objects(self) -> bool:
         """Whether an argument is a mapped object, or holds some."""
         return self._arguments.resolve().objects
+
+    @functools.cached_property
+    def is_filled(self) -> bool:
+        """Whether the worker fills arguments of the handler: it `takes_objects`, or has values injected."""
+        return self.takes_objects or self._arguments.resolve().injected is not None
+
+    @property
+    def injected(self) -> Injected | None:
+        """The values that the handler has injected, by the providers that stand in for others now; None: none."""
+        injected, overrides = self._arguments.resolve().injected, self.registry.overrides
+        if injected is None or not overrides:
+            return injected
+        return injected.overridden(overrides, what=f"task {self.name!r}", is_async=self.is_async)
 
     @overload
     def result(self: Task[F, P, Coroutine[Any, Any, T]], job: JobReadings | JobEnd) -> T: ...

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, overload
@@ -17,7 +18,7 @@ from ..errors import JobQueueError
 from ..models import JobMixin
 from ..rules.outcomes import HandlerOutcome
 from ..tasks.registry import Registry, default_registry
-from ..worker.running.joined import at_once
+from ..worker.running.life import at_once
 from ..worker.running.run import Run
 from .clock import do_chores
 from .explain import explain_in
@@ -162,45 +163,56 @@ class _Work:
     # ---- with a Session
 
     def all(self, session: Session) -> Drained:
-        inline, ran = self._begin(session), list[Ran]()
-        try:
+        ran = list[Ran]()
+        with self._at_work(session) as inline:
             while (run := inline.next()) is not None:
                 ran.append(self._checked(_run(inline, run), ran))
                 if ran[-1].outcome == _CRASHED:
                     break
-        finally:
-            see_again(session, at_once=False)
         return self._drained(session, ran)
 
     def one(self, session: Session, job: JobMixin | int | None) -> Ran:
-        inline = self._begin(session)
-        try:
+        with self._at_work(session) as inline:
             return self._checked(_run(inline, self._only(session, inline, job)), [])
+
+    @contextmanager
+    def _at_work(self, session: Session) -> Generator[Inline]:
+        inline = self._begin(session)
+        life = inline.life
+        try:
+            if not life.is_empty:
+                _waited(lambda: life.begin(at_once))
+            yield inline
         finally:
+            if not life.is_empty:
+                _waited(lambda: life.end(at_once))
             see_again(session, at_once=False)
 
     # ---- with an AsyncSession
 
     async def all_async(self, session: AsyncSession) -> Drained:
         on, ran = session.run_sync, list[Ran]()
-        inline = await on(self._begin)
-        try:
+        async with self._at_work_async(session) as inline:
             while (run := await on(lambda _: inline.next())) is not None:
                 ran.append(self._checked(await _run_async(inline, run, session), ran))
                 if ran[-1].outcome == _CRASHED:
                     break
-        finally:
-            await on(lambda own: see_again(own, at_once=True))
         return await on(lambda own: self._drained(own, ran))
 
     async def one_async(self, session: AsyncSession, job: JobMixin | int | None) -> Ran:
-        on = session.run_sync
-        inline = await on(self._begin)
-        try:
-            run = await on(lambda own: self._only(own, inline, job))
+        async with self._at_work_async(session) as inline:
+            run = await session.run_sync(lambda own: self._only(own, inline, job))
             return self._checked(await _run_async(inline, run, session), [])
+
+    @asynccontextmanager
+    async def _at_work_async(self, session: AsyncSession) -> AsyncGenerator[Inline]:
+        inline = await session.run_sync(self._begin)
+        try:
+            await inline.life.begin(at_once)
+            yield inline
         finally:
-            await on(lambda own: see_again(own, at_once=True))
+            await inline.life.end(at_once)
+            await session.run_sync(lambda own: see_again(own, at_once=True))
 
     # ---- with both
 
@@ -239,7 +251,7 @@ def _run(inline: Inline, run: Run) -> Ran:
     if not run.task.is_async:
         return inline.run(run)
 
-    return _waited(lambda: inline.run_async(run, at_once))
+    return _waited(lambda: inline.run_alone(run, at_once))
 
 
 async def _run_async(inline: Inline, run: Run, session: AsyncSession) -> Ran:

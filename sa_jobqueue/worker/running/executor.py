@@ -255,6 +255,9 @@ class Executor:
         elif note is not None:
             self._report(run, ending)
             self.telling.tell(run.attempt_end, outcome_of(ending), error)
+        elif run.attempt_end.is_unheard:
+            self._report(run, ending)
+            run.attempt_end.tell(outcome_of(ending), error)
         else:
             with self.telling.here():
                 try:

@@ -37,6 +37,7 @@ from ...tasks.registry import Registry
 from ...util.sqlalchemy_internals import savepoints_since
 from .attempt_end import LOST, RunEnding, ToWrite, Written
 from .call import Call, with_inputs
+from .life import Life, at_once
 from .reopening import Sessions
 from .run import Run
 from .steps import Checkpoints, Steps
@@ -219,11 +220,6 @@ T = TypeVar("T")
 MIDDLE = 0.5
 
 
-async def at_once(work: Callable[[], R]) -> R:
-    """Do it here and now."""
-    return work()
-
-
 class _JoinedCheckpoints(Checkpoints):
     """Records steps in the outer transaction, each in a savepoint."""
 
@@ -349,9 +345,10 @@ class JoinedRuns(Generic[R]):
         self._session, self._registry, self._job = outer, registry, job
         self._store, self._given = store_of(job), notes
         self._records = self._store
+        self.life = Life(registry.start_hooks, registry.stop_hooks)
         self._sessions = JoinedSessions(
             maker=registry.sessionmaker, async_maker=registry.async_sessionmaker, store=self._store, outer=outer, job=job,
-            transaction=self.transaction,
+            transaction=self.transaction, life=self.life,
         )  # fmt: skip
         outer.flush()
 
@@ -387,6 +384,13 @@ class JoinedRuns(Generic[R]):
             return await on(lambda: self._fail(call, failure))
         finally:
             self._steps.end()
+
+    async def run_alone(self, run: Run, on: Callable[[Callable[[], R]], Awaitable[R]]) -> R:
+        """Like `run_async`, in an event loop that ends with it, so the shared values that were made in it are closed, too."""
+        try:
+            return await self.run_async(run, on)
+        finally:
+            await self.life.close(at_once)
 
     def _begin(self, run: Run, on: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Call:
         run.started = monotonic()
