@@ -268,16 +268,20 @@ class Task(Enqueueable, Generic[F, P, R]):
 
     @functools.cached_property
     def is_filled(self) -> bool:
-        """Whether the worker fills arguments of the handler: it `takes_objects`, or has values injected."""
-        return self.takes_objects or self._arguments.resolve().injected is not None
+        """Whether the worker fills parameters of the handler: it `takes_objects`, or has values injected."""
+        return self.takes_objects or self._injected is not None
+
+    @functools.cached_property
+    def _injected(self) -> Injected | None:
+        return self._arguments.resolve().injected
 
     @property
     def injected(self) -> Injected | None:
         """The values that the handler has injected, by the providers that stand in for others now; None: none."""
-        injected, overrides = self._arguments.resolve().injected, self.registry.overrides
-        if injected is None or not overrides:
+        injected = self._injected
+        if injected is None or not self.registry.overrides:
             return injected
-        return injected.overridden(overrides, what=f"task {self.name!r}", is_async=self.is_async)
+        return injected.overridden(self.registry.overrides, what=f"task {self.name!r}", is_async=self.is_async)
 
     @overload
     def result(self: Task[F, P, Coroutine[Any, Any, T]], job: JobReadings | JobEnd) -> T: ...

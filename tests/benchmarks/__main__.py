@@ -41,7 +41,7 @@ from .schema import Bench, benchmark_database
 from .session import record_session, session
 from .steps import MEASURES as STEPS
 from .tally import tally
-from .tracing import middleware, tracing
+from .tracing import injected, middleware, tracing
 from .waiting import wait_for
 from .wal import wal
 from .workflows import MEASURES as WORKFLOWS
@@ -83,6 +83,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         idle,
         memory,
         middleware,
+        injected,
         tracing,
         wal,
         counts,
