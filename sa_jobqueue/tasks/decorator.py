@@ -14,7 +14,7 @@ from ..arguments.context import AsyncJobContext, JobContext
 from ..arguments.storable import shown
 from ..errors import TaskError, TaskWarning
 from ..rules.lifecycle import Rules
-from ..rules.limits import Limits
+from ..rules.limits import NO_SHARE, Limits
 from ..rules.retry import Duration, RetryPolicy, checked_duration
 from .followups import with_follow_ups
 from .options import (
@@ -187,8 +187,8 @@ def task(
     _check_executor(executor, memory_limit, dry_run)
     if steps not in {"warn", "fail", "hold"}:
         raise TaskError(f'steps must be "warn", "fail" or "hold", not {steps!r}')
-    if limits is not None and not isinstance(limits, Limits):
-        raise TaskError(f"limits must be Limits(...), not {shown(limits)}")
+    if limits is not None:
+        _check_limits(limits)
     lines = _LINES if keep_logs is True else keep_logs
     if lines is not False:
         checked_int(lines, "keep_logs", 1, _MAX_LINES, TaskError)
@@ -245,6 +245,13 @@ def _check_given(registry: object, unknown: dict[str, object]) -> None:
         raise TaskError(unknown_option(next(iter(unknown)), "your_task", takes.__kwdefaults__))
     if registry is not None and not isinstance(registry, Registry):
         raise TaskError(f"registry must be a Registry, not {registry!r}")
+
+
+def _check_limits(limits: object) -> None:
+    if not isinstance(limits, Limits):
+        raise TaskError(f"limits must be Limits(...), not {shown(limits)}")
+    if limits.share == "time":
+        raise TaskError(f"limits: {NO_SHARE}")
 
 
 def _check_executor(executor: object, memory_limit: int | None, dry_run: bool) -> None:

@@ -362,6 +362,8 @@ class Claimer:
         changes = self._writer.take(_BATCH)
         if self._limited.any:
             self._limited.note_ends(self._runs.queues(changes))
+            ended = {change.id for change in changes}
+            self._limited.end_charges(lambda job_id: job_id not in ended and self._runs.holds(job_id))
         overlaps = self._may_overlap and alike(changes)
         wanted = self._wanted(connection, changes, overlaps=overlaps)
         if not changes and not wanted:
@@ -556,7 +558,7 @@ class Claimer:
         if not (exchange.is_full and self._may_overlap and self._demand.free()):
             self._take_in(connection)
         elif exchange.limited:  # the next claim begins with the keys behind these
-            self._limited.after_claim(connection, exchange.wanted, exchange.states)
+            self._limited.after_claim(connection, exchange.wanted, exchange.states, began=exchange.began)
             exchange.noted = True
 
     def _take_in(self, connection: sa.Connection) -> None:
@@ -590,7 +592,10 @@ class Claimer:
         self._connection.in_doubt = False
         if exchange.limited:
             got = Counter(job.queue for job in jobs)
-            overlooks = not exchange.noted and self._limited.after_claim(connection, got, exchange.states)
+            overlooks = not exchange.noted and self._limited.after_claim(
+                connection, got, exchange.states, began=exchange.began
+            )
+            self._limited.handed_over()
             if quiet and not jobs:
                 self._shortage.leave_if_dry(connection, self._limited.dry)
         else:

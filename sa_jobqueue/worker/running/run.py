@@ -250,6 +250,10 @@ class Runs:
         for change in changes:
             logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
 
+    def holds(self, job_id: int) -> bool:
+        """Whether this process holds a claim of the job."""
+        return job_id in self._held
+
     def queues(self, changes: Iterable[Change]) -> set[str | None]:
         """The queues of these claims; None stands for jobs that were given no slot."""
         with self._lock:
