@@ -388,7 +388,7 @@ def _before_flush(session: Session, _context: object, instances: object) -> None
         return
     if waiting := [*_aside(session), *(job for job in jobs if waiting_of(job) is not None)]:
         _set_aside(session, waiting)
-    if chains := chains_of(session.new):
+    if chains := chains_of(session.new if waiting else new):
         _insert_chains(session, chains)
         new = session.new
         jobs = [instance for instance in new if isinstance(instance, JobMixin)]
