@@ -239,6 +239,8 @@ def test_the_doctor_lists_what_new_code_does_not_know(
     command = ("doctor", "--before-deploy", "--app=deployed_shop:registry", "--json")
     assert as_json(*command, url=database_url)["ok"] is True
     with Session(engine) as session:
+        (flow := Workflow("w")).gate(flow.add(TaskName("shop.ship")))
+        session.add(flow)
         session.add_all(
             [
                 enqueue("shop.gone"),

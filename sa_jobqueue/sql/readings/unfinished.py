@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from ...models import Job, JobMixin, companions_of, status_in
+from ...models import GATE, Job, JobMixin, companions_of, status_in
 from ...rules.lifecycle import FINISHED, JobStatus
 from ...tasks.followups import FILLED
 from ..chosen import reading_of
@@ -21,7 +21,8 @@ def unfinished_tasks(*, job: type[JobMixin] = Job) -> sa.Executable:
     version, reading = version_of(table).label("version"), reading_of(job).label("reading")
     return (
         sa.select(table.c.task, version, reading, sa.func.count().label("jobs"))
-        .where(status_in(table.c.status, _UNFINISHED))
+        # A gate of a workflow needs no handler.
+        .where(status_in(table.c.status, _UNFINISHED), table.c.task != sa.literal_column(f"'{GATE}'"))
         .group_by(table.c.task, version, reading)
         .order_by(table.c.task, version, reading)
     )
