@@ -124,13 +124,8 @@ def check_indexes(examination: Examination) -> Finding:
     invalid = [index for index in examination.indexes if not (index.valid and index.ready)]
     faults: list[Fault] = []
     if missing:
-        faults.append(
-            (
-                "problem",
-                f"missing: {listed(missing)}",
-                "recreate it: `sa-jobqueue migrate --sql` shows its CREATE INDEX; add CONCURRENTLY",
-            )
-        )
+        advice = "recreate it: `sa-jobqueue migrate --sql` shows its CREATE INDEX; add CONCURRENTLY"
+        faults.append(("problem", f"missing: {listed(missing)}", advice))
     for index in invalid:
         if index.building:
             faults.append(("notice", f"{index.name} is being built", "wait for the end of CREATE INDEX CONCURRENTLY"))
