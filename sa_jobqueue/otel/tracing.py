@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from contextvars import Token
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
 from opentelemetry import propagate, trace
@@ -126,9 +125,7 @@ class _Processing:
             context = _EMPTY
         self._token = attach(context)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         detach(self._token)
 
 

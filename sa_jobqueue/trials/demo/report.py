@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import sqlalchemy as sa
@@ -26,6 +25,7 @@ from rich.text import Text
 from sqlalchemy.orm import Session
 
 from ... import Job, JobStatus
+from ...rules.words import jobs_of
 from .tasks import Finding, Module, Source, SourceFile, examine
 
 
@@ -278,9 +278,7 @@ class Screen:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
     def say(self, what: str, style: str = "") -> None:
@@ -295,11 +293,6 @@ class Screen:
         if self._progress.disable and monotonic() - self._said >= _EVERY and done < of:
             self._said = monotonic()
             self.say(f"{bar} {done:,} of {of:,}{note and ', '}{note}")
-
-
-def jobs_of(number: int) -> str:
-    """A number of jobs in words."""
-    return f"{number:,} job{'' if number == 1 else 's'}"
 
 
 def show_figures(console: Console, found: Collected, roles: Iterable[Role]) -> None:
