@@ -42,10 +42,10 @@ class Recorded(NamedTuple):
 
     name: str
     kind: str
-    revision: int
-    digest: str | None
-    result: str | None
-    is_ours: bool
+    revision: int = 1
+    digest: str | None = None
+    result: str | None = None
+    is_ours: bool = True
     """Whether this claim recorded the step."""
 
 

@@ -498,7 +498,7 @@ class Steps:
             finally:
                 current_step.reset(token)
             result = results.encode(value, limit=self._limit, task=f"{self._job.task}, step {full}")
-            step = Recorded(full, "step", call.revision, digest, result, is_ours=True)
+            step = Recorded(full, "step", call.revision, digest, result)
             self.record(step, monotonic() - began)
             return _typed(step, results.hint)
 
@@ -540,7 +540,7 @@ class Steps:
                 await asyncio.sleep(self._delay(error, call, tries, began))
                 continue
             result = results.encode(value, limit=self._limit, task=f"{self._job.task}, step {full}")
-            step = Recorded(full, "step", call.revision, digest, result, is_ours=True)
+            step = Recorded(full, "step", call.revision, digest, result)
             await self._unstopped(self.acall(self.record, step, monotonic() - began))
             return _typed(step, results.hint)
 
@@ -615,7 +615,7 @@ class Steps:
         try:
             yield session
             if found is None:
-                step = Recorded(full, "step", 1, _NOTHING, None, is_ours=True)
+                step = Recorded(full, "step", digest=_NOTHING)
                 if not transaction.commit_step(partial(self.record, step, None)):
                     self.record(step)
                 self.passing(full, recorded=True)
@@ -638,7 +638,7 @@ class Steps:
         try:
             yield session
             if found is None:
-                step = Recorded(full, "step", 1, _NOTHING, None, is_ours=True)
+                step = Recorded(full, "step", digest=_NOTHING)
                 record = partial(self.record, step, None)
                 if not await session.run_sync(lambda _: transaction.commit_step(record)):
                     await self.acall(self.record, step)
@@ -662,7 +662,7 @@ class Steps:
         if full in self._passed or not self._earlier <= self._asked_for():
             self._passed.add(full)
             return False
-        self.record(Recorded(full, "patch", 1, None, None, is_ours=True))
+        self.record(Recorded(full, "patch"))
         return True
 
     def callback_url(self, name: str, expires_in: Duration) -> Callable[[], CallbackUrl]:
@@ -692,7 +692,7 @@ class Steps:
         if (found := self._find(full)) is None:
             now = self._patiently(f"step {full!r}", self._seconds_now)
             made = [signal, math.ceil(now + seconds), secrets.token_urlsafe(12), callbacks.newest]
-            self.record(found := Recorded(full, "callback", 1, None, json.dumps(made), is_ours=True))
+            self.record(found := Recorded(full, "callback", result=json.dumps(made)))
         *ticket, key = json.loads(found.result or "[]")
         return callbacks.sign(Ticket(*ticket), key)
 
@@ -744,10 +744,9 @@ class Steps:
             if isinstance(taken, Recorded):
                 found = taken
             elif taken is not None:
-                found = Recorded(full, "signal", 1, None, taken, is_ours=True)
+                found = Recorded(full, "signal", result=taken)
             elif self._is_over(full):
-                found = Recorded(full, "timeout", 1, None, None, is_ours=True)
-                self.record(found)
+                self.record(found := Recorded(full, "timeout"))
             else:
                 raise _suspended(self._job.id, wait._replace(question=_asked(question, hint)))
             cast("dict[str, Recorded]", self._recorded)[full] = found
@@ -766,7 +765,7 @@ class Steps:
             return
         if not self._is_over(wait.step):
             raise _suspended(self._job.id, wait)
-        self.record(Recorded(wait.step, "sleep", 1, None, None, is_ours=True))
+        self.record(Recorded(wait.step, "sleep"))
 
     def join(self, ids: Sequence[int]) -> Callable[[], list[Any]]:
         """Name the step, and return the call that reads the results of other jobs, with `Failed` for each job that did not complete."""
@@ -782,15 +781,8 @@ class Steps:
             if any(end is None for end in ends.values()):
                 raise _suspended(self._job.id, wait)
             data = [_as_json(cast(JobEnd, ends[job_id])) for job_id in ids]
-            found = Recorded(
-                wait.step,
-                "join",
-                1,
-                digest,
-                encode_value(data, what=f"job {self._job.id}: what ctx.join returns", limit=self._limit),
-                is_ours=True,
-            )
-            self.record(found)
+            text = encode_value(data, what=f"job {self._job.id}: what ctx.join returns", limit=self._limit)
+            self.record(found := Recorded(wait.step, "join", 1, digest, text))
         return [_from_json(entry) for entry in json.loads(found.result or "[]")]
 
     def _ends(self, ids: Sequence[int]) -> dict[int, JobEnd | None]:
