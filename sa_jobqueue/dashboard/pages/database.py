@@ -198,19 +198,15 @@ def _checked(context: PageContext, **allowed: Sequence[str]) -> Done:
     return Done(1, of=context.query.one("check"))
 
 
-#: By name.
-FINDING_ACTIONS = {
-    action.name: action
-    for action in (
-        PageAction(
-            "acknowledge", "Acknowledge", "Acknowledged {of}: it does not count, until it gets worse or the time is over.", "acknowledge",
-            lambda context: _checked(context, level=LEVELS[1:], **{"for": list(SPANS)}), target=("check", "for", "level", "detail", "about"), unit="finding",
-        ),
-        PageAction(
-            "unacknowledge", "Take back", "It counts again: {of}.", "acknowledge", _checked, target=("check",), unit="finding",
-        ),
-    )
-}  # fmt: skip
+FINDING_ACTIONS = (
+    PageAction(
+        "acknowledge", "Acknowledge", "Acknowledged {of}: it does not count, until it gets worse or the time is over.", "acknowledge",
+        lambda context: _checked(context, level=LEVELS[1:], **{"for": list(SPANS)}), target=("check", "for", "level", "detail", "about"), unit="finding",
+    ),
+    PageAction(
+        "unacknowledge", "Take back", "It counts again: {of}.", "acknowledge", _checked, target=("check",), unit="finding",
+    ),
+)  # fmt: skip
 
 #: Sizes change slowly, and reading them touches each file of the tables.
 _sizes: Kept[tuple[list[TableSize], list[IndexSize]]] = Kept(15.0)

@@ -227,11 +227,8 @@ def _row(change: RowChange, task: str, mask: FormatArgs | None) -> dict[str, Any
     return shown
 
 
-#: By name. The arguments are not in the audit, because its readers may not be allowed to see them.
-REGISTRY_ACTIONS = {
-    action.name: action
-    for action in (
-        PageAction("enqueue", "Enqueue", "Enqueued this job.", "enqueue", _enqueue, target=("task", *_OPTIONS)),
-        PageAction("try", "Try", "Tried {n}.", "try", _try),
-    )
-}
+#: The arguments are not in the audit, because its readers may not be allowed to see them.
+REGISTRY_ACTIONS = (
+    PageAction("enqueue", "Enqueue", "Enqueued this job.", "enqueue", _enqueue, target=("task", *_OPTIONS)),
+    PageAction("try", "Try", "Tried {n}.", "try", _try),
+)  # fmt: skip
