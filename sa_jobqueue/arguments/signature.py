@@ -87,11 +87,9 @@ class Plan:
         if name in self.hints or self.rest is None:
             return self.hints[name]
         hint = self.hints[self.rest.name]
-        return (
-            typing.get_type_hints(typing.get_args(hint)[0]).get(name, Any)
-            if typing.get_origin(hint) is Unpack
-            else hint
-        )
+        if typing.get_origin(hint) is Unpack:
+            return typing.get_type_hints(typing.get_args(hint)[0]).get(name, Any)
+        return hint
 
 
 def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:

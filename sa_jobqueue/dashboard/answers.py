@@ -162,11 +162,9 @@ async def _payload(request: Request, most: int) -> tuple[Any, bool]:
 def _respond(request: Request, status: int, text: str = "") -> Response:
     """A response with this text: a page for a browser, else plain text."""
     text = text or _TEXTS[status]
-    return (
-        _page(status, text)
-        if "text/html" in request.headers.get("accept", "")
-        else PlainTextResponse(text, status, _HEADERS)
-    )
+    if "text/html" in request.headers.get("accept", ""):
+        return _page(status, text)
+    return PlainTextResponse(text, status, _HEADERS)
 
 
 def _page(status: int, text: str, question: Question | None = None) -> Response:

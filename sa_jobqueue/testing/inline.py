@@ -89,11 +89,9 @@ class Drained(Listed[Ran]):
     def __repr__(self) -> str:
         if not self.listed:
             return f"<nothing was run: {self.left}>"
-        first = (
-            sorted(self.listed, key=lambda ran: ran.outcome == "completed")[:_NAMED]
-            if len(self) > _NAMED
-            else self.listed
-        )
+        first: Sequence[Ran] = self.listed
+        if len(self) > _NAMED:
+            first = sorted(self.listed, key=lambda ran: ran.outcome == "completed")[:_NAMED]
         text = "; ".join(map(str, first))
         if len(self) > _NAMED:
             counts = ", ".join(f"{number:,} {outcome}" for outcome, number in self.outcomes.items())

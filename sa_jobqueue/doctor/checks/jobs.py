@@ -78,11 +78,9 @@ def check_signals(examination: Examination) -> Finding:
         advice = "send the signal, or cancel the job; `ctx.wait_signal(..., timeout=...)` limits a wait"
         faults.append(("notice", f"long waits for signals, without a timeout: {_waits(endless)}", advice))
     number = f"{len(rows):,}{'+' if len(rows) == _WAITS else ''}"
-    facts = (
-        f"jobs that wait for signals: {number}, the first for {age(rows[0].seconds)}"
-        if rows
-        else "no job waits for a signal"
-    )
+    facts = "no job waits for a signal"
+    if rows:
+        facts = f"jobs that wait for signals: {number}, the first for {age(rows[0].seconds)}"
     return found("signals", facts, *faults, waits=len(rows), unanswered=len(asked), endless=len(endless))
 
 

@@ -77,11 +77,9 @@ def _unread(examination: Examination, unread: Sequence[BehindWorkflow]) -> Itera
     seconds = longest[0].seconds
     level = "notice" if seconds is None else beyond(seconds, examination.thresholds.unread)
     since = "" if seconds is None else f", the first for {age(seconds)}"
-    advice = (
-        "any worker advances them within seconds: see the workers' log, and the check `locks`"
-        if examination.live_workers
-        else "start a worker: any worker advances all workflows"
-    )
+    advice = "start a worker: any worker advances all workflows"
+    if examination.live_workers:
+        advice = "any worker advances them within seconds: see the workers' log, and the check `locks`"
     yield level, f"no worker has read the events of: {_listed([workflow.id for workflow in longest])}{since}", advice
 
 
