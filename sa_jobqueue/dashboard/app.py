@@ -52,13 +52,11 @@ _BEHIND = sa.select(
     sa.func.extract("epoch", sa.func.clock_timestamp() - sa.func.pg_last_xact_replay_timestamp()).cast(sa.Float)
 ).where(sa.func.pg_is_in_recovery())
 #: The fields that a viewer fills in.
-_TYPED = frozenset(
-    (
-        "task", "queue", "tag", "subject", "key", "error", "newer_than", "args", "payload", "name", "who", "from", "to", "running", "rate", "burst",
-        "weight", "key_running", "key_rate", "key_burst", "reason", "priority", "run_at", "worker", "not_queue", "not_task", "not_error", "attempts", "took", "created_after", "created_before",
-        "ended_after", "ended_before",
-    )
-)  # fmt: skip
+_TYPED = frozenset((
+    "task", "queue", "tag", "subject", "key", "error", "newer_than", "args", "payload", "name", "who", "from", "to", "running", "rate", "burst",
+    "weight", "key_running", "key_rate", "key_burst", "reason", "priority", "run_at", "worker", "not_queue", "not_task", "not_error", "attempts", "took", "created_after", "created_before",
+    "ended_after", "ended_before",
+))  # fmt: skip
 #: An answer depends on these headers of the request.
 _VARY = {"vary": "Accept, HX-Request"}
 _WEIGHT = re.compile(r"[01](\.\d{0,3})?")

@@ -74,12 +74,10 @@ AUDIT = Page("audit", "Audit", "/audit", read_audit, adds_up=True, of_all_queues
 # ---- The doctor's findings, once a minute in a process, because some checks cost more than a page.
 
 #: Checks of the server and of tables. The others name queues, tasks, workers or jobs, or show statements of sessions.
-_OF_SERVER = frozenset(
-    (
-        "database", "clock", "schema", "plans", "indexes", "dead-rows", "vacuum", "bloat", "connections", "notify-queue", "frozen-age",
-        "replication",
-    )
-)  # fmt: skip
+_OF_SERVER = frozenset((
+    "database", "clock", "schema", "plans", "indexes", "dead-rows", "vacuum", "bloat", "connections", "notify-queue", "frozen-age",
+    "replication",
+))  # fmt: skip
 
 
 #: Seconds after which no more checks begin, because a viewer waits for them.

@@ -246,7 +246,6 @@ def _group(context: PageContext, now: datetime) -> dict[str, Any]:
         "failure": next(iter(errors_of(newest)[0]), None) if newest else None,
         "args": value_of("args", newest, context.options.format_args) if newest else None,
         "tried": None if tried is None else context.connection.execute(state).one_or_none(),
-        "may_retry": context.access.may("retry"),
     }
 
 

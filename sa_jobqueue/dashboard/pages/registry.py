@@ -49,7 +49,7 @@ def read_enqueue(context: PageContext) -> dict[str, Any]:
     if registry is not None and context.access.may("enqueue") and name and (task := registry.get(name)) is None:
         raise BadInput("task", name, "a task of the application")
     return {
-        "has_registry": registry is not None, "may_enqueue": context.access.may("enqueue"), "task": task, "errors": {},
+        "has_registry": registry is not None, "task": task, "errors": {},
         "tasks": sorted(known.name for known in registry or ()) if context.access.may("enqueue") else [],
         "fields": [] if task is None else _fields(context, task), "priorities": _PRIORITIES,
         "queues": None if context.queues is None else sorted(context.queues),
