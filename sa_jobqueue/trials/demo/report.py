@@ -101,10 +101,6 @@ class Collected:
         """The files whose job failed."""
         return [file for file in self.files if file.failed]
 
-    def largest(self) -> list[FileResult]:
-        """The ten files with most lines."""
-        return sorted(self.files, key=lambda file: (-file.counts.lines, file.path))[:10]
-
 
 def collect(session: Session) -> Collected:
     """Read the results of all files and jobs."""
@@ -328,16 +324,6 @@ def show_failures(console: Console, failures: Sequence[FileResult], root: Path) 
         table.add_row(Text(_short(file.path, root)), Text(_without_file(file)))
     _indented(console, table)
     _and_more(console, len(failures))
-
-
-def show_largest(console: Console, largest: Iterable[FileResult], root: Path) -> None:
-    """The largest modules."""
-    _title(console, "The ten largest modules")
-    numbers = (Column(name, justify="right") for name in Counts._fields)
-    table = _table(Column("file", style="cyan", overflow="fold"), *numbers)
-    for file in largest:
-        table.add_row(Text(_short(file.path, root)), *(f"{number:,}" for number in file.counts))
-    _indented(console, table)
 
 
 def show_proof(console: Console, checks: Iterable[Check], wrong: Sequence[str]) -> None:

@@ -42,7 +42,6 @@ from .report import (
     judge,
     show_failures,
     show_figures,
-    show_largest,
     show_proof,
     show_verdict,
 )
@@ -237,7 +236,6 @@ def _run(engine: sa.Engine, plan: Plan, root: Path, paths: list[str], console: C
     wrong = disagreements(found, plain)
     show_figures(console, found, workers_seen)
     show_failures(console, found.failures(), root)
-    show_largest(console, found.largest(), root)
     show_proof(console, checks, wrong)
     proved = not wrong and all(check.holds for check in checks)
     show_verdict(console, proved=proved, rescued=bool(rescues))
