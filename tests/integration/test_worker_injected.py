@@ -28,8 +28,9 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.errors import HookError
 from sa_jobqueue.testing import drain as drain_here
-from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, cancel, drain, finished, job_of, time_out, working
+from sa_jobqueue.worker.running.trial import try_job
+from tests.support.waiting import wait_until, wait_until_async
+from tests.support.working import add, add_one, cancel, drain, finished, job_of, time_out, worker_for, working
 
 SOON = RetryPolicy(base=0.01, jitter=0)
 
@@ -350,9 +351,6 @@ def test_a_worker_can_be_stopped_while_a_start_hook_hangs(
     id = add_one(engine, enqueue(task(registry=registry, name="send")(lambda: None)))
 
     async def main() -> None:
-        from tests.support.waiting import wait_until_async
-        from tests.support.working import worker_for
-
         worker = worker_for(url, registry)
         serving = asyncio.create_task(worker.serve())
         await wait_until_async(lambda: log == ["hangs"])
@@ -421,3 +419,34 @@ def test_async_handlers_in_the_testing_kit_share_values_for_a_drain_of_an_async_
         drain_here(session, registry=registry)
         session.rollback()
     assert log == ["client opened", "sent", "client closed"] * 2
+
+
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_try_makes_shared_values_of_its_own(
+    engine: Engine, async_engine: AsyncEngine, registry: Registry, log: list[str], asynchronous: bool
+) -> None:
+    """They are closed when it ends: the dashboard's process is no worker. It calls no hook."""
+    registry.on_worker_start(lambda: log.append("start"))
+
+    def get_client() -> Iterator[Client]:
+        client = Client(log)
+        yield client
+        client.close()
+
+    def send(client: Any = INJECTED) -> None:
+        log.append("sent")
+
+    async def send_async(client: Any = INJECTED, other: Any = INJECTED) -> None:
+        log.append("sent")
+
+    sync = task(registry=registry, name="send")(takes(send, client=Inject(get_client, scope="worker")))
+    inject = {"client": Inject(get_client, scope="worker"), "other": Inject(provider(log, "other"), scope="worker")}
+    asynchron = task(registry=registry, name="send_async")(takes(send_async, **inject))
+    on = async_engine if asynchronous else engine
+    for tried in (sync, asynchron):
+        assert try_job(on, add_one(engine, enqueue(tried)), tried, registry=registry).outcome == "completed"
+
+    assert log == [
+        "client opened", "sent", "client closed",
+        "client opened", "other opened", "sent", "other closed", "client closed",
+    ]  # fmt: skip

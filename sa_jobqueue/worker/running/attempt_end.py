@@ -82,7 +82,7 @@ class AttemptEnd(Attempt):
     def __init__(self, job: ClaimedJob) -> None:  # pyright: ignore[reportMissingSuperCall]
         self._job, self._began, self._meta = job, time.time(), None  # not by super(), which takes 0.1 µs
         self._callbacks: list[Callback] | None = None  # under the lock
-        self._end: tuple[str, BaseException | None] | None = None  # under the lock
+        self._end: tuple[str | RunEnding, BaseException | None] | None = None  # under the lock
 
     def at_end(self, callback: Callback) -> None:
         """Call `callback` at the end of the attempt, or now if the attempt has ended already."""
@@ -90,20 +90,22 @@ class AttemptEnd(Attempt):
             if (end := self._end) is None:
                 self._callbacks = [*(self._callbacks or ()), callback]
                 return
-        self._call(callback, *end)
+        ending, error = end
+        self._call(callback, ending if isinstance(ending, str) else outcome_of(ending), error)
 
-    @property
-    def is_unheard(self) -> bool:
-        """Whether there is no callback."""
-        return self._callbacks is None
+    def end_unheard(self, ending: RunEnding, error: BaseException | None) -> bool:
+        """End the attempt, if it has no callback. False: it has, and `tell` is to call it."""
+        with _lock:
+            if self._callbacks is None:
+                self._end = ending, _without_traceback(error)
+        return self._end is not None
 
     def tell(self, outcome: str, error: BaseException | None) -> None:
         """Call the callbacks with how the attempt has ended; the second time does nothing."""
         with _lock:
             if self._end is not None:
                 return
-            # A traceback refers to the run, and so to this: a cycle that only the garbage collector would free.
-            self._end = outcome, None if error is None or error.__traceback__ is not None else error
+            self._end = outcome, _without_traceback(error)
             callbacks, self._callbacks = self._callbacks, None
         if callbacks is not None:
             for callback in reversed(callbacks):
@@ -118,6 +120,11 @@ class AttemptEnd(Attempt):
                     "job %d: a callback of its middleware failed at the end of the attempt: %r", self._job.id, failure,
                     exc_info=failure, extra=self._job.fields,
                 )  # fmt: skip
+
+
+def _without_traceback(error: BaseException | None) -> BaseException | None:
+    """The exception, if it has no traceback: that refers to the run, and so to its attempt, a cycle that only the garbage collector would free."""
+    return None if error is None or error.__traceback__ is not None else error
 
 
 class Telling:

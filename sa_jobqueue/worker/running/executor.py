@@ -250,14 +250,11 @@ class Executor:
             if error is not None or self._log.says_all or change.error is not None:
                 with suppress(BaseException):  # of the application's log filters and handlers: the outcome stands
                     self._log.ends(run, change, error, note or "")
-        if run.attempt_end is None:
+        if run.attempt_end is None or run.attempt_end.end_unheard(ending, error):
             self._report(run, ending)
         elif note is not None:
             self._report(run, ending)
             self.telling.tell(run.attempt_end, outcome_of(ending), error)
-        elif run.attempt_end.is_unheard:
-            self._report(run, ending)
-            run.attempt_end.tell(outcome_of(ending), error)
         else:
             with self.telling.here():
                 try:

@@ -64,9 +64,7 @@ class Life:
             try:
                 await _called(hook, apart)
             except (Exception, SystemExit) as error:
-                raise HookError(
-                    f"on_worker_start: {hook.__qualname__} failed: {type(error).__name__}: {error}"
-                ) from error
+                raise HookError(f"on_worker_start: {_name(hook)} failed: {type(error).__name__}: {error}") from error
         self._has_begun = True
 
     async def end(self, apart: Apart) -> None:
@@ -79,15 +77,15 @@ class Life:
             try:
                 await _called(hook, apart)
             except Exception as error:
-                logger.error("on_worker_stop: %s failed: %r", hook.__qualname__, error, exc_info=error)
+                logger.error("on_worker_stop: %s failed: %r", _name(hook), error, exc_info=error)
 
     async def close(self, apart: Apart) -> None:
         """Close the values of the scope "worker", the last that was made first. They are made again when a job needs them."""
         with self._lock:
-            closers, self._closers = self._closers, []
             self._made_or_making.clear()
             self.ready.clear()
-        for value, close in reversed(closers):
+        while self._closers:
+            value, close = self._closers.pop()
             try:
                 await close(apart)
             except Exception as error:
@@ -359,6 +357,10 @@ def _after(failure: BaseException, error: BaseException | None, value: Provided,
 def _log_unclosed(value: Provided, error: Exception, run: Run | None = None) -> None:
     job, fields = ("", {}) if run is None else (f"job {run.job.id}: ", run.job.fields)
     logger.error("%s%s could not close its value: %r", job, value.name, error, exc_info=error, extra=fields)
+
+
+def _name(hook: Callable[[], Any]) -> str:
+    return getattr(hook, "__qualname__", None) or repr(hook)
 
 
 async def _called(hook: Callable[[], Any], apart: Apart) -> None:
