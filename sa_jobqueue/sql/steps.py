@@ -199,7 +199,9 @@ def step_columns(steps: sa.FromClause, of: sa.FromClause, *, most: int | None = 
     if most is not None:
         bound: sa.ColumnElement[int] = sa.literal_column(str(most))
         # Two tests: the stored size may be that of a compressed value, and a large value must not become a text only to be measured.
-        result = sa.case((size <= bound, sa.case((sa.func.octet_length(sa.cast(result, sa.Text)) <= bound, result))))
+        # The stored size may be that of a compressed value. What is large is not made into text to be measured.
+        size = sa.case((size <= bound, sa.func.octet_length(sa.cast(result, sa.Text))), else_=size)
+        result = sa.case((size <= bound, result))
     completed = of.c.status == status_literal(JobStatus.COMPLETED)
     unused = sa.and_(completed, steps.c.unused_by == of.c.claim_token)
     orphaned = sa.func.coalesce(unused, sa.literal_column("false"), type_=sa.Boolean())
