@@ -15,6 +15,7 @@ from ...models import GATE, TASK_GROUP
 from ...rules.lifecycle import FINISHED, HELD, Event, JobStatus, sources
 from ...rules.reasons import WaitReason
 from ...rules.words import size
+from ...sql.parts import in_calendar
 from ...sql.steps import differs
 from ...statements import job_logs
 from ...tasks.options import MAX_PRIORITY
@@ -75,7 +76,7 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "buttons": _buttons(context, seen),
         "asked": asked,
         "may_edit": context.access.may("edit") and job.status not in HELD and job.archived_at is None,
-        "timeline": timeline_of(seen, failures, steps, asked),
+        "timeline": timeline_of(seen, failures, steps, _waits(context, job.id) if is_blocked else ()),
         "steps": [step._asdict() | {"result": _result_of(context, seen, step)} for step in steps],
         "more_steps": more_steps,
         "may_fork": context.access.may("copy")
@@ -97,6 +98,13 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "holder": _holder(context, job.unique_key),
         "duplicate_of": next(iter(context.seen([job.duplicate_of])), None) if job.duplicate_of else None,
     }
+
+
+def _waits(context: PageContext, id: int) -> Sequence[sa.RowMapping]:
+    """The wait for which a blocked job is suspended, if it is; as `timeline_of` takes it."""
+    wait = context.tables.wait
+    columns = in_calendar(wait.since).label("since"), wait.signal, wait.step
+    return context.connection.execute(sa.select(*columns).where(wait.job_id == id)).mappings().all()
 
 
 def _errors_note(seen: JobSeen, older: int) -> str:
