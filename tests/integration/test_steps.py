@@ -267,6 +267,7 @@ def test_a_waiting_job_can_be_cancelled(engine: Engine, registry: Registry) -> N
             session.commit()
         wait_until(has_ended(engine, cancelled, late))
     assert [job_of(engine, job).status for job in (cancelled, late)] == [JobStatus.CANCELLED, JobStatus.FAILED]
+    assert job_of(engine, late).errors[0]["message"] == "its deadline was over while it waited"
 
 
 def test_a_member_of_a_paused_workflow_does_not_go_on(engine: Engine, url: str, registry: Registry) -> None:
