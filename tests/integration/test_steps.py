@@ -211,8 +211,10 @@ def test_what_a_handler_writes_at_a_wait_rolls_back_but_for_a_steps_session(
     assert effects() == ["at the end"] * 2 + ["in the step"] * 2
 
 
-def test_a_step_of_a_claim_that_is_over_is_not_recorded(engine: Engine, registry: Registry, effect: None) -> None:
-    """The writes of its session are not kept either."""
+def test_a_step_of_a_claim_that_is_over_is_not_recorded(
+    engine: Engine, registry: Registry, effect: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The writes of its session are not kept either. The log says that the claim was lost, and not that an attempt failed."""
     errors: list[BaseException] = []
 
     @task(registry=registry, name="stale")
@@ -230,6 +232,8 @@ def test_a_step_of_a_claim_that_is_over_is_not_recorded(engine: Engine, registry
     add_one(engine, enqueue(stale))
     with working(engine, registry):
         wait_until(lambda: errors)
+    assert "its claim was lost; step 'third' is not recorded" in caplog.text
+    assert "failed in attempt" not in caplog.text
     with Session(engine) as session:
         assert list(session.scalars(select(Step.name))) == ["first"]
         assert session.scalar(text("SELECT count(*) FROM effect")) == 0

@@ -152,7 +152,9 @@ class Executor:
             unopened = None if transaction is None else transaction.unopened
             if call.steps is not None:
                 unopened = unopened or call.steps.unopened
-            if unopened is None or not may_go_back(run, error):
+            if call.steps is not None and call.steps.is_lost:
+                decided = LOST
+            elif unopened is None or not may_go_back(run, error):
                 decided = self._decide(run, of_error(run, error))
             else:
                 self._pause(run.job.queue, *unopened)

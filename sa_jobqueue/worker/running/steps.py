@@ -344,6 +344,8 @@ class Steps:
         """The wait for which the handler's run ends."""
         self._ended = False
         """Whether the handler has raised. Then no more steps begin."""
+        self.is_lost = False
+        """A step could not be recorded, because the claim is no longer valid."""
         self.unopened: tuple[sa.Engine, str] | None = None
         """The engine that had no connection for the last step's session, and the reason; see `HandlerTransaction.unopened`."""
         self._running: set[asyncio.Task[Any]] = set()
@@ -452,7 +454,10 @@ class Steps:
             return self._store.record_step(connection, self._job.id, self._job.claim_token, step, took=took)
 
         if not self._try(step.name, write, connection):
-            raise JobStopped(f"job {self._job.id}: its claim was lost; step {step.name!r} is not recorded")
+            self.is_lost = True
+            text = f"job {self._job.id}: its claim was lost; step {step.name!r} is not recorded"
+            logger.warning("%s", text, extra=self._job.fields)
+            raise JobStopped(text)
         self._recorded[step.name] = step
 
     # ---- steps
