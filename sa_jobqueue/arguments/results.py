@@ -23,7 +23,7 @@ from ..errors import PayloadError, TaskError
 from ..rules.outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from .ends import Typed, typed
 from .resolving import return_hint
-from .storable import MAX_PAYLOAD, checked_json, encode_result, refusal, shown, unstorable
+from .storable import MAX_PAYLOAD, checked_json, encode_value, refusal, shown, unstorable
 
 #: Compared by ==, because an annotation need not be hashable.
 _SIGNALS = (Cancel, Discard, RateLimited, Retry, Snooze)
@@ -65,17 +65,16 @@ class Results:
         self.resolve()
         return self._hint
 
-    def encode(self, value: object, *, limit: int = MAX_PAYLOAD, task: str | None = None) -> str:
+    def encode(self, value: object, *, limit: int = MAX_PAYLOAD, of: str | None = None) -> str:
         """What the handler returned, as JSON text. Raises PayloadError if it does not fit the annotation or cannot be stored.
 
-        `task`: the name in the error's message.
+        `of`: the task, or the step of a task, that the message names.
         """
-        task = task or self._task
+        what = f"{of or f'task {self._task!r}'}: its result"
         if not self._resolved:
             self.resolve()
         if self._typed is None:
-            return encode_result(value, task=task, limit=limit)
-        what = f"task {task!r}: its result"
+            return encode_value(value, what=what, limit=limit)
         try:
             data = self._typed.to_json(value)
         except ValidationError as error:

@@ -469,7 +469,13 @@ def test_wrong_uses_of_steps_say_what_to_do(engine: Engine, registry: Registry) 
     drain(engine, registry)
     for message, expected in zip(
         messages,
-        ["inside of step 'outer'", "1 to 200", ", step thing'", "with its zone", "flush the session"],
+        [
+            "inside of step 'outer'",
+            "1 to 200",
+            "task 'nested', step 'thing': its result",
+            "with its zone",
+            "flush the session",
+        ],
         strict=True,
     ):
         assert expected in message

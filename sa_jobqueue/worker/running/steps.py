@@ -502,7 +502,7 @@ class Steps:
                 continue
             finally:
                 current_step.reset(token)
-            result = results.encode(value, limit=self._limit, task=f"{self._job.task}, step {full}")
+            result = results.encode(value, limit=self._limit, of=f"task {self._job.task!r}, step {full!r}")
             step = Recorded(full, "step", call.revision, digest, result)
             self.record(step, monotonic() - began)
             return _typed(step, results.hint)
@@ -544,7 +544,7 @@ class Steps:
                 tries += 1
                 await asyncio.sleep(self._delay(error, call, tries, began))
                 continue
-            result = results.encode(value, limit=self._limit, task=f"{self._job.task}, step {full}")
+            result = results.encode(value, limit=self._limit, of=f"task {self._job.task!r}, step {full!r}")
             step = Recorded(full, "step", call.revision, digest, result)
             await self._unstopped(self.acall(self.record, step, monotonic() - began))
             return _typed(step, results.hint)
