@@ -15,7 +15,7 @@ from ...models import GATE, TASK_GROUP
 from ...rules.lifecycle import FINISHED, HELD, Event, JobStatus, sources
 from ...rules.reasons import WaitReason
 from ...rules.words import size
-from ...sql.parts import in_calendar
+from ...sql.parts import in_calendar, table_of
 from ...sql.steps import differs
 from ...statements import job_logs
 from ...tasks.options import MAX_PRIORITY
@@ -100,11 +100,12 @@ def read_one(context: PageContext) -> dict[str, Any]:
     }
 
 
-def _waits(context: PageContext, id: int) -> Sequence[sa.RowMapping]:
+def _waits(context: PageContext, id: int) -> list[dict[str, Any]]:
     """The wait for which a blocked job is suspended, if it is; as `timeline_of` takes it."""
-    wait = context.tables.wait
+    wait = table_of(context.tables.wait).c
     columns = in_calendar(wait.since).label("since"), wait.signal, wait.step
-    return context.connection.execute(sa.select(*columns).where(wait.job_id == id)).mappings().all()
+    found = context.connection.execute(sa.select(*columns).where(wait.job_id == id)).mappings()
+    return [{**row} for row in found]
 
 
 def _errors_note(seen: JobSeen, older: int) -> str:
