@@ -195,7 +195,7 @@ def note_unused(*, job: type[JobMixin] = Job) -> sa.Executable:
 def step_columns(steps: sa.FromClause, of: sa.FromClause, *, most: int | None = None) -> list[sa.Label[Any]]:
     """The columns of `job_steps`. `of`: the jobs."""
     result: sa.ColumnElement[Any] = steps.c.result
-    size = sa.func.pg_column_size(result)
+    size: sa.ColumnElement[Any] = sa.func.pg_column_size(result)
     if most is not None:
         bound: sa.ColumnElement[int] = sa.literal_column(str(most))
         # Two tests: the stored size may be that of a compressed value, and a large value must not become a text only to be measured.
