@@ -16,9 +16,13 @@ from .util import lazily
 __all__ = [
     "INJECTED",
     "ArchivedJob",
+    "AsyncBatchContext",
     "AsyncJobContext",
     "Attempt",
     "Batch",
+    "BatchContext",
+    "BatchJob",
+    "Batching",
     "Call",
     "CallbackUrl",
     "Callbacks",
@@ -82,6 +86,7 @@ __all__ = [
 if TYPE_CHECKING:
     from . import errors, statements
     from .arguments.annotations import Fresh, Load
+    from .arguments.batches import AsyncBatchContext, BatchContext, BatchJob
     from .arguments.context import AsyncJobContext, JobContext
     from .arguments.ends import JobEnd
     from .arguments.injected import INJECTED, Inject
@@ -104,6 +109,7 @@ if TYPE_CHECKING:
     from .rules.settings import WorkerSettings
     from .rules.tally import TaskTally
     from .sql.steps import once
+    from .tasks.batching import Batching
     from .tasks.calls import Call
     from .tasks.decorator import task
     from .tasks.middleware import Attempt, Middleware, add_middleware, remove_middleware
@@ -121,6 +127,8 @@ else:
             "errors": "errors JobQueueError",
             "statements": "statements",
             "sql.steps": "once",
+            "arguments.batches": "AsyncBatchContext BatchContext BatchJob",
+            "tasks.batching": "Batching",
             "tasks.calls": "Call",
             "arguments.context": "AsyncJobContext JobContext",
             "enqueueing.jobs": "Enqueue enqueue enqueue_many",

@@ -11,11 +11,10 @@ from pydantic_core import to_json, to_jsonable_python
 
 from ..errors import PayloadError
 from .columns import in_order, plain_in_order
-from .context import AsyncJobContext, JobContext
 from .objects import ObjectText
 from .references import REFUSED
 from .resolving import signature
-from .signature import Plan, plan_of
+from .signature import Context, Plan, plan_of
 from .storable import EXPONENT, MAX_PAYLOAD, as_jsonb, checked_json, load, refusal, same, shown, unstorable
 
 _AS_ARGUMENT: Any = {"fallback": repr, "inf_nan_mode": "constants", "bytes_mode": "base64"}
@@ -46,13 +45,13 @@ _OBJECTS = (
 class Arguments:
     """A handler's arguments. Annotations are resolved at the first use, when all modules have been imported.
 
-    `given`: how many of the first parameters are no arguments, because results of other jobs fill them.
+    `given`: how many of the first parameters are no arguments, because results of other jobs fill them. `batch`: see `plan_of`.
     """
 
-    __slots__ = ("_defaults", "_given", "_plan", "_what", "handler")
+    __slots__ = ("_batch", "_defaults", "_given", "_plan", "_what", "handler")
 
-    def __init__(self, handler: Callable[..., Any], *, task: str, given: int = 0) -> None:
-        self.handler, self._given = handler, given
+    def __init__(self, handler: Callable[..., Any], *, task: str, given: int = 0, batch: bool = False) -> None:
+        self.handler, self._given, self._batch = handler, given, batch
         self._what = f"task {task!r}"
         self._plan: Plan | None = None
         self._defaults: dict[str, Any] | None = None
@@ -70,7 +69,7 @@ class Arguments:
         return self._defaults
 
     @property
-    def context(self) -> type[JobContext | AsyncJobContext] | None:
+    def context(self) -> Context | None:
         """The class of the context that the handler takes first; None if it takes none."""
         return self.resolve().context
 
@@ -78,7 +77,7 @@ class Arguments:
         """Resolve the annotations now. Raises TaskError for an annotation that cannot be resolved."""
         plan = self._plan
         if plan is None:
-            plan = self._plan = plan_of(self.handler, self._what, given=self._given)
+            plan = self._plan = plan_of(self.handler, self._what, given=self._given, batch=self._batch)
         return plan
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int = MAX_PAYLOAD) -> str:

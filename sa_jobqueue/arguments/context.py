@@ -120,7 +120,7 @@ class JobFacts:
         return _EPOCH + timedelta(seconds=min(max(self._job.created_at, _FIRST), _LAST))
 
 
-class _Logger(logging.LoggerAdapter[logging.Logger]):
+class JobLogger(logging.LoggerAdapter[logging.Logger]):
     """Adds the job's fields to each record, and keeps the `extra` of the call itself."""
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -254,7 +254,7 @@ class HandlerContext(JobFacts, Generic[S]):
         if self._logger is None:
             job = self._job
             behind = _Kept(self._notes.keep(job, self._keep_logs)) if self._keep_logs else logger
-            self._logger = _Logger(behind, job.fields)
+            self._logger = JobLogger(behind, job.fields)
         return self._logger
 
     def progress(self, fraction: float, message: str | None = None) -> None:

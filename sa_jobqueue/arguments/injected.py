@@ -105,6 +105,11 @@ class Injected:
         return Injected(tuple((name, graph.provided(value.provider, value.scope)) for name, value in self.values))
 
 
+def takes_context(value: Provided) -> bool:
+    """Whether the provider of a value, or another that it needs, takes the context of a job."""
+    return value.context is not None or any(takes_context(taken) for _, taken in value.takes)
+
+
 def injected_by(
     handler: Callable[..., Any], parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any], what: str
 ) -> Injected | None:

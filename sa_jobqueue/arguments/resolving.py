@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..errors import TaskError
+from .batches import AsyncBatchContext, BatchContext
 from .context import AsyncJobContext, JobContext
 
 
@@ -41,7 +42,8 @@ def resolved(handler: Callable[..., Any], name: str, annotation: Any) -> Any:
     """The annotation of the parameter `name`, or of the result."""
     known = getattr(inspect.unwrap(handler), "__globals__", {})
     # The contexts are known even if the module imports them for the type checker only.
-    spare = {"JobContext": JobContext, "AsyncJobContext": AsyncJobContext, "sa_jobqueue": sys.modules["sa_jobqueue"]}
+    contexts = (JobContext, AsyncJobContext, BatchContext, AsyncBatchContext)
+    spare = {context.__name__: context for context in contexts} | {"sa_jobqueue": sys.modules["sa_jobqueue"]}
     holder: Any = SimpleNamespace(__annotations__={name: annotation})
     return typing.get_type_hints(holder, spare, known, include_extras=True)[name]
 

@@ -33,13 +33,14 @@ _SAYS_NOTHING = (*_SIGNALS, typing.NoReturn, typing.Never, object)
 class Results:
     """A handler's results. The annotation is resolved at the first use, when all modules have been imported.
 
-    A handler without a return annotation, or with `Any`, may return anything that pydantic can turn into JSON.
+    A handler without a return annotation, or with `Any`, may return anything that pydantic can turn into JSON. `batch`: the handler returns a
+    list, with the result of a job in each item.
     """
 
-    __slots__ = ("_handler", "_hint", "_resolved", "_task", "_typed")
+    __slots__ = ("_batch", "_handler", "_hint", "_resolved", "_task", "_typed")
 
-    def __init__(self, handler: Callable[..., Any], *, task: str) -> None:
-        self._handler, self._task = handler, task
+    def __init__(self, handler: Callable[..., Any], *, task: str, batch: bool = False) -> None:
+        self._handler, self._task, self._batch = handler, task, batch
         self._resolved = False
         self._hint: Any = Any
         self._typed: Typed[Any] | None = None
@@ -49,6 +50,8 @@ class Results:
         if self._resolved:
             return
         hint = _without_signals(return_hint(self._handler, f"task {self._task!r}"))
+        if self._batch and hint not in (Any, None, type(None)):
+            hint = self._item_of(hint)
         if hint is not Any:
             try:
                 self._typed = typed(hint)
@@ -58,6 +61,17 @@ class Results:
                     "return plain JSON, a dataclass or a pydantic model, or do not annotate what it returns"
                 ) from error
         self._hint, self._resolved = hint, True
+
+    def _item_of(self, hint: Any) -> Any:
+        """The type of one job's result, for the annotation of a batch handler."""
+        parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+        lists = [part for part in parts if part not in (None, type(None))]
+        if len(lists) != 1 or (lists[0] is not list and typing.get_origin(lists[0]) is not list):
+            raise TaskError(
+                f"task {self._task!r}: a batch handler with record=True returns a list, with one result for each job; it is annotated to "
+                f"return {hint!r}"
+            )
+        return _without_signals(next(iter(typing.get_args(lists[0])), Any))
 
     @property
     def hint(self) -> Any:

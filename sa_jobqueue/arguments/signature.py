@@ -9,17 +9,18 @@ from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from types import GenericAlias, NoneType, UnionType
-from typing import Any, NotRequired, Unpack
+from typing import Any, NotRequired, TypeAlias, Unpack
 from uuid import UUID
 
 from pydantic import TypeAdapter
 from pydantic_core import SchemaSerializer, to_json
 
 from ..errors import TaskError
+from .batches import AsyncBatchContext, BatchContext
 from .columns import has_sets
 from .context import AsyncJobContext, JobContext
 from .ends import NOT_CHECKABLE, TO_JSON, reason_of, strict_adapter
-from .injected import Injected, injected_by
+from .injected import Injected, injected_by, takes_context
 from .loading import with_objects
 from .references import ObjectArgument
 from .resolving import hints_of, signature
@@ -52,11 +53,22 @@ class _Rest:
         return valid
 
 
+#: The class of a handler's context, by whether the handler takes a batch and whether it is an `async def`.
+Context: TypeAlias = type[JobContext | AsyncJobContext | BatchContext | AsyncBatchContext]
+_CONTEXTS: Mapping[tuple[bool, bool], Context] = {
+    (False, False): JobContext,
+    (False, True): AsyncJobContext,
+    (True, False): BatchContext,
+    (True, True): AsyncBatchContext,
+}
+_ALL_CONTEXTS = tuple(_CONTEXTS.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The resolved signature of a handler."""
 
-    context: type[JobContext | AsyncJobContext] | None
+    context: Context | None
     taken: frozenset[str]
     """The names of what the worker gives, where a keyword of `**kwargs` could have them: the context, and injected values."""
     positional: tuple[str, ...]
@@ -92,30 +104,21 @@ class Plan:
         return hint
 
 
-def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
+def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0, batch: bool = False) -> Plan:
     """Resolve the handler's annotations. Raises TaskError, whose message begins with `what`, if one cannot be resolved.
 
-    `given`: how many of the first parameters, behind the context, are no arguments, because results of other jobs fill them.
+    `given`: how many of the first parameters, behind the context, are no arguments, because results of other jobs fill them. `batch`: the
+    handler takes a list of the arguments of many jobs in each parameter. The plan is then of the arguments of one job.
     """
     parameters = list(signature(handler).parameters.values())
     hints = hints_of(handler, parameters, what)
-    context = hints.get(parameters[0].name) if parameters else None
-    taken = set[str]()
-    if context in (JobContext, AsyncJobContext):
-        first = parameters.pop(0)
-        _check_context(handler, context, first, what)
-        taken |= {first.name} if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else set()
-    else:
-        context = None
-        if any(item.name == "ctx" and item.annotation is item.default is _Parameter.empty for item in parameters[:1]):
-            needed = (AsyncJobContext if inspect.iscoroutinefunction(handler) else JobContext).__name__
-            raise TaskError(
-                f"{what}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
-            )
+    context, taken = _context_of(handler, parameters, hints, what, batch=batch)
     injected, every = injected_by(handler, parameters, hints, what), parameters
     if injected is not None:
         taken |= injected.names
         parameters = [parameter for parameter in every if parameter.name not in taken]
+        if batch:
+            _refuse_context(injected, what)
     firsts = parameters[:given]
     if firsts != every[:given]:
         raise TaskError(f"{what}: it is to take {_results(given)} first: write its injected parameters behind them")
@@ -130,7 +133,9 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0) -> Plan:
         hint: Any = hints.get(parameter.name, Any)
         if typing.get_origin(hint) in STREAMS:
             hint = Any  # it is for the results of others, and checked with them
-        if hint in (JobContext, AsyncJobContext):
+        if batch:
+            hint = _item_of(hint, parameter, what)
+        if hint in _ALL_CONTEXTS:
             raise TaskError(f"{what}: the context must be the first parameter, not {parameter.name!r}")
         plain, hint = hint, _with_objects(hint, parameter.name, what)
         objects = objects or hint is not plain
@@ -177,17 +182,78 @@ def _with_objects(hint: Any, name: str, what: str) -> Any:
         raise TaskError(f"{what}: the annotation of {name!r} cannot be used: {error}") from error
 
 
-def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect.Parameter, what: str) -> None:
+def _context_of(
+    handler: Callable[..., Any],
+    parameters: list[inspect.Parameter],
+    hints: Mapping[str, Any],
+    what: str,
+    *,
+    batch: bool,
+) -> tuple[Context | None, set[str]]:
+    """The context that the handler takes first, which leaves `parameters`; and its name, where a keyword could have it."""
+    context = hints.get(parameters[0].name) if parameters else None
+    is_async = inspect.iscoroutinefunction(handler)
+    if context in _ALL_CONTEXTS:
+        first = parameters.pop(0)
+        _check_context(handler, context, first, what, batch=batch)
+        return context, {first.name} if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else set()
+    if batch:
+        needed = _CONTEXTS[True, is_async].__name__
+        raise TaskError(f"{what}: a batch handler takes a context first: write ctx: {needed} as its first parameter")
+    if any(item.name == "ctx" and item.annotation is item.default is _Parameter.empty for item in parameters[:1]):
+        needed = _CONTEXTS[False, is_async].__name__
+        raise TaskError(
+            f"{what}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
+        )
+    return None, set()
+
+
+def _refuse_context(injected: Injected, what: str) -> None:
+    if any(takes_context(value) for _, value in injected.values):
+        raise TaskError(
+            f"{what}: a provider takes the context of a job, and a batch has many jobs: inject a value without it"
+        )
+
+
+def _item_of(hint: Any, parameter: inspect.Parameter, what: str) -> Any:
+    """The type of one job's argument, for a parameter of a batch handler, which takes a list of them."""
+    if parameter.kind in _VARIABLE or parameter.default is not parameter.empty:
+        raise TaskError(
+            f"{what}: the parameter {parameter} of a batch handler must be a list without a default, as orders: list[Order]: each job "
+            "has an item in it"
+        )
+    if hint in (Any, list):
+        return Any
+    if typing.get_origin(hint) is not list:
+        raise TaskError(
+            f"{what}: the parameter {parameter.name!r} of a batch handler must be annotated as a list, list[Order] say, not {hint!r}: "
+            "each job has an item in it"
+        )
+    return typing.get_args(hint)[0]
+
+
+def _check_context(
+    handler: Callable[..., Any], context: Any, parameter: inspect.Parameter, what: str, *, batch: bool
+) -> None:
     if parameter.kind not in _POSITIONAL:
         raise TaskError(f"{what}: the context {parameter.name!r} is given by position, before any `*`")
-    if inspect.iscoroutinefunction(handler) != (context is AsyncJobContext):
-        if inspect.iscoroutinefunction(inspect.unwrap(handler)) == (context is AsyncJobContext):
+    of_batch = context in (BatchContext, AsyncBatchContext)
+    if batch != of_batch:
+        needed = _CONTEXTS[batch, inspect.iscoroutinefunction(handler)].__name__
+        mend = f"annotate {parameter.name!r} with {needed}"
+        raise TaskError(
+            f"{what}: its handler takes many jobs: {mend}"
+            if batch
+            else f"{what}: a {context.__name__} is for @task(batch=Batching(...)): give that, or {mend}"
+        )
+    if inspect.iscoroutinefunction(handler) != (context in (AsyncJobContext, AsyncBatchContext)):
+        if inspect.iscoroutinefunction(inspect.unwrap(handler)) == (context in (AsyncJobContext, AsyncBatchContext)):
             raise TaskError(
                 f"{what}: a decorator turns an `async def` into a `def`, or a `def` into an `async def`: make both the same"
             )
-        is_async = context is JobContext
-        gets = "an `async def` handler gets an AsyncJobContext" if is_async else "a `def` handler gets a JobContext"
-        needed = "AsyncJobContext" if is_async else "JobContext"
+        is_async = inspect.iscoroutinefunction(handler)
+        needed = _CONTEXTS[batch, is_async].__name__
+        gets = f"an `async def` handler gets an {needed}" if is_async else f"a `def` handler gets a {needed}"
         raise TaskError(f"{what}: {gets}: annotate {parameter.name!r} with {needed}")
 
 
@@ -206,7 +272,7 @@ def _culprit(fields: dict[str, Any]) -> str | None:
         try:
             TypeAdapter(hint.__args__[0] if typing.get_origin(hint) is NotRequired else hint)
         except Exception as error:  # any error is reported
-            if typing.get_args(hint) and not {JobContext, AsyncJobContext}.isdisjoint(typing.get_args(hint)):
+            if typing.get_args(hint) and not set(_ALL_CONTEXTS).isdisjoint(typing.get_args(hint)):
                 return f"annotate {name!r} with the context's class alone: the worker always gives it"
             reason = reason_of(error)
             if "typing_extensions" in reason:  # pydantic's word for a TypedDict before Python 3.12

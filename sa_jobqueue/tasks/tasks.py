@@ -9,23 +9,24 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..arguments.arguments import Arguments
-from ..arguments.context import AsyncJobContext, JobContext
+from ..arguments.batches import AsyncBatchContext, BatchContext
 from ..arguments.ends import JobEnd, result_as
 from ..arguments.injected import Injected, check_early
 from ..arguments.inputs import Inputs
 from ..arguments.objects import ObjectText, about
 from ..arguments.results import Results
-from ..arguments.signature import Plan
+from ..arguments.signature import Context, Plan
 from ..errors import ResultError, StatusError, TaskError
 from ..models import JobMixin, JobReadings, status_in
 from ..rules.lifecycle import JobStatus, Rules
 from ..rules.limits import Limits
+from .batching import Batching, Grouping
 from .calls import Call, SessionMaker
 from .options import Enqueueable, Options
 from .upcasts import Upcaster, Upcasts
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 F = ParamSpec("F")
 """The handler's parameters."""
+G = ParamSpec("G")
+"""The parameters of a batch handler after its context."""
 P = ParamSpec("P")
 """The parameters that are enqueued: all but the context."""
 T = TypeVar("T")
@@ -95,6 +98,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         limits: Limits | None,
         dry_run: bool,
         version: int = 1,
+        batch: Batching | None = None,
         registry: Home,
     ) -> None:
         self.handler = handler
@@ -119,6 +123,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         """The limits of its jobs, in any queue, as the code declares them; None: no limits."""
         self.dry_run = dry_run
         """Whether its jobs may be tried: see `task`."""
+        self.batch = batch
+        """How its jobs are put together into batches; None: the handler takes one job."""
         self.registry = registry
         self.is_async = inspect.iscoroutinefunction(handler)
         self._options = options
@@ -127,8 +133,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         self.upcasts = Upcasts(name, version)
         """The functions that read arguments of older versions."""
         check_early(handler, f"task {name!r}")
-        self._arguments = Arguments(handler, task=name)
-        self._results = Results(handler, task=name)
+        self._arguments = Arguments(handler, task=name, batch=batch is not None)
+        self._results = Results(handler, task=name, batch=batch is not None)
         self._afters: dict[int, tuple[Arguments, Inputs]] = {}
         self.decode = self._arguments.decode
         """JSON text of the current version -> (args, kwargs) for the handler, after its context. Raises PayloadError if it does not fit.
@@ -229,6 +235,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         return self._after(count)[1]
 
     def _after(self, count: int) -> tuple[Arguments, Inputs]:
+        if self.batch is not None:
+            raise TaskError(f"task {self.name!r} runs in batches, so its jobs take no results of other jobs")
         if (found := self._afters.get(count)) is None:
             arguments = Arguments(self.handler, task=self.name, given=count or 1)
             found = self._afters[count] = arguments, Inputs(self.handler, task=self.name, count=count)
@@ -257,7 +265,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         return self.registry.archive if self._archive is None else self._archive
 
     @functools.cached_property
-    def context(self) -> type[JobContext | AsyncJobContext] | None:
+    def context(self) -> Context | None:
         """The class of the context that the handler takes first; None if it takes none."""
         return self._arguments.context
 
@@ -283,6 +291,19 @@ class Task(Enqueueable, Generic[F, P, R]):
             return injected
         return injected.overridden(self.registry.overrides, what=f"task {self.name!r}", is_async=self.is_async)
 
+    @functools.cached_property
+    def grouping(self) -> Grouping | None:
+        """What is equal for all jobs of a batch; None: nothing need be. Raises TaskError if the handler has no such argument."""
+        if self.batch is None or self.batch.by is None:
+            return None
+        return Grouping(self.batch.by, self.parameters, self.name)
+
+    @overload
+    def result(
+        self: Task[Concatenate[AsyncBatchContext, G], P, Coroutine[Any, Any, list[T]]], job: JobReadings | JobEnd
+    ) -> T: ...
+    @overload
+    def result(self: Task[Concatenate[BatchContext, G], P, list[T]], job: JobReadings | JobEnd) -> T: ...
     @overload
     def result(self: Task[F, P, Coroutine[Any, Any, T]], job: JobReadings | JobEnd) -> T: ...
     @overload
@@ -306,6 +327,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         self.upcasts.check()
         if self.record:
             self._results.resolve()
+        _ = self.grouping
 
     def encode_result(self, value: object) -> str:
         """What the handler returned, as JSON text. Raises PayloadError if it cannot be stored."""

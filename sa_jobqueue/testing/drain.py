@@ -19,6 +19,7 @@ from ..models import JobMixin
 from ..rules.outcomes import HandlerOutcome
 from ..tasks.registry import Registry, default_registry
 from ..worker.running.effects import Comparison, Effects
+from ..worker.running.gathering import BatchRun, Member
 from ..worker.running.life import at_once
 from ..worker.running.run import Run
 from .clock import do_chores
@@ -167,14 +168,15 @@ class _Work:
         ran = list[Ran]()
         with self._at_work(session) as inline:
             while (run := inline.next()) is not None:
-                ran.append(self._checked(_run(inline, run), ran))
+                for one in _run(inline, run):
+                    ran.append(self._checked(one, ran))
                 if ran[-1].outcome == _CRASHED:
                     break
         return self._drained(session, ran)
 
     def one(self, session: Session, job: JobMixin | int | None) -> Ran:
         with self._at_work(session) as inline:
-            return self._checked(_run(inline, self._only(session, inline, job)), [])
+            return self._checked(_run(inline, self._only(session, inline, job), alone=True)[0], [])
 
     @contextmanager
     def _at_work(self, session: Session) -> Generator[Inline]:
@@ -195,7 +197,8 @@ class _Work:
         on, ran = session.run_sync, list[Ran]()
         async with self._at_work_async(session) as inline:
             while (run := await on(lambda _: inline.next())) is not None:
-                ran.append(self._checked(await _run_async(inline, run, session), ran))
+                for one in await _run_async(inline, run, session):
+                    ran.append(self._checked(one, ran))
                 if ran[-1].outcome == _CRASHED:
                     break
         return await on(lambda own: self._drained(own, ran))
@@ -203,7 +206,7 @@ class _Work:
     async def one_async(self, session: AsyncSession, job: JobMixin | int | None) -> Ran:
         async with self._at_work_async(session) as inline:
             run = await session.run_sync(lambda own: self._only(own, inline, job))
-            return self._checked(await _run_async(inline, run, session), [])
+            return self._checked((await _run_async(inline, run, session, alone=True))[0], [])
 
     @asynccontextmanager
     async def _at_work_async(self, session: AsyncSession) -> AsyncGenerator[Inline]:
@@ -248,17 +251,27 @@ class _Work:
         return str(explain_in(session, queues=self.queues, registry=self.registry, job=self.job))
 
 
-def _run(inline: Inline, run: Run) -> Ran:
+def _run(inline: Inline, run: Run, *, alone: bool = False) -> list[Ran]:
+    """Run a job, with others in its batch unless it is to run `alone`."""
+    if isinstance(run, Member):
+        batch = BatchRun.of([run]) if alone else inline.more(run)
+        if not run.task.is_async:
+            return inline.run_batch(batch)
+        return _waited(lambda: inline.run_batch_alone(batch, at_once))
     if not run.task.is_async:
-        return inline.run(run)
+        return [inline.run(run)]
 
-    return _waited(lambda: inline.run_alone(run, at_once))
+    return [_waited(lambda: inline.run_alone(run, at_once))]
 
 
-async def _run_async(inline: Inline, run: Run, session: AsyncSession) -> Ran:
+async def _run_async(inline: Inline, run: Run, session: AsyncSession, *, alone: bool = False) -> list[Ran]:
+    if isinstance(run, Member) and run.task.is_async:
+        more = inline.more
+        batch = BatchRun.of([run]) if alone else await session.run_sync(lambda _: more(run))
+        return await inline.run_batch_async(batch, lambda work: session.run_sync(lambda _: work()))
     if not run.task.is_async:
-        return await session.run_sync(lambda _: inline.run(run))
-    return await inline.run_async(run, lambda work: session.run_sync(lambda _: work()))
+        return await session.run_sync(lambda _: _run(inline, run, alone=alone))
+    return [await inline.run_async(run, lambda work: session.run_sync(lambda _: work()))]
 
 
 def _waited(make: Callable[[], Coroutine[Any, Any, T]]) -> T:

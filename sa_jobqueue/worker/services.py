@@ -42,7 +42,7 @@ from .maintenance.steps import ResumeWaiting
 from .maintenance.timeouts import Cancels, EndLate, FreeKeys, Timeouts
 from .maintenance.workflows import FindWorkflows, KeepWorkflows
 from .process.inside import ServiceThread, resident
-from .running.executor import Executor
+from .running.batches import BatchExecutor
 from .running.life import Life
 from .running.reopening import Reopening, Reports, Sessions
 from .running.run import Kind, Run, Runs
@@ -121,8 +121,10 @@ class Services:
         self.waits = ResumeWaiting(connector)
         self.checkpoints = Checkpoints(connector)
         self.life = Life(spec.registry.start_hooks, spec.registry.stop_hooks)
-        self.executor = Executor(
+        self.executor = BatchExecutor(
             replace(spec.sessions, checkpoints=self.checkpoints, life=self.life),
+            runs=self.runs,
+            all_slots=self.all_slots,
             report=Reports(self.runs, self.writer, self._announce_waits).report,
             pause=self.reopening.pause,
             leaving=leaving,

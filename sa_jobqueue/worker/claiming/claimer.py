@@ -323,6 +323,7 @@ class Claimer:
             times.append(moves)
         if (survey := self._surveys.next_at()) is not None:
             times.append(survey)
+        times += [at for slots in self._all_slots.values() if slots.gathers and (at := slots.next_at) < math.inf]
         return max(min(times) - monotonic(), 0.0) if times else 1.0
 
     # ---- a round
@@ -411,6 +412,7 @@ class Claimer:
         """Do the steps before the outcomes and the claim. Returns whether skipped jobs were claimed."""
         for slots in self._all_slots.values():
             slots.measure()
+            slots.start_gathered(due_by=self.moves_at)
         if self._writer.asked:
             self._writer.look_up(lambda: self._begin_apart(connection), connection)
             self._limited.freed = True
@@ -590,6 +592,7 @@ class Claimer:
             return
         jobs = self._intake.take(connection, exchange.jobs, claimed_at=exchange.began)
         self._connection.in_doubt = False
+        self._start_gathered(exchange, jobs)
         if exchange.limited:
             got = Counter(job.queue for job in jobs)
             overlooks = not exchange.noted and self._limited.after_claim(
@@ -602,6 +605,19 @@ class Claimer:
             overlooks = self._shortage.after_claim(connection, wanted, jobs, quiet=quiet, swept=exchange.swept)
         if overlooks:
             self._mode = Mode.BISECTING
+
+    def _start_gathered(self, exchange: Exchange, jobs: list[ClaimedJob]) -> None:
+        """Start the batches that wait for more jobs, in queues where nothing else is due."""
+        for name, asked in exchange.wanted.items():
+            slots = self._all_slots[name]
+            if slots.gathers:
+                got = sum(job.queue == name for job in jobs)
+                if exchange.limited:
+                    more_due = got > 0 or (name in exchange.states and exchange.states[name].rate_in is not None)
+                else:
+                    more_due = got >= asked or self._demand.timers[name].notified
+                if not more_due:
+                    slots.start_gathered(name)
 
     def _claim_by_bisection(self, connection: sa.Connection, wanted: Mapping[str, int], *, quiet: bool) -> None:
         done = self._poison.claim_by_bisection(connection, wanted)

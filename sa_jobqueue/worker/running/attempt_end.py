@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ...arguments.context import ClaimedJob
 from ...rules.lifecycle import OUTCOMES, Change
@@ -125,6 +125,34 @@ class AttemptEnd(Attempt):
 def _without_traceback(error: BaseException | None) -> BaseException | None:
     """The exception, if it has no traceback: that refers to the run, and so to its attempt, a cycle that only the garbage collector would free."""
     return None if error is None or error.__traceback__ is not None else error
+
+
+class BatchEnd(AttemptEnd):
+    """The attempt of a batch, next to the attempts of its jobs."""
+
+    __slots__ = ("_jobs",)
+
+    def __init__(self, job: ClaimedJob, jobs: Sequence[AttemptEnd]) -> None:
+        super().__init__(job)
+        self._jobs = jobs
+
+    @property
+    def of_batch(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def jobs(self) -> Sequence[Attempt]:
+        """The attempts of its jobs."""
+        return self._jobs
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Task, queue, and `jobs`, their number."""
+        return {"task": self.task, "queue": self.queue, "jobs": len(self._jobs)}
+
+    def __repr__(self) -> str:
+        return f"<Attempt of {len(self._jobs)} jobs of {self.task}>"
 
 
 class Telling:

@@ -24,7 +24,6 @@ from ...sql.workflows.pruning import Input
 from ...tasks.middleware import Middleware, installed
 from ...tasks.upcasts import version_of
 from ...util.log import get_logger
-from .attempt_end import AttemptEnd
 from .reopening import Sessions
 from .run import Run
 from .steps import Steps
@@ -203,7 +202,7 @@ async def call_async_inside(
 
 def _enter(layers: Sequence[Middleware], run: Run, exits: list[_Exit]) -> None:
     """Enter the context managers of the layers, and add their `__exit__` to `exits`."""
-    run.attempt_end = attempt = AttemptEnd(run.job)
+    attempt = run.begin_attempt()
     if run.settled:  # checked only now: a thread that gives it up later finds the callbacks
         raise JobStopped(f"job {run.job.id} was given up before its handler was called")
     for layer in layers:
