@@ -1,4 +1,4 @@
-"""Values that the worker gives a handler in place of the caller: how they are declared, and what their providers need in turn.
+"""Injected values: their declaration, and the graph of their providers.
 
 >>> from typing import Annotated
 >>> def get_client() -> Client: ...

@@ -1,4 +1,4 @@
-"""Injected values in a worker and in the testing kit: when they are made and closed, and what happens where that fails."""
+"""Injected values in a worker and in the testing kit: they are made, shared and closed, also after failures."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SOON = RetryPolicy(base=0.01, jitter=0)
 
 
 class Client:
-    """What providers give; it is open until it is closed."""
+    """A client of a provider: it logs that it is opened and closed."""
 
     def __init__(self, log: list[str], name: str = "client") -> None:
         self.log, self.name, self.loop = log, name, None
@@ -48,7 +48,7 @@ class Client:
 
 @pytest.fixture
 def log() -> list[str]:
-    """What happened, in order."""
+    """The events of a test, in order."""
     return []
 
 

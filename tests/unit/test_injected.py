@@ -1,4 +1,4 @@
-"""Injected parameters: what is refused, by name and where it stands; and shared values, made once."""
+"""Injected parameters: wrong declarations are refused by name. Shared values are made once."""
 
 from __future__ import annotations
 
@@ -244,8 +244,8 @@ def test_fifty_tasks_that_ask_at_once_get_one_value_even_if_the_first_is_cancell
     assert seen == ["none", "closed"]
 
 
-def test_a_value_that_could_not_be_made_is_made_by_the_next_who_asks() -> None:
-    """Those who wait for the same call get its error; the failure is not kept."""
+def test_a_value_that_could_not_be_made_is_made_for_the_next_job() -> None:
+    """The failure is not kept."""
     life, tries = Life(), list[int]()
 
     def make() -> Client:
@@ -261,8 +261,8 @@ def test_a_value_that_could_not_be_made_is_made_by_the_next_who_asks() -> None:
     assert len(tries) == 2
 
 
-def test_those_who_wait_make_it_themselves_if_the_maker_is_stopped() -> None:
-    """What stops one job is no failure of the others."""
+def test_a_thread_that_waits_makes_the_value_itself_if_the_maker_is_stopped() -> None:
+    """The stop of a job is no failure of another job."""
     life, tries, waits = Life(), list[int](), threading.Event()
 
     def make() -> Client:
@@ -283,7 +283,7 @@ def test_those_who_wait_make_it_themselves_if_the_maker_is_stopped() -> None:
 
 
 def test_what_is_made_while_the_worker_leaves_is_closed_again() -> None:
-    """Nobody else would close it."""
+    """No other code would close it."""
     life, closed = Life(), list[str]()
 
     @contextmanager

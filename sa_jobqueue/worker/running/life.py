@@ -1,7 +1,7 @@
-"""What lives as long as a process that runs handlers: values of the scope "worker", and the hooks at its start and stop.
+"""Injected values, and the hooks at the start and stop of a worker.
 
-Here the values of an attempt are made, too. A value for `def` handlers is made on the thread of the handler that needs it first; a value for
-`async def` handlers in a task of its own on the event loop, where it is closed, too.
+A value for a `def` handler is made on the thread of the handler that needs it first. A shared value for `async def` handlers is made and closed
+in a task of its own on the event loop.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def at_once(work: Callable[[], T]) -> T:
 
 
 class Life:
-    """The values and hooks of a process, or of a part of a test. `start`, `stop`: the hooks.
+    """The shared values and the hooks of a process, or of a `drain` of the testing kit. `start`, `stop`: the hooks.
 
     For any thread; `call_async`, `begin` and `end` are for the event loop of the `async def` handlers.
     """
@@ -44,13 +44,13 @@ class Life:
     def __init__(self, start: Sequence[Callable[[], Any]] = (), stop: Sequence[Callable[[], Any]] = ()) -> None:
         self._start, self._stop = start, stop
         self._context = contextvars.copy_context()
-        """What providers of the scope "worker" see: nothing of the job that happens to need them first."""
+        """The context variables of providers of the scope "worker": not those of the job that needs them first."""
         self.ready: dict[Injected, dict[str, Any]] = {}
-        """The values of handlers all of whose values are made already. Read without the lock."""
+        """The values of each handler that needs only shared values, once they are made. Read without the lock."""
         # Under the lock.
         self._made_or_making: dict[Provided, Future[Any]] = {}
         self._closers: list[tuple[Provided, Callable[[Apart], Awaitable[object]]]] = []
-        """What closes the values, in the order in which they were made."""
+        """The functions that close the values, in the order in which the values were made."""
         self._over = False
         self._lock = threading.Lock()
         self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
@@ -76,7 +76,7 @@ class Life:
         for hook in reversed(self._stop) if has_begun else ():
             try:
                 await _called(hook, apart)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 logger.error("on_worker_stop: %s failed: %r", _name(hook), error, exc_info=error)
 
     async def close(self, apart: Apart) -> None:
@@ -223,7 +223,7 @@ class Life:
     # ---- values of the scope "worker": each is made once, also if many ask at once
 
     def _claimed(self, value: Provided) -> tuple[Future[Any], bool]:
-        """The value, now or once it is made; and whether the caller is to make it."""
+        """A future for the value, and whether the caller is to make the value."""
         with self._lock:
             if (known := self._made_or_making.get(value)) is not None:
                 return known, False
@@ -314,7 +314,7 @@ class Life:
         return is_kept
 
     def _failed(self, value: Provided, making: Future[Any], error: BaseException) -> None:
-        """Tell those who wait. The next job that needs the value tries again, and so do those who wait if only the maker was stopped."""
+        """Tell the handlers that wait. The next job that needs the value tries again. So do the handlers that wait, if the maker was only stopped."""
         self._forget(value)
         if isinstance(error, Exception):
             making.set_exception(error)
