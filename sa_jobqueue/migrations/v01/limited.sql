@@ -74,7 +74,8 @@ DECLARE
     rule record;
     most integer;
     is_group boolean := $4 < chr(2) COLLATE "C";
-    is_full boolean;
+    room integer;  -- how many more may start; NULL: any number
+    behind double precision;
     clock timestamptz := clock_timestamp();
     reason text;
     dropped bigint[];
@@ -93,23 +94,24 @@ BEGIN
         RETURN;
     END IF;
     IF is_group THEN
-        is_full := (SELECT count(*) FROM {schema}.job WHERE job.status = 'running' AND job.task = $2) + $5 >= rule.running;
+        room := rule.running - $5 - (SELECT count(*) FROM {schema}.job WHERE job.status = 'running' AND job.task = $2);
     ELSE
-        is_full := (SELECT count(*) FROM {schema}.job WHERE (job.concurrency_key, job.status <> 'queued', job.id) >= ($4, true, 0) AND job.concurrency_key <= $4
+        room := rule.running - $5 - (SELECT count(*) FROM {schema}.job
+            WHERE (job.concurrency_key, job.status <> 'queued', job.id) >= ($4, true, 0) AND job.concurrency_key <= $4
             AND job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.claims > 0))
-            AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END) + $5 >= rule.running;
+            AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END);
     END IF;
-    is_full := coalesce(is_full, false)
-        OR coalesce(CASE WHEN {schema}.rate_owed(rule.free_at, rule.owed_at, rule.owed, clock, rule.rate_count, rule.rate_seconds) IS NOT NULL
-            THEN floor(rule.rate_burst - least({schema}.rate_owed(rule.free_at, rule.owed_at, rule.owed, clock, rule.rate_count, rule.rate_seconds),
-            rule.rate_burst) + 0.000001)::integer END <= $5, false);
-    IF NOT is_full AND rule.max_waiting IS NULL THEN
+    behind := {schema}.rate_owed(rule.free_at, rule.owed_at, rule.owed, clock, rule.rate_count, rule.rate_seconds);
+    room := least(room, floor(rule.rate_burst - least(coalesce(behind, 0), rule.rate_burst) + 0.000001)::integer - $5);
+    IF rule.max_waiting IS NULL AND (room IS NULL OR room > 0) THEN
         RETURN;
     END IF;
+    -- For these jobs there is room, but they were enqueued after this claim had looked, or it may start no more. The next one starts them.
+    most := most + greatest(room, 0);
     reason := concat(CASE WHEN NOT is_group THEN format('key %L of ', $4) END, format('%s %L: ', $1, $2),
         CASE WHEN rule.max_waiting IS NULL THEN 'it is full, and when_full is ' || rule.when_full
-            WHEN most = 0 THEN 'none may wait (max_waiting)'
-            ELSE format('no more than %s may wait (max_waiting)', most) END);
+            WHEN rule.max_waiting = 0 THEN 'none may wait (max_waiting)'
+            ELSE format('no more than %s may wait (max_waiting)', rule.max_waiting) END);
     SELECT array_agg(d.id) INTO dropped FROM (
         SELECT w.id FROM (
             SELECT j.id, row_number() OVER (ORDER BY j.id) AS place, count(*) OVER () AS number FROM (
@@ -146,7 +148,7 @@ BEGIN
         END IF;
     END IF;
     -- What waits now takes the place of what runs.
-    IF rule.when_full = 'cancel_running' AND is_full AND EXISTS (
+    IF rule.when_full = 'cancel_running' AND room <= 0 AND EXISTS (
         SELECT FROM {schema}.job WHERE job.queue = $3 AND job.concurrency_key = $4 AND job.concurrency_key IS NOT NULL AND job.status = 'queued'
             AND job.run_at <= GREATEST(job.created_at, job.ready_at) AND job.claims = 0 AND ($1 = 'queue' OR job.task = $2)
             AND job.id <> ALL (picked)
