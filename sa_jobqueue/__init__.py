@@ -14,15 +14,10 @@ from typing import TYPE_CHECKING
 from .util import lazily
 
 __all__ = [
-    "INJECTED",
     "ArchivedJob",
-    "AsyncBatchContext",
     "AsyncJobContext",
     "Attempt",
     "Batch",
-    "BatchContext",
-    "BatchJob",
-    "Batching",
     "Call",
     "CallbackUrl",
     "Callbacks",
@@ -32,7 +27,6 @@ __all__ = [
     "Enqueue",
     "Failed",
     "Fresh",
-    "Inject",
     "Job",
     "JobContext",
     "JobEnd",
@@ -52,6 +46,9 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Schedule",
+    "Secret",
+    "SecretKeys",
+    "Sensitive",
     "Signal",
     "Snooze",
     "Subject",
@@ -86,11 +83,10 @@ __all__ = [
 if TYPE_CHECKING:
     from . import errors, statements
     from .arguments.annotations import Fresh, Load
-    from .arguments.batches import AsyncBatchContext, BatchContext, BatchJob
     from .arguments.context import AsyncJobContext, JobContext
     from .arguments.ends import JobEnd
-    from .arguments.injected import INJECTED, Inject
     from .arguments.inputs import Failed
+    from .arguments.secrets import Secret, SecretKeys, Sensitive
     from .arguments.subjects import Subject
     from .enqueueing.jobs import Enqueue, enqueue, enqueue_many
     from .enqueueing.select import enqueue_select
@@ -109,7 +105,6 @@ if TYPE_CHECKING:
     from .rules.settings import WorkerSettings
     from .rules.tally import TaskTally
     from .sql.steps import once
-    from .tasks.batching import Batching
     from .tasks.calls import Call
     from .tasks.decorator import task
     from .tasks.middleware import Attempt, Middleware, add_middleware, remove_middleware
@@ -127,8 +122,6 @@ else:
             "errors": "errors JobQueueError",
             "statements": "statements",
             "sql.steps": "once",
-            "arguments.batches": "AsyncBatchContext BatchContext BatchJob",
-            "tasks.batching": "Batching",
             "tasks.calls": "Call",
             "arguments.context": "AsyncJobContext JobContext",
             "enqueueing.jobs": "Enqueue enqueue enqueue_many",
@@ -140,10 +133,10 @@ else:
             "tasks.middleware": "Attempt Middleware add_middleware remove_middleware",
             "models": "ArchivedJob Job JobMixin Schedule Signal companions_of",
             "arguments.annotations": "Fresh Load",
+            "arguments.secrets": "Secret SecretKeys Sensitive",
             "arguments.subjects": "Subject",
             "rules.outcomes": "Cancel Discard RateLimited Retry Snooze",
             "arguments.inputs": "Failed",
-            "arguments.injected": "INJECTED Inject",
             "models.job": "JobRead",
             "rules.reasons": "WaitReason",
             "arguments.ends": "JobEnd",

@@ -10,19 +10,19 @@ from pydantic import ValidationError
 from pydantic_core import to_json, to_jsonable_python
 
 from ..errors import PayloadError
+from ..util.urls import SECRET
 from .columns import in_order, plain_in_order
+from .context import AsyncJobContext, JobContext
 from .objects import ObjectText
 from .references import REFUSED
-from .resolving import signature
-from .signature import Context, Plan, plan_of
+from .secrets import Sealing
+from .signature import UNSEALED, Plan, plan_of, signature
 from .storable import EXPONENT, MAX_PAYLOAD, as_jsonb, checked_json, load, refusal, same, shown, unstorable
 
 _AS_ARGUMENT: Any = {"fallback": repr, "inf_nan_mode": "constants", "bytes_mode": "base64"}
 
 #: pydantic's kinds of error for an argument that is missing, or not a parameter of the handler; and what we say.
 _NAMES = {"missing": "argument {} is missing", "extra_forbidden": "unknown argument {}"}
-#: What we say of an argument that is injected.
-_GIVEN = "argument {} is injected: the worker gives it, and a job has no such argument"
 #: How pydantic's kinds of error begin where a string was given for what is an object in Python.
 _OBJECTS = (
     "is_instance_of",
@@ -45,31 +45,33 @@ _OBJECTS = (
 class Arguments:
     """A handler's arguments. Annotations are resolved at the first use, when all modules have been imported.
 
-    `given`: how many of the first parameters are no arguments, because results of other jobs fill them. `batch`: see `plan_of`.
+    `given`: how many of the first parameters are no arguments, because results of other jobs fill them. `sealing`: for secret arguments.
     """
 
-    __slots__ = ("_batch", "_defaults", "_given", "_plan", "_what", "handler")
+    __slots__ = ("_defaults", "_given", "_plan", "_sealing", "_what", "handler")
 
-    def __init__(self, handler: Callable[..., Any], *, task: str, given: int = 0, batch: bool = False) -> None:
-        self.handler, self._given, self._batch = handler, given, batch
+    def __init__(self, handler: Callable[..., Any], *, task: str, given: int = 0, sealing: Sealing = UNSEALED) -> None:
+        self.handler, self._given, self._sealing = handler, given, sealing
         self._what = f"task {task!r}"
         self._plan: Plan | None = None
         self._defaults: dict[str, Any] | None = None
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The defaults of the handler's parameters, as the plain JSON that they would be as arguments; else as their repr."""
+        """The defaults of the handler's parameters, as the plain JSON that they would be as arguments; else as their repr. A secret has no value in it."""
         if self._defaults is None:
-            taken = self.resolve().taken
+            secrets = self.resolve().secrets
             self._defaults = {
-                name: plain_in_order(to_jsonable_python(parameter.default, **_AS_ARGUMENT), parameter.default)
+                name: {SECRET: []}
+                if name in secrets
+                else plain_in_order(to_jsonable_python(parameter.default, **_AS_ARGUMENT), parameter.default)
                 for name, parameter in signature(self.handler).parameters.items()
-                if parameter.default is not parameter.empty and name not in taken
+                if parameter.default is not parameter.empty
             }
         return self._defaults
 
     @property
-    def context(self) -> Context | None:
+    def context(self) -> type[JobContext | AsyncJobContext] | None:
         """The class of the context that the handler takes first; None if it takes none."""
         return self.resolve().context
 
@@ -77,7 +79,7 @@ class Arguments:
         """Resolve the annotations now. Raises TaskError for an annotation that cannot be resolved."""
         plan = self._plan
         if plan is None:
-            plan = self._plan = plan_of(self.handler, self._what, given=self._given, batch=self._batch)
+            plan = self._plan = plan_of(self.handler, self._what, given=self._given, sealing=self._sealing)
         return plan
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int = MAX_PAYLOAD) -> str:
@@ -97,7 +99,8 @@ class Arguments:
         except ValidationError as error:
             raise self._misfit(error, given | rest) from error
         except Exception as error:  # from the serializer, or from a validator of the application
-            raise refusal(error, given | rest, what=self._what, item="argument ", write=plan.to_json) from error
+            public = {name: value for name, value in (given | rest).items() if name not in plan.secrets}
+            raise refusal(error, public, what=self._what, item="argument ", write=plan.to_json) from error
         text = checked_json(data, valid, what=self._what, item="argument ", limit=limit)
         if not plan.exact:
             self._check_return(plan, text, valid)
@@ -164,6 +167,8 @@ class Arguments:
         except Exception as error:
             raise refusal(error, valid, what=self._what, item="argument ") from error
         for name, value in valid.items():
+            if name in plan.secrets:
+                continue  # it was checked before it was encrypted
             if not (name in back and same(value, back[name])):
                 if found := next(unstorable(value, name), None):
                     raise PayloadError(f"{self._what}: argument {found}")
@@ -200,9 +205,7 @@ class Arguments:
         of_key = len(loc) > 2 and loc[-1] == "[key]"  # pydantic's word for it; before it comes the key
         path = _path(loc[:-2] if of_key else loc)
         if len(loc) == 1 and kind in _NAMES:
-            injected = self.resolve().injected
-            is_given = injected is not None and path in injected.names
-            return (_GIVEN if is_given else _NAMES[kind]).format(path)
+            return _NAMES[kind].format(path)
         if kind == REFUSED:
             return f"argument {path}: {detail['msg']}"
         message = detail["msg"][:1].lower() + detail["msg"][1:]
@@ -245,9 +248,7 @@ def _with_rest(plan: Plan, found: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 def _refuse_taken(plan: Plan, name: str, what: str) -> None:
-    if plan.injected is not None and name in plan.injected.names:
-        raise PayloadError(f"{what}: {_GIVEN.format(name)}")
-    if name in plan.taken:
+    if name == plan.taken:
         raise PayloadError(
             f"{what}: argument {name} has the name of the context, which the worker gives: "
             f"call it something else, or make the context positional-only, `({name}, /, ...)`"
@@ -280,7 +281,7 @@ def bound(plan: Plan, columns: Sequence[Selected], *, what: str) -> list[str]:
         if column.label is not None:
             if plan.rest is None and column.label not in plan.names:
                 raise PayloadError(f"{what}: unknown argument {column.label}, the label of a column; {takes}")
-            if column.label == plan.variable or column.label in plan.taken:
+            if column.label in (plan.variable, plan.taken):
                 raise PayloadError(f"{what}: argument {column.label} cannot be given by a label")
             names.append(column.label)
             continue

@@ -24,9 +24,10 @@ from pydantic_core import SchemaError, SchemaSerializer, to_json
 from pydantic_core.core_schema import CoreConfig
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from ..errors import PayloadError, ResultError
+from ..errors import PayloadError, ResultError, TaskError
 from ..rules.failures import error_text, name_of
 from ..rules.lifecycle import JobStatus
+from .storable import same
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class Typed(Generic[T]):
         try:
             # Inside of a dict, because a type may have a configuration of its own, and then an adapter takes no other.
             adapter = strict_adapter({"value": hint})
-        except NOT_CHECKABLE as error:
+        except (*NOT_CHECKABLE, TaskError) as error:
             raise TypeError(reason_of(error)) from error
         self._validate_python = adapter.validator.validate_python
         self._validate_json = adapter.validator.validate_json
@@ -72,6 +73,14 @@ class Typed(Generic[T]):
         """The value as JSON. Raises ValidationError if it is not of the type."""
         valid = self._validate_python({"value": value}, strict=True)
         return self._serialize(valid, by_alias=True, warnings=False)[len(_BEFORE) : -len(_AFTER)]
+
+    def to_equal_json(self, value: object) -> bytes:
+        """The value as JSON. Raises ValidationError if it is not of the type, ValueError if it would come back changed."""
+        valid = self._validate_python({"value": value}, strict=True)
+        data = self._serialize(valid, by_alias=True, warnings=False)
+        if not same(valid["value"], self._validate_json(data, strict=True)["value"]):
+            raise ValueError("it would come back from JSON changed")
+        return data[len(_BEFORE) : -len(_AFTER)]
 
     def from_json(self, text: str) -> T:
         """Restore the value from JSON text. Raises ValidationError if it does not fit."""

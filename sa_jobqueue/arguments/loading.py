@@ -15,7 +15,7 @@ from pydantic_core import core_schema
 from sqlalchemy.orm import Session
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from ..errors import JobQueueError, ObjectMissing, PayloadError
+from ..errors import ObjectMissing, PayloadError
 from ..rules.outcomes import Discard
 from ..util.log import get_logger
 from .annotations import ArgumentSpec, replaced
@@ -27,10 +27,8 @@ logger = get_logger(__name__)
 _PAGE = 5_000
 
 
-def load(
-    session: Session, wanted: Sequence[Reference], refused: Callable[[Reference, Exception], None] | None = None
-) -> None:
-    """Load the object of each reference, with a statement for each argument. `refused`: takes what would be raised for a reference.
+def load(session: Session, wanted: Sequence[Reference]) -> None:
+    """Load the object of each reference, with a statement for each argument.
 
     Raises Discard or ObjectMissing, as the annotation says, where there is none, Discard where it has another version, and
     PayloadError for a reference without a key.
@@ -39,18 +37,13 @@ def load(
     for reference in wanted:
         of_each.setdefault(reference.of, []).append(reference)
     for of, ones in of_each.items():
+        if any(reference.key is None for reference in ones):
+            raise ones[0].error(f"the {of.cls.__name__} had no key yet when the job was written")
         found = _found(
             session, of, list(dict.fromkeys(reference.key for reference in ones if reference.key is not None))
         )
         for reference in ones:
-            try:
-                if reference.key is None:
-                    raise reference.error(f"the {of.cls.__name__} had no key yet when the job was written")
-                reference.object = _checked(found.get(reference.key), reference)
-            except (Discard, JobQueueError) as error:
-                if refused is None:
-                    raise
-                refused(reference, error)
+            reference.object = _checked(found.get(reference.key), reference)
 
 
 def _found(session: Session, of: ObjectArgument, keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...] | None, Any]:

@@ -231,6 +231,10 @@ def _arguments(named: AnyTask | TaskName, selected: Sequence[Selected], rows: sa
 
 
 def _argument(plan: Plan | None, name: str, column: Selected, value: sa.ColumnElement[Any], what: str) -> Argument:
+    if plan is not None and name in plan.secrets:
+        raise PayloadError(
+            f"{what}: argument {name} is secret or sensitive, and a column's value would be stored in clear: select the rows, and enqueue_many(...) jobs for them"
+        )
     try:
         kind = kind_of(value.type)
     except TypeError as error:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypeAlias
@@ -19,7 +20,7 @@ from ..arguments.objects import PendingArguments
 from ..arguments.storable import encode_plain, load
 from ..arguments.subjects import Subject
 from ..errors import ConfigurationError, OptionError, PayloadError
-from ..models import JobMixin
+from ..util.urls import without_secrets
 
 
 class Call(NamedTuple):
@@ -51,21 +52,17 @@ class Call(NamedTuple):
     """JSON text: see `Job.extras`."""
     columns: tuple[tuple[str, Any], ...] | None = None
     """The values of the application's own columns of the job table, by attribute."""
-    after: JobMixin | None = None
-    """A job of the same session, which must complete first."""
     waiting: PendingArguments | None = None
     """Completes `args` and `subject` once objects in them have their keys; None: they are complete."""
     given_meta: str | None = None
     """The `meta` before any middleware changed it, which is that of a schedule's jobs; None: none has changed it."""
 
+    def __repr__(self) -> str:
+        args = json.dumps(without_secrets(load(self.args)), ensure_ascii=False)
+        return f"<Call {self.task!r} in {self.queue!r}: {args}>"
+
     def completed(self) -> Call:
-        """A copy with the keys of all objects. Raises PayloadError if an object is not in the database yet, and OptionError for a job that
-        is to run after another job.
-        """
-        if self.after is not None:
-            raise OptionError(
-                f"task {self.task!r}: after= is for session.add(enqueue(...)), one job at a time; for many jobs build a Workflow"
-            )
+        """A copy with the keys of all objects. Raises PayloadError if an object is not in the database yet."""
         if self.waiting is None:
             return self
         self.waiting.refuse_changes()

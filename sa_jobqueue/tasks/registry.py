@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..arguments.secrets import SecretKeys, is_marked
 from ..arguments.storable import MAX_PAYLOAD, encode_plain, shown
 from ..errors import ConfigurationError, OptionError, PayloadError, TaskError
 from ..models import Job, JobMixin, Overlap, Schedule, is_job_class
@@ -15,6 +15,7 @@ from ..rules.limits import Limits, Owner
 from ..rules.retry import Duration
 from ..rules.schedules import Every, Missed, rule_of
 from ..util.log import get_logger
+from ..util.urls import SECRET
 from .calls import AsyncSessionMaker, Call, SessionMaker, check_makers
 from .options import Enqueueable, Options, checked_int, checked_name, extras_of
 from .tasks import AnyTask, Task, are_twins, line_of, origin_of, place_of
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ..rules.callbacks import Callbacks
 
 logger = get_logger(__name__)
-
-H = TypeVar("H", bound=Callable[[], Any])
 
 #: What jsonb itself can hold, in bytes.
 _MAX_JSONB = 2**28 - 1
@@ -49,7 +48,7 @@ class Registry:
     `sessionmaker`, `async_sessionmaker`: the application's own, for `ctx.session` in workers that were given no other.
     `job`: the class of the jobs that workers of these tasks run, if it is the application's own: see `JobMixin`.
     `archive`: whether finished jobs of those of its tasks that do not say it themselves are moved to the archive: see `task`.
-    `callbacks`: the settings of `ctx.callback_url`: see `Callbacks`.
+    `callbacks`: the settings of `ctx.callback_url`: see `Callbacks`. `secrets`: the keys of secret arguments: see `SecretKeys`.
     All of them can also be set later, but before the worker is made. Raises ConfigurationError for a value
     that cannot be used.
     """
@@ -70,6 +69,9 @@ class Registry:
     callbacks: Callbacks | None
     """The settings of `ctx.callback_url`; None: handlers cannot use it."""
 
+    secrets: SecretKeys | None
+    """The keys of secret arguments; None: tasks with secret arguments cannot be enqueued or run."""
+
     def __init__(
         self,
         *,
@@ -79,6 +81,7 @@ class Registry:
         job: type[JobMixin] = Job,
         archive: bool = False,
         callbacks: Callbacks | None = None,
+        secrets: SecretKeys | None = None,
     ) -> None:
         self.max_payload = max_payload
         self.sessionmaker = sessionmaker
@@ -86,13 +89,10 @@ class Registry:
         self.job = job
         self.archive = archive
         self.callbacks = callbacks
+        self.secrets = secrets
         self._tasks: dict[str, AnyTask] = {}
         self._schedules: dict[str, _Declared] = {}
         self._queues: dict[str, Limits] = {}
-        self.overrides: Mapping[Callable[..., Any], Callable[..., Any]] = {}
-        """The providers that others stand in for, and these: see `override`."""
-        self.start_hooks: tuple[Callable[[], Any], ...] = ()
-        self.stop_hooks: tuple[Callable[[], Any], ...] = ()
         self.get: Callable[[str], AnyTask | None] = self._tasks.get
         """The task of this name or alias, or None."""
 
@@ -107,6 +107,10 @@ class Registry:
             raise ConfigurationError(f"archive must be True or False, not {shown(value)}")
         elif name == "callbacks" and value is not None and not hasattr(value, "sign"):
             raise ConfigurationError(f"callbacks is Callbacks(url=..., keys=[...]), not {shown(value)}")
+        elif name == "secrets" and not isinstance(value, (SecretKeys, NoneType)):
+            raise ConfigurationError(
+                f'secrets is SecretKeys({{"2026": key}}, current="2026"), not a {type(value).__name__}'
+            )
         super().__setattr__(name, value)
 
     def add(self, added: AnyTask) -> None:
@@ -159,7 +163,7 @@ class Registry:
         do not fit the task.
         """
         make = functools.partial(
-            Schedule, rule, job, *args, name=name, timezone=timezone, missed=missed, catch_up=catch_up, overlap=overlap,
+            _without_secrets, rule, job, *args, name=name, timezone=timezone, missed=missed, catch_up=catch_up, overlap=overlap,
             jitter=jitter, pause_after=pause_after,
         )  # fmt: skip
         wanted = name if name is not None else job.task if isinstance(job, Call) else getattr(job, "name", "")
@@ -196,43 +200,6 @@ class Registry:
         tasks: dict[tuple[Owner, str], Limits] = {("task", known.name): known.limits for known in self if known.limits}
         return {owner: limits for owner, limits in (queues | tasks).items() if limits != _NONE}
 
-    def on_worker_start(self, hook: H) -> H:
-        """Call a function when a worker starts, before its first job; a decorator. Child processes of `executor="process"` call it, too.
-
-        `hook`: a `def`, which is called on a thread, or an `async def`, which the event loop of the handlers runs; without parameters.
-        Hooks are called in the order of their declaration. If one raises, the worker does not begin, and `run()` raises HookError.
-
-        Raises TaskError for what cannot be called so.
-        """
-        self.start_hooks += (_checked_hook(hook, "on_worker_start"),)
-        return hook
-
-    def on_worker_stop(self, hook: H) -> H:
-        """Call a function when a worker stops: when its handlers have ended, and the values of the scope "worker" are closed. A decorator.
-
-        Hooks are called in the reverse order. What one raises is logged. They are not called where the process is killed, or where
-        a start hook has failed. `hook`: as for `on_worker_start`.
-        """
-        self.stop_hooks += (_checked_hook(hook, "on_worker_stop"),)
-        return hook
-
-    @contextmanager
-    def override(self, provider: Callable[..., Any], by: Callable[..., Any], /) -> Generator[None]:
-        """In this block, handlers of these tasks get the values of the provider `by` in place of those of `provider`. For tests.
-
-        It holds for this process, and in a running worker not for a value of the scope "worker" that is made already. Raises TaskError for
-        a `by` that is no function.
-        """
-        if not callable(by):
-            raise TaskError(
-                f"override() takes a provider, a function that returns the value, not {shown(by)}: lambda: fake"
-            )
-        before, self.overrides = self.overrides, {**self.overrides, provider: by}
-        try:
-            yield
-        finally:
-            self.overrides = before
-
     def _is_reloaded(self, before: object, after: object) -> bool:
         """Whether a task replaced the other when its module was loaded again."""
         return (
@@ -248,14 +215,15 @@ class Registry:
         return iter([known for name, known in self._tasks.items() if name == known.name])
 
 
-def _checked_hook(hook: H, what: str) -> H:
-    try:
-        inspect.signature(hook).bind()
-    except TypeError:
-        raise TaskError(f"{what} takes a function without parameters, not {shown(hook)}") from None
-    if inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
-        raise TaskError(f"{what}: {hook.__qualname__} is a generator: write on_worker_start and on_worker_stop")
-    return hook
+def _without_secrets(*args: Any, **options: Any) -> Schedule:
+    """A schedule that code declares. Raises OptionError for a secret argument: each process would encrypt it anew, and so change the schedule."""
+    made = Schedule(*args, **options)
+    if hidden := [name for name, value in made.args.items() if is_marked(value, SECRET)]:
+        raise OptionError(
+            f"schedule {made.name!r}: {hidden[0]!r} is secret, and code cannot declare a schedule with it: read the secret in the handler, or make the "
+            "schedule at run time, session.add(Schedule(...))"
+        )
+    return made
 
 
 default_registry = Registry()

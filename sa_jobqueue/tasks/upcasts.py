@@ -1,6 +1,6 @@
 """Versions of a task's arguments: functions of the application turn old stored arguments into those that the handler takes now.
 
->>> upcasts = Upcasts("shop.send", 2)
+>>> upcasts = Upcasts("shop.send", 2, Sealing(("shop.send",), lambda: None))
 >>> upcasts.add(1, lambda args: {"order_id": args["order"]})
 >>> upcasts.current('{"order": 7}', 1)
 '{"order_id":7}'
@@ -12,6 +12,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from pydantic_core import to_json
+
+from ..arguments.secrets import Sealing
 from ..arguments.storable import encode_plain, load, shown
 from ..errors import PayloadError, TaskError
 from ..rules.lifecycle import Claimed, extra
@@ -28,12 +31,15 @@ def version_of(attributes: Mapping[str, Any] | None) -> Any:
 
 
 class Upcasts:
-    """The upcasters of a task, by the version that they read. `version`: that of the arguments which the handler takes."""
+    """The upcasters of a task, by the version that they read. `version`: that of the arguments which the handler takes.
 
-    __slots__ = ("_by_version", "_task", "version")
+    An upcaster gets secret arguments in clear, so that it may give them another name.
+    """
 
-    def __init__(self, task: str, version: int) -> None:
-        self._task, self.version = task, version
+    __slots__ = ("_by_version", "_sealing", "_task", "version")
+
+    def __init__(self, task: str, version: int, sealing: Sealing) -> None:
+        self._task, self.version, self._sealing = task, version, sealing
         self._by_version: dict[int, Upcaster] = {}
 
     def add(self, version: object, function: Upcaster) -> None:
@@ -73,20 +79,34 @@ class Upcasts:
                 f"task {self._task!r}: the stored arguments have version {shown(version)}, and this code reads versions 1 to {self.version}"
             )
         self.check()
+        args = load(text)
+        try:
+            clear = self._sealing.opened(args) if isinstance(args, dict) else args
+        except PayloadError as error:
+            raise PayloadError(f"task {self._task!r}: {error}") from None
+        has_secrets = clear != args
         for number in range(version, self.version):
-            text = self._next(text, number)
+            text = self._next(
+                text if number > version or not has_secrets else to_json(clear).decode(), number, has_secrets
+            )
         return text
 
-    def _next(self, text: str, version: int) -> str:
+    def _next(self, text: str, version: int, has_secrets: bool) -> str:
         function = self._by_version[version]
         what = f"task {self._task!r}: the upcaster of version {version}, {_named(function)},"
         try:
             made: Any = function(load(text))
+            if isinstance(made, Mapping):
+                return encode_plain(made, what=what)
         except Exception as error:
+            if has_secrets:  # the message may have a secret
+                raise PayloadError(f"{what} failed with {type(error).__name__}") from None
+            if isinstance(error, PayloadError):
+                raise
             raise PayloadError(f"{what} raised {type(error).__name__}: {error}") from error
-        if not isinstance(made, Mapping):
-            raise PayloadError(f"{what} must return the new arguments by name, not {shown(made)}")
-        return encode_plain(made, what=what)
+        raise PayloadError(
+            f"{what} must return the new arguments by name, not {type(made).__name__ if has_secrets else shown(made)}"
+        )
 
 
 def _named(function: Any) -> str:

@@ -119,9 +119,28 @@ def mask_passwords(text: str) -> str:
     return _IN_PAIR.sub(r"\1***", text)
 
 
-def masked(value: Any) -> Any:
-    """`value` as plain JSON, as far as it is any, without the passwords in its texts."""
+#: The only name in the JSON object that stands for an argument with `Secret()`, or with `Sensitive()`; and what displays show for both.
+SECRET, SENSITIVE, HIDDEN = "$secret", "$sensitive", "(hidden)"
+
+
+def without_secrets(value: Any) -> Any:
+    """Plain JSON of a row without the arguments that are secret or sensitive, at any depth."""
     match value:
+        case dict():
+            if len(value) == 1 and (SECRET in value or SENSITIVE in value):
+                return HIDDEN
+            return {name: without_secrets(entry) for name, entry in value.items()}
+        case list():
+            return [without_secrets(entry) for entry in value]
+        case _:
+            return value
+
+
+def masked(value: Any) -> Any:
+    """`value` as plain JSON, as far as it is any, without secret arguments, and without the passwords in its texts."""
+    match value:
+        case dict() if len(value) == 1 and (SECRET in value or SENSITIVE in value):
+            return HIDDEN
         case str():
             return mask_passwords(value)
         case float() if not isfinite(value):

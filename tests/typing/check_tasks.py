@@ -7,7 +7,7 @@ A line that must be an error carries an ignore comment for each checker; both re
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, assert_type
+from typing import Annotated, Any, assert_type
 
 from sqlalchemy import Engine, Executable
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sa_jobqueue.arguments.context import AsyncJobContext, JobContext
 from sa_jobqueue.arguments.ends import JobEnd
+from sa_jobqueue.arguments.secrets import Secret
 from sa_jobqueue.enqueueing.jobs import enqueue, enqueue_many
 from sa_jobqueue.errors import WaitTimeout
 from sa_jobqueue.models import Job
@@ -201,7 +202,10 @@ def no_upcaster(order_id: int) -> int:
     return order_id
 
 
-def a_job_may_wait_for_a_job(job: Job) -> None:
-    assert_type(enqueue(versioned.options(after=job), 1), Job)
+@task
+def sync(n: int, token: Annotated[str | None, Secret()] = None) -> None: ...
 
-    versioned.options(after=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+def secrets_are_of_their_own_type() -> None:
+    enqueue(sync, 1, "token")
+    enqueue(sync, 1, token=2)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
