@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -24,6 +24,7 @@ from ..sql.archive import is_not_archived
 from ..sql.archived import archived_ends
 from ..sql.chosen import Status
 from ..sql.edit import EDITABLE
+from ..sql.secrets import has_marks
 from ..sql.unique import key_holders
 from ..sql.workflows.actions import reopen_below
 from ..statements import cancel_jobs, copy_jobs, discard_jobs, edit_jobs, fork_job, prune_jobs, release_jobs, retry_jobs
@@ -260,11 +261,7 @@ def _act(
             with engine.begin() as connection:
                 reopened = set(connection.scalars(reopen_below(sorted(touched)))) - touched
     untouched = {job_id: known.get(job_id, "no such job") for job_id in ids if job_id not in touched} | untouched
-    if untouched and retries:
-        with engine.begin() as connection:
-            for job_id, holder in connection.execute(key_holders(list(untouched))):
-                status = f"{known[job_id]}, " if job_id in known else ""
-                untouched[job_id] = f"{status}its unique key is held by job {holder}"
+    untouched |= _obstacles(engine, action, untouched, known)
     if targets.json:
         result = {"action": action.verb, "count": len(touched), "dry_run": targets.dry_run, "not_touched": untouched}
         print_json(result | ({"also_retried": sorted(reopened)} if reopened else {}))
@@ -279,6 +276,22 @@ def _act(
             note(f"not touched: {listed}{more}")
     if untouched:
         raise typer.Exit(1)
+
+
+def _obstacles(
+    engine: sa.Engine, action: Action, untouched: Mapping[int, str], known: Mapping[int, str]
+) -> dict[int, str]:
+    """Why some of these jobs were not touched, where it is not their status."""
+    if not untouched or action.verb not in {"retry", "edit"}:
+        return {}
+    with engine.begin() as connection:
+        if action.verb == "edit":
+            marked = connection.scalars(sa.select(Job.id).where(_among(list(untouched)), has_marks(Job.args)))
+            return dict.fromkeys(marked, "it has secret arguments: change them in code, by Task.edit")
+        return {
+            job_id: f"{f'{known[job_id]}, ' if job_id in known else ''}its unique key is held by job {holder}"
+            for job_id, holder in connection.execute(key_holders(list(untouched)))
+        }
 
 
 def _by_statement(build: Callable[..., Any], **options: Any) -> Do:
@@ -366,7 +379,10 @@ def edit(
     }
     if all(value is None for value in changes.values()):
         raise ConfigurationError("say what is to change: --args, --to-queue, --to-priority, --run-at or --delay")
-    action = Action("edit", "edited", status_in(Job.status, EDITABLE), _by_statement(edit_jobs, **changes))
+    allowed = status_in(Job.status, EDITABLE)
+    if args is not None:
+        allowed &= ~has_marks(Job.args)
+    action = Action("edit", "edited", allowed, _by_statement(edit_jobs, **changes))
     _act(config, targets, filters, targets.criteria(filters), action, locked=locked)
 
 

@@ -56,20 +56,50 @@ FIRST_LINES = {
     "limits list": "List limits and pauses of queues, of tasks, and of keys that have their own, with the running and waiting jobs.",
     "limits set": 'Change the given limits; the others stay. "none" removes a limit.',
     "limits remove": "Remove limits that `limits set` has set: the limits that code declares apply again. A pause stays.",
+    "secrets": "Keys of secret arguments: make a key, and encrypt rows with a new key.",
+    "secrets new-key": "Print a new key for SecretKeys: 32 random bytes in base64.",
+    "secrets rotate": "Encrypt the secret arguments of jobs, schedules and callbacks of workflows with the current key.",
     "embedded": "The embedded PostgreSQL: status, stop, path.",
     "embedded status": "Show whether the server runs, and where its files are. Exit code 3 if it does not run.",
     "embedded stop": "Stop the server and end all its connections. Its data stays; migrate, enqueue or work start it again.",
     "embedded path": "Print the folder with its data, programs and log.",
 }
 
-#: The keys of [tool.sa_jobqueue] in pyproject.toml, and those that may have several values.
-SETTINGS = frozenset((
-    "app", "archive_months", "buffer", "child_grace", "database_url", "debug", "embedded_dir", "grace", "lease", "listen",
-    "listen_url", "log_format", "log_jobs", "log_level", "max_active_connections", "max_child_jobs", "max_jobs", "max_lock_waits",
-    "max_memory", "max_replication_lag", "max_rescues", "max_snapshot_age", "metrics_host", "metrics_port", "pin", "poll",
-    "pooled", "processes", "queue", "reload", "schema", "session_idle_timeout",
-))  # fmt: skip
-SEVERAL = frozenset(("app", "queue"))
+#: The keys of [tool.sa_jobqueue] in pyproject.toml, and whether one may have several values.
+SETTINGS = {
+    "app": True,
+    "archive_months": False,
+    "buffer": False,
+    "child_grace": False,
+    "database_url": False,
+    "debug": False,
+    "embedded_dir": False,
+    "grace": False,
+    "lease": False,
+    "listen": False,
+    "listen_url": False,
+    "log_format": False,
+    "log_jobs": False,
+    "log_level": False,
+    "max_active_connections": False,
+    "max_child_jobs": False,
+    "max_jobs": False,
+    "max_lock_waits": False,
+    "max_memory": False,
+    "max_replication_lag": False,
+    "max_rescues": False,
+    "max_snapshot_age": False,
+    "metrics_host": False,
+    "metrics_port": False,
+    "pin": False,
+    "poll": False,
+    "pooled": False,
+    "processes": False,
+    "queue": True,
+    "reload": False,
+    "schema": False,
+    "session_idle_timeout": False,
+}
 
 #: `list_workers()` as text, with what `alive` reads of it.
 WORKERS = """SELECT {schema}.worker.id, {schema}.worker.host, {schema}.worker.pid, CAST(EXTRACT(epoch FROM now() - {schema}.worker.seen_at) AS FLOAT) AS unseen, EXTRACT(epoch FROM now() - {schema}.worker.seen_at) > 60.0 OR (SELECT count(*) AS count_1

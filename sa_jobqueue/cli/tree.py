@@ -53,6 +53,11 @@ Limits on how many jobs run at once and how fast they start: of a queue, a task,
 
 Limits apply across all workers, and changes apply at once. Code declares limits with @task(limits=...) and registry.queue(...).
 """
+_SECRETS = """\
+Keys of secret arguments: make a key, and encrypt rows with a new key.
+
+Code marks secret arguments with Secret(), and has the keys: default_registry.secrets = SecretKeys(...).
+"""
 
 
 def _entries(module: str, *names: str, **options: bool) -> dict[str, Entry]:
@@ -108,6 +113,14 @@ COMMANDS: Entries = {
     ),
     "limits": Group(
         _ACT, _LIMITS, {"list": Entry("limits:list_"), "set": Entry("limits:set_"), **_entries("limits", "remove")}
+    ),
+    "secrets": Group(
+        _SET_UP,
+        _SECRETS,
+        {
+            "new-key": Entry("secrets:new_key_", options={"database": False}),
+            "rotate": Entry("secrets:rotate", options={"app": True}),
+        },
     ),
     "embedded": Group(
         _SET_UP,

@@ -196,8 +196,10 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT, INSERT, DELETE, UPDATE (job_id, keep, expires_at) ON TABLE {schema}.unique_key",
             "EXECUTE ON FUNCTION {schema}.take_key(bigint, jsonb)",
             "EXECUTE ON FUNCTION {schema}.tell_workers(oid)",
-            f"DELETE, UPDATE ({_PAUSED_BY_OPERATORS}) ON TABLE {{schema}}.schedule",
+            f"DELETE, UPDATE (args, {_PAUSED_BY_OPERATORS}) ON TABLE {{schema}}.schedule",
             f"EXECUTE ON FUNCTION {_ENQUEUE_TICKS}",
+            # Secret arguments are encrypted again.
+            "UPDATE (args) ON TABLE {schema}.workflow_callback",
             "INSERT, UPDATE, DELETE ON TABLE {schema}.job_limit",
             "INSERT, UPDATE, DELETE ON TABLE {schema}.job_key",
             "UPDATE (blocked_until) ON TABLE {schema}.limit_state",

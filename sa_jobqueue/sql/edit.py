@@ -26,6 +26,7 @@ from ..tasks.options import MAX_PRIORITY, checked_int, checked_name
 from .admin import Criterion, Locked, check_chosen, check_locked, with_those_left
 from .limits.state import FIRST_KEY
 from .parts import in_seconds, lock_in_order, materialized, members, table_of
+from .secrets import has_marks
 from .unique import key_of
 
 #: The worker that runs a job has its arguments already.
@@ -51,7 +52,7 @@ def edit_jobs(
 
     `args`: all arguments, as plain JSON; they replace those that are there. `run_at`: a datetime with a time zone, or a timedelta from
     the database's now(). What is None stays as it is, and so does all else: a unique job keeps the key that was made of its former
-    arguments. A job that has ended stays as it has; `retry_jobs` runs it again.
+    arguments. With `args`, jobs that have secret or sensitive arguments are not changed: `Task.edit` changes them. A job that has ended stays as it has; `retry_jobs` runs it again.
 
     Raises PayloadError for arguments that cannot be stored or are too large, OptionError for another value that cannot be used.
     """
@@ -62,6 +63,8 @@ def edit_jobs(
         raise ValueError("edit_jobs() is to change something: give it args, queue, priority or run_at")
     table = table_of(job)
     allowed = status_in(table.c.status, EDITABLE)
+    if args is not None:
+        allowed &= ~has_marks(table.c.args)
     mine = lock_in_order(table, allowed, *where, skip_locked=locked == "skip", nowait=locked == "nowait")
     changed = (
         sa.update(job).where(members(table.c.id, sa.select(mine.c.id)), allowed).values(values).returning(table.c.id)

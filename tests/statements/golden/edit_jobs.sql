@@ -2,6 +2,7 @@ WITH locked AS MATERIALIZED (
     SELECT sa_jobqueue.job.id AS id
     FROM sa_jobqueue.job
     WHERE sa_jobqueue.job.status IN ('queued', 'blocked', 'completed', 'failed', 'cancelled')
+    AND NOT jsonb_path_exists(sa_jobqueue.job.args, CAST('$.* ? (exists (@."$secret") || exists (@."$sensitive"))' AS jsonpath))
     AND sa_jobqueue.job.id = %(id_1)s::BIGINT
     ORDER BY sa_jobqueue.job.id
     FOR NO KEY UPDATE OF job
@@ -17,4 +18,5 @@ WHERE sa_jobqueue.job.id = any(array((
     )
 ))
 AND sa_jobqueue.job.status IN ('queued', 'blocked', 'completed', 'failed', 'cancelled')
+AND NOT jsonb_path_exists(sa_jobqueue.job.args, CAST('$.* ? (exists (@."$secret") || exists (@."$sensitive"))' AS jsonpath))
 RETURNING sa_jobqueue.job.id

@@ -1,0 +1,71 @@
+"""Keys of secret arguments: `secrets new-key` prints one, `secrets rotate` encrypts rows again with the current key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Annotated, Any
+
+import typer
+
+from ..arguments.secrets import Sealing, new_key
+from ..errors import ConfigurationError
+from ..sql.secrets import reseal_rows
+from ..tasks.registry import Registry
+from .application import load_registry, own_jobs
+from .config import Config, Json
+from .output import cleaned, note, print_json, say
+from .place import open_engine
+
+#: Rows that are named as left.
+_LISTED = 10
+
+
+def new_key_() -> None:
+    """Print a new key for SecretKeys: 32 random bytes in base64.
+
+    sa-jobqueue secrets new-key
+    """
+    say(new_key())
+
+
+def rotate(
+    config: Config,
+    *,
+    batch: Annotated[int, typer.Option(metavar="N", min=1, max=10_000, help="Rows in a transaction.")] = 200,
+    json: Json = False,
+) -> None:
+    """Encrypt the secret arguments of jobs, schedules and callbacks of workflows with the current key.
+
+    Before, give the new key to all processes, and make it current. Secret arguments that are still in clear are encrypted, too. Archived jobs stay as they
+    are. When no row is left, the old key can go.
+
+    sa-jobqueue secrets rotate --app shop.tasks
+    """
+    registry = load_registry(config)
+    config, job = own_jobs(config, registry)
+    secrets = {name: (task.sealing, task.parameters.encrypted) for task in registry for name in task.sealing.names}
+    if registry.secrets is None and all(sealing.keys() is None for sealing, _ in secrets.values()):
+        raise ConfigurationError("no registry of --app has keys: set default_registry.secrets = SecretKeys(...)")
+
+    def reseal(task: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
+        sealing, encrypted = secrets.get(task) or (_sealing_of(registry, task), frozenset())
+        return sealing.resealed(args, encrypted)
+
+    tasks = [name for name, (_, encrypted) in secrets.items() if encrypted]
+    done = reseal_rows(open_engine(config), reseal, tasks=tasks, batch=batch, job=job)
+    if json:
+        print_json(done.count | {"left": done.left})
+    else:
+        say(f"encrypted again: {', '.join(f'{number:,} {name}' for name, number in done.count.items())}")
+        for line in islice(done.left, _LISTED):
+            note(cleaned(f"left: {line}"))
+        if len(done.left) > _LISTED:
+            note(f"left: {len(done.left) - _LISTED:,} more")
+    if done.left:
+        raise typer.Exit(1)
+
+
+def _sealing_of(registry: Registry, task: str) -> Sealing:
+    """For the rows of a task that the application no longer has."""
+    return Sealing((task,), lambda: registry.secrets)

@@ -1,0 +1,89 @@
+"""Rows with secret arguments: which rows have some, and encrypting them again with the current key.
+
+Only the entries of `args` that change are written, because Python cannot hold each number that jsonb can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from ..arguments.storable import encode_plain, load_any
+from ..errors import PayloadError
+from ..models import Job, JobMixin, companions_of
+from .parts import array, table_of
+
+_SECRET: sa.ColumnElement[Any] = sa.literal_column("""CAST('$.*."$secret"' AS jsonpath)""")
+_MARKED: sa.ColumnElement[Any] = sa.literal_column(
+    """CAST('$.* ? (exists (@."$secret") || exists (@."$sensitive"))' AS jsonpath)"""
+)
+#: Of stored arguments of a task, the entries that are to change.
+Reseal = Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+
+
+def has_marks(args: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
+    """Whether some of a row's arguments are secret or sensitive."""
+    return sa.func.jsonb_path_exists(args, _MARKED, type_=sa.Boolean())
+
+
+@dataclass(slots=True)
+class Rotated:
+    """The rows that have been encrypted again, by table; and the rows that could not be, each with the reason."""
+
+    count: dict[str, int] = field(default_factory=dict[str, int])
+    left: list[str] = field(default_factory=list[str])
+
+
+def reseal_rows(
+    engine: sa.Engine, reseal: Reseal, *, tasks: Sequence[str], batch: int, job: type[JobMixin] = Job
+) -> Rotated:
+    """Encrypt the secret arguments of all jobs, schedules and callbacks of workflows again. Each batch of rows is a transaction.
+
+    `tasks`: the names of tasks with secret arguments, whose rows may have them still in clear. The archive stays as it is.
+    """
+    companions, done = companions_of(job), Rotated()
+    for name, mapped in (("jobs", job), ("schedules", companions.schedule), ("callbacks", companions.callback)):
+        table, done.count[name] = table_of(mapped), 0
+        key = list(table.primary_key)
+        is_known = table.c.task == sa.func.any(array("secret_tasks", tasks, sa.Text()))
+        page = (
+            sa.select(table.c.task, sa.cast(table.c.args, sa.Text).label("args"), *key)
+            .where(sa.func.jsonb_path_exists(table.c.args, _SECRET) | is_known)
+            .order_by(*key)
+            .limit(batch)
+            .with_for_update(key_share=True)
+        )
+        found = list[sa.Row[Any]]()
+        while not found or len(found) == batch:
+            after: sa.ColumnElement[bool] = sa.true()
+            if found:
+                after = sa.tuple_(*key) > sa.tuple_(*[sa.literal(value, sa.BigInteger) for value in _key(found[-1])])
+            with engine.begin() as connection:
+                found = list(connection.execute(page.where(after)))
+                for row in found:
+                    changes = _changes(name, row, reseal, done)
+                    if changes:
+                        done.count[name] += 1
+                        made = sa.cast(sa.literal(encode_plain(changes, what="rotate"), sa.Text), JSONB)
+                        here = [column == value for column, value in zip(key, _key(row), strict=True)]
+                        connection.execute(sa.update(table).where(*here).values(args=table.c.args.op("||")(made)))
+            if not found:
+                break
+    return done
+
+
+def _key(row: sa.Row[Any]) -> tuple[Any, ...]:
+    return tuple(row)[2:]
+
+
+def _changes(name: str, row: sa.Row[Any], reseal: Reseal, done: Rotated) -> Mapping[str, Any]:
+    try:
+        args = load_any(row.args)
+        return reseal(row.task, args) if isinstance(args, dict) else {}
+    except PayloadError as error:
+        done.left.append(f"{name} {', '.join(map(str, _key(row)))} ({row.task}): {error}")
+        return {}
