@@ -26,9 +26,20 @@ Action: TypeAlias = Literal[
 
 _ALL: frozenset[str] = frozenset(get_args(Action))
 #: Actions that can be undone, or that only do earlier what would be done anyway.
-_OPERATE = frozenset((
-    "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow", "enqueue", "try", "acknowledge",
-))  # fmt: skip
+_OPERATE = frozenset(
+    (
+        "read",
+        "retry",
+        "cancel",
+        "pause",
+        "run_schedule",
+        "drain_worker",
+        "retry_workflow",
+        "enqueue",
+        "try",
+        "acknowledge",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from ..sql.limits.state import is_keyless, is_later, is_ready
 from ..sql.parts import table_of
 from ..sql.readings.depths import CAP, capped
 from ..util.schema import schema_on
+from ..util.urls import without_secrets
 from .query import Query, as_id
 from .refusals import BadInput
 from .request import ONE, PageContext
@@ -108,7 +109,10 @@ def _args(context: PageContext) -> dict[str, Any] | None:
     given = context.query.one("args")
     if given and context.options.format_args is not None and not context.access.may("search_arguments"):
         raise BadInput("args", given, "nothing: arguments are masked here, and you may not search them")
-    return context.query.json_object("args")
+    found = context.query.json_object("args")
+    if found != without_secrets(found):
+        raise BadInput("args", given, "values of arguments that are neither secret nor sensitive")
+    return found
 
 
 # ---- The jobs that a page searches: as many as take milliseconds, in a table of any size.

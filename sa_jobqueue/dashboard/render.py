@@ -20,7 +20,7 @@ from ..rules.failures import moment_said
 from ..rules.words import age, duration, estimated, size
 from ..sql.readings.depths import capped
 from ..util.log import get_logger, one_line
-from ..util.urls import mask_passwords, masked
+from ..util.urls import mask_passwords, masked, without_secrets
 from ..version import __version__
 from .query import Query
 from .request import FormatArgs, LinkSubject, Part
@@ -192,7 +192,7 @@ def shown_value(part: Part, task: str, given: Any, format_args: FormatArgs | Non
     try:
         before = _written(given)
         if format_args is not None:
-            given = format_args(task, part, given)
+            given = format_args(task, part, without_secrets(given))
         said = _written(masked(given))
     except Exception as error:  # of the application's function, or of what it returned
         logger.warning("format_args failed for the %s of a job of %r: %s", part, task, type(error).__name__)
@@ -213,7 +213,9 @@ def short_args(task: str, args: Any, format_args: FormatArgs | None) -> dict[str
 def masked_by_name(part: Part, task: str, values: Any, format_args: FormatArgs | None) -> Mapping[str, Any] | None:
     """Arguments, or the columns of a row, as `format_args` returns them. None if that fails, because they may be secrets."""
     try:
-        shown = masked(values if format_args is None or not values else format_args(task, part, values))
+        shown = masked(
+            values if format_args is None or not values else format_args(task, part, without_secrets(values))
+        )
     except Exception as error:  # of the application's function, or of what it returned
         logger.warning("format_args failed for the %s of a job of %r: %s", part, task, type(error).__name__)
         return None
@@ -256,6 +258,19 @@ def _failure(entry: object) -> Failure:
     said = cast(dict[str, Any], entry)
     name, message, traceback = (mask_passwords(str(said.get(key) or "")) for key in ("type", "message", "traceback"))
     return Failure(str(said.get("attempt", "?")), moment_said(said.get("at")), name, message, traceback.rstrip())
+
+
+def archived_lines(job: Any) -> list[dict[str, Any]]:
+    """The log lines of an archived job, which are those of its last attempt, without values that are not log lines."""
+    found: list[dict[str, Any]] = []
+    for line in job.logs if isinstance(job.logs, list) else ():
+        try:
+            seconds, level, message = line
+            at = datetime.fromtimestamp(seconds, UTC)
+        except (TypeError, ValueError, OverflowError, OSError):
+            continue
+        found.append({"attempt": job.attempt, "at": at, "level": str(level), "message": str(message)})
+    return found
 
 
 def subject_link(subject: Subject, link: LinkSubject | None) -> str | None:

@@ -13,7 +13,8 @@ With an `AsyncSession` the same functions are awaited. The pytest fixture `jobqu
 from ..worker.running.effects import Effects, RowChange
 from .clock import move_clock
 from .contexts import FakeAsyncJobContext, FakeJobContext
-from .drain import check_replay, drain, effects, work_one
+from .drain import check_replay, drain, work_one
+from .effects import effects
 from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
 from .explain import Explanation, Unrun, explain
 from .inline import Drained, Ran

@@ -24,6 +24,7 @@ from ..tasks.options import Options
 from ..tasks.registry import TaskName, default_registry
 from ..tasks.tasks import AnyTask, Task
 from ..tasks.upcasts import version_of
+from ..util.urls import HIDDEN, without_secrets
 from .transaction import AsyncSide, Side, SyncSide, on
 
 _Named: TypeAlias = AnyTask | TaskName | str
@@ -103,11 +104,14 @@ class _Wanted:
         self.names = (task.name, *task.aliases) if isinstance(task, Task) else (task.name,)
         self._task = task if isinstance(task, Task) else default_registry.get(task.name)
         self._options = dict(_changed(task))
+        self._hidden = self._task.parameters.secrets if self._task is not None and partial else frozenset[str]()
         registry: Any = task.registry if isinstance(task, Task) else default_registry
         self.job: type[Job] = registry.job
 
     def __str__(self) -> str:
-        given = [f"{name}={_named_value(value)}" for name, value in self.partial.items()]
+        given = [
+            f"{name}={HIDDEN if name in self._hidden else _named_value(value)}" for name, value in self.partial.items()
+        ]
         options = [f"{name}={_shown(value)}" for name, value in self._options.items()]
         return f"{self.name}({', '.join(given)})" + (f" with {', '.join(options)}" if options else "")
 
@@ -115,7 +119,9 @@ class _Wanted:
         """How the job differs from what is wanted."""
         args = self._args(job)
         found = [
-            f"{name}={args[name]!r}, not {_named_value(value)}"
+            f"{name}, which is not shown, differs"
+            if name in args and name in self._hidden
+            else f"{name}={args[name]!r}, not {_named_value(value)}"
             if name in args
             else f"no {name}, instead of {_named_value(value)}"
             for name, value in self.partial.items()
@@ -248,5 +254,5 @@ def _absent(session: Session, wanted: _Wanted, live: Sequence[Job]) -> str:
 
 
 def _line(job: Job) -> str:
-    given = ", ".join(f"{name}={value!r}" for name, value in job.args.items())
+    given = ", ".join(f"{name}={value!r}" for name, value in without_secrets(job.args).items())
     return f"  job {job.id}: {job.task}({given})"

@@ -1,4 +1,4 @@
-"""Running jobs where the test is, on the connection of its session: claims, handlers and outcomes as a worker's, one job or batch at a time.
+"""Running jobs where the test is, on the connection of its session: claims, handlers and outcomes as a worker's, one job at a time.
 
 What differs from a worker: all of it is one transaction, that of the session, with savepoints where a worker commits; a `def` handler
 has no timeout; and a job of `executor="process"` runs in this process.
@@ -29,9 +29,9 @@ from ..sql.limits.claims import LimitedRequest, picked_jobs
 from ..sql.parts import table_of
 from ..tasks.registry import Registry
 from ..tasks.tasks import AnyTask
+from ..util.urls import without_secrets
 from ..worker.running.attempt_end import ToWrite, Written, outcome_of
 from ..worker.running.call import Call, taken_by
-from ..worker.running.gathering import BatchRun, Member
 from ..worker.running.joined import MIDDLE, JoinedRuns, with_all_inputs
 from ..worker.running.notes import JobReports
 from ..worker.running.run import Run
@@ -51,7 +51,7 @@ class Ran:
     task: str
     queue: str
     args: Mapping[str, Any]
-    """As they are stored: plain JSON."""
+    """As they are stored: plain JSON. Secret and sensitive arguments are "(hidden)"."""
     attempt: int
     outcome: str
     """"completed", "retried", "failed", "cancelled", "snoozed", "suspended" (it waits), "released", or "crashed" by `crash_after`."""
@@ -90,9 +90,11 @@ class Drained(Listed[Ran]):
     def __repr__(self) -> str:
         if not self.listed:
             return f"<nothing was run: {self.left}>"
-        first: Sequence[Ran] = self.listed
-        if len(self) > _NAMED:
-            first = sorted(self.listed, key=lambda ran: ran.outcome == "completed")[:_NAMED]
+        first = (
+            sorted(self.listed, key=lambda ran: ran.outcome == "completed")[:_NAMED]
+            if len(self) > _NAMED
+            else self.listed
+        )
         text = "; ".join(map(str, first))
         if len(self) > _NAMED:
             counts = ", ".join(f"{number:,} {outcome}" for outcome, number in self.outcomes.items())
@@ -119,15 +121,11 @@ class Inline(JoinedRuns[Ran]):
         self._notes = JobReports()
         super().__init__(session, self._notes, registry=registry, job=job)
         self._queues, self._worker = queues, str(uuid4())
-        self._claimed: list[Run] = []
-        """A job that was claimed for a batch, and is of another task."""
 
     # ---- claiming
 
     def next(self) -> Run | None:
         """Claim the due job that a worker with all of these queues would start first. None: no worker would start a job."""
-        if self._claimed:
-            return self._claimed.pop()
         connection, table = self._connection, table_of(self._job)
         self._move_workflows()
         due = (status_in(table.c.status, sources(Event.CLAIM)), table.c.run_at > sa.func.now())
@@ -185,21 +183,6 @@ class Inline(JoinedRuns[Ran]):
         row = self._connection.execute(statement).first()
         return None if row is None else ClaimedJob._make(row)
 
-    def more(self, run: Run) -> BatchRun:
-        """The batch of this job, with the jobs of its task that a worker would start next."""
-        assert isinstance(run, Member)
-        batch = BatchRun.of([run])
-        while not batch.is_full and (following := self._next_in(run.job.queue)) is not None:
-            if not isinstance(following, Member) or following.task is not run.task or following.group != run.group:
-                self._claimed.append(following)
-                break
-            batch.add(following)
-        return batch
-
-    def _next_in(self, queue: str) -> Run | None:
-        found = self._claim_from(self._connection, queue)
-        return None if found is None else self._run(found)
-
     def _run(self, claimed: ClaimedJob) -> Run:
         task: AnyTask | None = self._registry.get(claimed.task)
         if task is None:
@@ -209,7 +192,7 @@ class Inline(JoinedRuns[Ran]):
                 "drain(session, registry=...)"
             )
         job = with_all_inputs(claimed, self._store, self._connection)
-        return (Run if task.batch is None else Member)(job, task, monotonic(), monotonic(), set())
+        return Run(job, task, monotonic(), monotonic(), set())
 
     # ---- what becomes of a run
 
@@ -266,5 +249,5 @@ class Inline(JoinedRuns[Ran]):
 
 def _ran(run: Run, outcome: str, *end: Any) -> Ran:
     job, taken = run.job, taken_by(run.job) if run.job.extra is not None else None
-    args = load((job.args if taken is None else taken.args) or "{}")
+    args = without_secrets(load((job.args if taken is None else taken.args) or "{}"))
     return Ran(job.id, job.task, job.queue, args, job.attempt, outcome, *end)

@@ -6,13 +6,26 @@ import threading
 from contextlib import suppress
 from datetime import date
 from enum import Enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine, func, insert, select, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from sa_jobqueue import AsyncJobContext, Job, JobContext, Registry, Snooze, TaskName, Unique, enqueue, task
+from sa_jobqueue import (
+    AsyncJobContext,
+    Job,
+    JobContext,
+    Registry,
+    Secret,
+    SecretKeys,
+    Sensitive,
+    Snooze,
+    TaskName,
+    Unique,
+    enqueue,
+    task,
+)
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.errors import JobQueueError
 from sa_jobqueue.models import AuditEntry, Signal, Step
@@ -407,3 +420,42 @@ def test_a_handler_that_does_not_end_is_given_up(
         assert viewer.see("/jobs")
     finally:
         leave.set()
+
+
+# ---- secrets
+
+
+def test_secrets_are_masked_on_every_page_and_in_the_form(engine: Engine, connection: Connection) -> None:
+    """The page of a job, the list as a table and as CSV, the edit form, a try, and the form that enqueues, also after an error."""
+    own = Registry(secrets=SecretKeys({"2026": b"k" * 32}, current="2026"))
+
+    @task(registry=own, name="shop.sync", dry_run=True, record=True)
+    def sync(
+        ctx: JobContext, token: Annotated[str, Secret()] = "def-4711", pin: Annotated[int, Sensitive()] = 4711
+    ) -> bool:
+        ctx.session.add(enqueue(sync, "tok-4711", 4711))
+        return token == "tok-4711"
+
+    viewer = Viewer(engine, Access.ADMIN.named("ada"), registry=own)
+    form = viewer.see("/enqueue", task="shop.sync")
+    assert {str(found["name"]) for found in form.all("input", type="password")} == {"arg.token", "arg.pin"}
+    wrong = viewer.send("enqueue", {"task": "shop.sync", "arg.token": "tok-4711", "arg.pin": "true"})
+    done = viewer.do("enqueue", task="shop.sync", **{"arg.token": "tok-4711", "arg.pin": "4711"})
+    id = connection.scalar(select(func.max(Job.id)))
+    connection.rollback()
+    tried = viewer.send("try", {"id": str(id)})
+    pages = [
+        form.html, wrong.text, done.html, tried.text, viewer.see(f"/jobs/{id}").html, viewer.see(f"/jobs/{id}/edit").html,
+        viewer.get("/jobs", cols="id,args", status="queued").text,
+        viewer.client.get("/jobs?cols=id,args", headers={"accept": "text/csv"}).text,
+    ]  # fmt: skip
+    assert "does not fit int" in wrong.text
+    assert "true" in tried.text
+    assert "(hidden)" in done.html
+    for page in pages:
+        assert "4711" not in page
+        assert "$secret" not in page
+    guess = viewer.get("/jobs", args='{"pin": {"$sensitive": 4711}}')
+    assert "neither secret nor sensitive" in guess.text
+    refused = viewer.send("edit", {"id": str(id), "args": '{"token": "tok-4711"}'})
+    assert "only code, by Task.edit, can change them" in refused.text

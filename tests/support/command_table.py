@@ -5,8 +5,7 @@ python -m tests.support.command_table
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,9 @@ from __future__ import annotations
 FIRST_LINES = {{
 {lines}}}
 
-#: The keys of [tool.sa_jobqueue] in pyproject.toml, and those that may have several values.
-SETTINGS = frozenset((
-{settings}
-))  # fmt: skip
-SEVERAL = frozenset(({several}))
+#: The keys of [tool.sa_jobqueue] in pyproject.toml, and whether one may have several values.
+SETTINGS = {{
+{settings}}}
 
 #: `list_workers()` as text, with what `alive` reads of it.
 WORKERS = """\
@@ -50,14 +47,9 @@ def table() -> str:
     settings = {key_of(option): bool(option.multiple) for one in commands.values() for option in settings_of(one)}
     return _TEXT.format(
         lines="".join(f'    "{path}": {_quoted(line)},\n' for path, line in first_lines.items()),
-        settings=textwrap.fill(_listed(settings) + ",", 130, initial_indent="    ", subsequent_indent="    "),
-        several=_listed(key for key, several in settings.items() if several),
+        settings="".join(f'    "{key}": {several},\n' for key, several in sorted(settings.items())),
         workers=_workers(),
     )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f'"{name}"' for name in sorted(names))
 
 
 def _workers() -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from pydantic import TypeAdapter, ValidationError
 
+from ...arguments.secrets import secret_in
 from ...errors import JobQueueError, OptionError, PayloadError, TaskError
 from ...health.one_job import read_job
 from ...rules.lifecycle import HELD
@@ -49,7 +50,7 @@ def read_enqueue(context: PageContext) -> dict[str, Any]:
     if registry is not None and context.access.may("enqueue") and name and (task := registry.get(name)) is None:
         raise BadInput("task", name, "a task of the application")
     return {
-        "has_registry": registry is not None, "task": task, "errors": {},
+        "has_registry": registry is not None, "may_enqueue": context.access.may("enqueue"), "task": task, "errors": {},
         "tasks": sorted(known.name for known in registry or ()) if context.access.may("enqueue") else [],
         "fields": [] if task is None else _fields(context, task), "priorities": _PRIORITIES,
         "queues": None if context.queues is None else sorted(context.queues),
@@ -68,7 +69,8 @@ def _fields(context: PageContext, task: AnyTask) -> list[dict[str, Any]]:
     return [
         {
             "name": _PREFIX + name, "label": "*" * (2 if name in rest else name == plan.variable) + name, "required": name in plan.required,
-            "default": "" if defaults.get(name) is None else json.dumps(defaults[name], ensure_ascii=False),
+            "default": "" if defaults.get(name) is None or name in plan.secrets else json.dumps(defaults[name], ensure_ascii=False),
+            "hidden": name in plan.secrets,
             **_shape(Any if name in rest or name == plan.variable else plan.hints[name]),
         }
         for name in (*plan.names, *rest)
@@ -77,6 +79,7 @@ def _fields(context: PageContext, task: AnyTask) -> list[dict[str, Any]]:
 
 def _shape(hint: Any) -> dict[str, Any]:
     """Whether a value of this annotation may be null; the type of its JSON, "" if it is not simple; and its choices as JSON and text."""
+    hint = hint if (secret := secret_in(hint)) is None else secret.hint
     try:
         schema = TypeAdapter(hint).json_schema()
     except Exception:  # an object, or a type of the application
@@ -227,8 +230,11 @@ def _row(change: RowChange, task: str, mask: FormatArgs | None) -> dict[str, Any
     return shown
 
 
-#: The arguments are not in the audit, because its readers may not be allowed to see them.
-REGISTRY_ACTIONS = (
-    PageAction("enqueue", "Enqueue", "Enqueued this job.", "enqueue", _enqueue, target=("task", *_OPTIONS)),
-    PageAction("try", "Try", "Tried {n}.", "try", _try),
-)  # fmt: skip
+#: By name. The arguments are not in the audit, because its readers may not be allowed to see them.
+REGISTRY_ACTIONS = {
+    action.name: action
+    for action in (
+        PageAction("enqueue", "Enqueue", "Enqueued this job.", "enqueue", _enqueue, target=("task", *_OPTIONS)),
+        PageAction("try", "Try", "Tried {n}.", "try", _try),
+    )
+}
