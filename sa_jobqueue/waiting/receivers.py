@@ -61,7 +61,7 @@ class Receiver(Protocol):
 
 
 class _Notifications:
-    """The common part of receivers: the notifications of a psycopg or psycopg2 connection, and the ids that came by any driver."""
+    """The notifications of a psycopg or psycopg2 connection, and the ids that came by any driver."""
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
@@ -129,7 +129,20 @@ def _is_elsewhere(connection: sa.Connection, backend: int) -> bool:
     return bool(connection.scalar(sa.select(sa.func.pg_backend_pid())) != backend)
 
 
-class ThreadReceiver(_Notifications):
+class _AnyReceiver:
+    """The common part of both receivers."""
+
+    def __init__(self) -> None:
+        self._notifications = _Notifications()
+
+    def listen(self, connection: sa.Connection, channel: str) -> bool:
+        return self._notifications.listen(connection, channel)
+
+    def forget(self) -> None:
+        self._notifications.forget()
+
+
+class ThreadReceiver(_AnyReceiver):
     """A receiver with a driver that blocks its thread."""
 
     def __init__(self) -> None:
@@ -162,25 +175,25 @@ class ThreadReceiver(_Notifications):
                 silent.shutdown(socket.SHUT_RDWR)
 
     def sleep(self, seconds: float) -> set[int]:
-        self.read()
-        if not self.ids:
-            file = self.socket()
+        self._notifications.read()
+        if not self._notifications.ids:
+            file = self._notifications.socket()
             with selectors.DefaultSelector() as selector:
                 selector.register(self._woken, selectors.EVENT_READ)
                 if file is not None:
                     selector.register(file, selectors.EVENT_READ)
                 selector.select(seconds)
-            self.read()
+            self._notifications.read()
         with suppress(BlockingIOError):
             self._woken.recv(4096)
-        return self.take()
+        return self._notifications.take()
 
     def close(self) -> None:
         self._woken.close()
         self._waker.close()
 
 
-class LoopReceiver(_Notifications):
+class LoopReceiver(_AnyReceiver):
     """A receiver with a driver for asyncio: in a greenlet of SQLAlchemy's, in a task of `loop`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -208,7 +221,7 @@ class LoopReceiver(_Notifications):
         return True
 
     def _note(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        self.note(str(payload))
+        self._notifications.note(str(payload))
         self._woken.set()
 
     def _note_lost(self, connection: object) -> None:
@@ -234,9 +247,9 @@ class LoopReceiver(_Notifications):
         """Nothing: what is awaited ends by itself."""
 
     def sleep(self, seconds: float) -> set[int]:
-        self.read()
-        if not self.ids:
-            if (file := self.socket()) is not None:
+        self._notifications.read()
+        if not self._notifications.ids:
+            if (file := self._notifications.socket()) is not None:
                 self._loop.add_reader(file, self._woken.set)
             try:
                 with suppress(TimeoutError):
@@ -244,11 +257,11 @@ class LoopReceiver(_Notifications):
             finally:
                 if file is not None:
                     self._loop.remove_reader(file)
-            self.read()
+            self._notifications.read()
         self._woken.clear()
         if self._is_lost:
             raise ConnectionLost("the connection was closed")
-        return self.take()
+        return self._notifications.take()
 
     def forget(self) -> None:
         self._listens_on, self._is_lost = None, False

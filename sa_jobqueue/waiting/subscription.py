@@ -187,9 +187,11 @@ class Subscription:
 
     def _poll(self, ids: set[int]) -> None:
         found = self._read(sorted(ids))
-        times = (_GROWTH_WITHOUT_NOTIFICATIONS, _LAST_POLL_WITHOUT_NOTIFICATIONS)
-        if self._listens:
-            times = (_GROWTH, _LAST_POLL)
+        times = (
+            (_GROWTH, _LAST_POLL)
+            if self._listens
+            else (_GROWTH_WITHOUT_NOTIFICATIONS, _LAST_POLL_WITHOUT_NOTIFICATIONS)
+        )
         for job_id, end in found.items():
             if end is None:
                 self._polls.setdefault(job_id, _Poll()).later(*times)

@@ -10,15 +10,14 @@ import contextvars
 import decimal
 import threading
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
 from ...util.log import get_logger
-from .batches import BatchExecutor
-from .gathering import Unit, runs_of
+from .executor import Executor
 from .run import Kind, Run
 from .slots import Slots
 
@@ -38,17 +37,12 @@ class Runners:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        executor: BatchExecutor,
+        executor: Executor,
         ended: Callable[[Slots, str], None],
         in_child: Callable[[Run], None],
     ) -> None:
         self._loop, self._executor, self._ended = loop, executor, ended
-        self._execute: Mapping[Kind, Callable[[Any], None]] = {
-            Kind.THREAD: executor.run, Kind.PROCESS: in_child, Kind.BATCH_THREAD: executor.run_batch
-        }  # fmt: skip
-        self._execute_async: Mapping[Kind, Callable[[Any, asyncio.Task[Any]], Awaitable[None]]] = {
-            Kind.ASYNC: executor.run_async, Kind.BATCH_ASYNC: executor.run_batch_async
-        }  # fmt: skip
+        self._execute = {Kind.THREAD: executor.run, Kind.PROCESS: in_child}
         self._loop_thread = threading.get_ident()
         self._context = contextvars.copy_context()
         self._decimal = self._context.run(own_decimal_context)
@@ -63,12 +57,12 @@ class Runners:
     def call(self, slots: Slots, kind: Kind) -> None:
         """Bring one more runner to these slots, or note there that none comes. For any thread."""
         try:
-            if kind not in self._execute_async:
+            if kind is not Kind.ASYNC:
                 self._call_thread(slots, kind)
             elif threading.get_ident() == self._loop_thread:
-                self._loop.call_soon(self._spawn, slots, kind)
+                self._loop.call_soon(self._spawn, slots)
             else:
-                self._loop.call_soon_threadsafe(self._spawn, slots, kind)
+                self._loop.call_soon_threadsafe(self._spawn, slots)
         except Exception as error:  # the host allows no more threads, or has no memory for one; the loop is closed
             self._not_coming(slots, error)
 
@@ -85,9 +79,9 @@ class Runners:
 
     # ---- tasks
 
-    def _spawn(self, slots: Slots, kind: Kind) -> None:
+    def _spawn(self, slots: Slots) -> None:
         coming = [slots]
-        runner = self._pull_async(slots, kind, coming)
+        runner = self._pull_async(slots, coming)
         try:
             # Not by `context=`, which a task factory of the application's need not take.
             task = self._context.copy().run(self._loop.create_task, runner)
@@ -104,13 +98,13 @@ class Runners:
         self._tasks.add(task)
         task.add_done_callback(gone)
 
-    async def _pull_async(self, slots: Slots, kind: Kind, coming: list[Slots]) -> None:
+    async def _pull_async(self, slots: Slots, coming: list[Slots]) -> None:
         coming.clear()
-        execute = self._execute_async[kind]
+        execute = self._executor.run_async
         runner = asyncio.current_task()
         assert runner is not None
         turn = monotonic()
-        run = slots.next(kind)
+        run = slots.next(Kind.ASYNC)
         while run is not None:
             if not run.settled:
                 try:
@@ -119,9 +113,9 @@ class Runners:
                 except asyncio.CancelledError as error:
                     if self._executor.leaving():
                         raise
-                    self._broke(run, error)
+                    self._executor.broke(run, error)
                 except BaseException as error:
-                    self._broke(run, error)
+                    self._executor.broke(run, error)
                 if run.started is not None and run.started > turn + _TURN:
                     self._ended(slots, run.job.queue)
                     await self._let_others(runner)
@@ -158,7 +152,7 @@ class Runners:
     def _work(self) -> None:
         while (coming := self._wait()) is not None:
             slots, kind = coming
-            running: list[Unit] = []
+            running: list[Run] = []
             try:
                 self._context.copy().run(self._pull, slots, kind, running)
             except BaseException as error:
@@ -178,17 +172,17 @@ class Runners:
             with suppress(IndexError):
                 return self._coming.popleft()
 
-    def _interrupted(self, slots: Slots, running: list[Unit], error: BaseException) -> None:
+    def _interrupted(self, slots: Slots, running: list[Run], error: BaseException) -> None:
         """Handle such an exception between two jobs. `running`: the job that still has its slot, if any."""
         logger.error("a thread of handlers was interrupted between two jobs: %r", error)
         slots.not_coming()
         run = running[0] if running else None
         if run is not None:
-            self._broke(run, error)
+            self._executor.broke(run, error)
         slots.next(None, ended=run)  # this calls another thread
         self._ended(slots, run.job.queue if run is not None else slots.name)
 
-    def _pull(self, slots: Slots, kind: Kind, running: list[Unit]) -> None:
+    def _pull(self, slots: Slots, kind: Kind, running: list[Run]) -> None:
         execute = self._execute[kind]
         run = slots.next(kind)
         while run is not None:
@@ -198,16 +192,12 @@ class Runners:
                     decimal.setcontext(self._decimal.copy())
                     execute(run)
                 except BaseException as error:
-                    self._broke(run, error)
+                    self._executor.broke(run, error)
             run = self._following(run, slots, running)
 
     # ---- both
 
-    def _broke(self, unit: Unit, error: BaseException) -> None:
-        for run in runs_of([unit]):
-            self._executor.broke(run, error)
-
-    def _following(self, run: Unit, slots: Slots, running: list[Unit] | None = None) -> Unit | None:
+    def _following(self, run: Run, slots: Slots, running: list[Run] | None = None) -> Run | None:
         """The next job for the runner of `run`, which has ended. None where that left context variables behind.
 
         `running` is emptied as the slot is given back.
