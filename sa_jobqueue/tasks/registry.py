@@ -136,11 +136,15 @@ class Registry:
         self._tasks.update(dict.fromkeys(names, added))
 
     def resolve(self) -> None:
-        """Resolve the annotations of all tasks, and check the arguments of all schedules. Raises TaskError or PayloadError for the
-        first that cannot be used.
+        """Resolve the annotations of all tasks, and check the arguments of all schedules and that there are keys for secrets. Raises TaskError or
+        PayloadError for the first that cannot be used.
         """
         for task in self:
             task.resolve()
+            if task.sealing.keys() is None and (hidden := sorted(task.parameters.encrypted)):
+                raise TaskError(
+                    f"task {task.name!r}: {hidden[0]!r} is secret, and its registry has no keys: set default_registry.secrets = SecretKeys(...)"
+                )
         _ = self.schedules
 
     def schedule(

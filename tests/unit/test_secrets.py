@@ -169,12 +169,14 @@ def test_a_stored_value_in_clear_is_taken(sync: AnyTask) -> None:
 
 
 def test_without_keys_nothing_is_enqueued(registry: Registry, sync: AnyTask) -> None:
-    """The message says what to set. Calls without a secret are enqueued."""
+    """The message says what to set. Calls without a secret are enqueued, and no worker starts."""
     registry.secrets = None
     assert 'argument token: it is a secret, and the registry has no keys: set default_registry.secrets = SecretKeys({"2026"' in refusal(
         sync, 1, VALUE
     )  # fmt: skip
     assert stored(sync.call(1, None)) == {"n": 1, "token": None}
+    with pytest.raises(TaskError, match="task 'sync': 'spare' is secret, and its registry has no keys"):
+        registry.resolve()
 
 
 def test_a_unique_key_is_not_made_of_a_secret(sync: AnyTask) -> None:
