@@ -46,7 +46,8 @@ def reseal_rows(
     `tasks`: the names of tasks with secret arguments, whose rows may have them still in clear. The archive stays as it is.
     """
     companions, done = companions_of(job), Rotated()
-    for name, mapped in (("jobs", job), ("schedules", companions.schedule), ("callbacks", companions.callback)):
+    # Jobs last: what a schedule or a callback enqueues meanwhile has the new key, or is found among the jobs.
+    for name, mapped in (("schedules", companions.schedule), ("callbacks", companions.callback), ("jobs", job)):
         table, done.count[name] = table_of(mapped), 0
         key = list(table.primary_key)
         is_known = table.c.task == sa.func.any(array("secret_tasks", tasks, sa.Text()))
