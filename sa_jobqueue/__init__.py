@@ -14,10 +14,15 @@ from typing import TYPE_CHECKING
 from .util import lazily
 
 __all__ = [
+    "INJECTED",
     "ArchivedJob",
+    "AsyncBatchContext",
     "AsyncJobContext",
     "Attempt",
     "Batch",
+    "BatchContext",
+    "BatchJob",
+    "Batching",
     "Call",
     "CallbackUrl",
     "Callbacks",
@@ -27,6 +32,7 @@ __all__ = [
     "Enqueue",
     "Failed",
     "Fresh",
+    "Inject",
     "Job",
     "JobContext",
     "JobEnd",
@@ -83,8 +89,10 @@ __all__ = [
 if TYPE_CHECKING:
     from . import errors, statements
     from .arguments.annotations import Fresh, Load
+    from .arguments.batches import AsyncBatchContext, BatchContext, BatchJob
     from .arguments.context import AsyncJobContext, JobContext
     from .arguments.ends import JobEnd
+    from .arguments.injected import INJECTED, Inject
     from .arguments.inputs import Failed
     from .arguments.secrets import Secret, SecretKeys, Sensitive
     from .arguments.subjects import Subject
@@ -105,6 +113,7 @@ if TYPE_CHECKING:
     from .rules.settings import WorkerSettings
     from .rules.tally import TaskTally
     from .sql.steps import once
+    from .tasks.batching import Batching
     from .tasks.calls import Call
     from .tasks.decorator import task
     from .tasks.middleware import Attempt, Middleware, add_middleware, remove_middleware
@@ -122,6 +131,8 @@ else:
             "errors": "errors JobQueueError",
             "statements": "statements",
             "sql.steps": "once",
+            "arguments.batches": "AsyncBatchContext BatchContext BatchJob",
+            "tasks.batching": "Batching",
             "tasks.calls": "Call",
             "arguments.context": "AsyncJobContext JobContext",
             "enqueueing.jobs": "Enqueue enqueue enqueue_many",
@@ -137,6 +148,7 @@ else:
             "arguments.subjects": "Subject",
             "rules.outcomes": "Cancel Discard RateLimited Retry Snooze",
             "arguments.inputs": "Failed",
+            "arguments.injected": "INJECTED Inject",
             "models.job": "JobRead",
             "rules.reasons": "WaitReason",
             "arguments.ends": "JobEnd",

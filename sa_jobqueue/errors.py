@@ -24,6 +24,7 @@ __all__ = [
     "DatabaseUnavailable",
     "EmbeddedUnavailable",
     "HandlerTimeout",
+    "HookError",
     "JobQueueError",
     "JobStopped",
     "JobSuspended",
@@ -205,6 +206,10 @@ class WorkerBroken(JobQueueError):
 
 class MiddlewareError(JobQueueError):
     """A middleware does not keep to its rules: its `around` gives no context manager, or its `before_enqueue` no call."""
+
+
+class HookError(JobQueueError):
+    """A function of `on_worker_start` has failed, so the worker does not begin."""
 
 
 class HandlerTimeout(JobQueueError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 try:
@@ -40,6 +41,8 @@ logger = get_logger(__name__)
 
 _META = "sentry"
 _SYSTEM = "sa_jobqueue"
+#: Jobs of a batch that are listed in an event at most.
+_SHOWN = 100
 _LEVELS = {"failed": "error", "retried": "warning"}
 
 
@@ -95,8 +98,9 @@ class _Reporting(Middleware):
             return
         with sentry_sdk.isolation_scope() as scope:
             _fill(scope, attempt)
-            self._open.add(attempt.job_id)
-            attempt.at_end(lambda outcome, error: self._end(attempt, scope, outcome, error))
+            for job in attempt.jobs:
+                self._open.add(job.job_id)
+                job.at_end(partial(self._end, job, scope, attempt.of_batch))
             if not integration.trace:
                 yield
                 return
@@ -109,8 +113,11 @@ class _Reporting(Middleware):
             if outcome is not None:
                 raise outcome
 
-    def _end(self, attempt: Attempt, scope: Scope, outcome: str, error: BaseException | None) -> None:
+    def _end(self, attempt: Attempt, scope: Scope, of_batch: bool, outcome: str, error: BaseException | None) -> None:
         try:
+            if of_batch and outcome in _LEVELS:
+                scope = scope.fork()
+                _tag(scope, attempt)
             self._report(attempt, scope, outcome, error)
         finally:
             self._open.discard(attempt.job_id)
@@ -151,6 +158,14 @@ _reporting = _Reporting()
 def _fill(scope: Scope, attempt: Attempt) -> None:
     scope.clear_breadcrumbs()
     scope.set_transaction_name(attempt.task, source="task")
+    if attempt.of_batch:
+        scope.set_tags({"task": attempt.task, "queue": attempt.queue})
+        scope.set_context("batch", {"jobs": [job.job_id for job in attempt.jobs[:_SHOWN]], "size": len(attempt.jobs)})
+    else:
+        _tag(scope, attempt)
+
+
+def _tag(scope: Scope, attempt: Attempt) -> None:
     scope.set_tags({"task": attempt.task, "queue": attempt.queue, "job_id": str(attempt.job_id)})
     fields = ("attempt", "max_attempts", "rescues", "waited")
     context = {name: getattr(attempt, name) for name in fields}

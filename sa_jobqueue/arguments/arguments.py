@@ -12,17 +12,19 @@ from pydantic_core import to_json, to_jsonable_python
 from ..errors import PayloadError
 from ..util.urls import SECRET
 from .columns import in_order, plain_in_order
-from .context import AsyncJobContext, JobContext
 from .objects import ObjectText
 from .references import REFUSED
+from .resolving import signature
 from .secrets import Sealing
-from .signature import UNSEALED, Plan, plan_of, signature
+from .signature import UNSEALED, Context, Plan, plan_of
 from .storable import EXPONENT, MAX_PAYLOAD, as_jsonb, checked_json, load, refusal, same, shown, unstorable
 
 _AS_ARGUMENT: Any = {"fallback": repr, "inf_nan_mode": "constants", "bytes_mode": "base64"}
 
 #: pydantic's kinds of error for an argument that is missing, or not a parameter of the handler; and what we say.
 _NAMES = {"missing": "argument {} is missing", "extra_forbidden": "unknown argument {}"}
+#: What we say of an argument that is injected.
+_GIVEN = "argument {} is injected: the worker gives it, and a job has no such argument"
 #: How pydantic's kinds of error begin where a string was given for what is an object in Python.
 _OBJECTS = (
     "is_instance_of",
@@ -45,13 +47,22 @@ _OBJECTS = (
 class Arguments:
     """A handler's arguments. Annotations are resolved at the first use, when all modules have been imported.
 
-    `given`: how many of the first parameters are no arguments, because results of other jobs fill them. `sealing`: for secret arguments.
+    `given`: how many of the first parameters are no arguments, because results of other jobs fill them. `batch`: see `plan_of`.
+    `sealing`: for secret arguments.
     """
 
-    __slots__ = ("_defaults", "_given", "_plan", "_sealing", "_what", "handler")
+    __slots__ = ("_batch", "_defaults", "_given", "_plan", "_sealing", "_what", "handler")
 
-    def __init__(self, handler: Callable[..., Any], *, task: str, given: int = 0, sealing: Sealing = UNSEALED) -> None:
-        self.handler, self._given, self._sealing = handler, given, sealing
+    def __init__(
+        self,
+        handler: Callable[..., Any],
+        *,
+        task: str,
+        given: int = 0,
+        batch: bool = False,
+        sealing: Sealing = UNSEALED,
+    ) -> None:
+        self.handler, self._given, self._batch, self._sealing = handler, given, batch, sealing
         self._what = f"task {task!r}"
         self._plan: Plan | None = None
         self._defaults: dict[str, Any] | None = None
@@ -60,18 +71,18 @@ class Arguments:
     def defaults(self) -> Mapping[str, Any]:
         """The defaults of the handler's parameters, as the plain JSON that they would be as arguments; else as their repr. A secret has no value in it."""
         if self._defaults is None:
-            secrets = self.resolve().secrets
+            taken, secrets = self.resolve().taken, self.resolve().secrets
             self._defaults = {
                 name: {SECRET: []}
                 if name in secrets
                 else plain_in_order(to_jsonable_python(parameter.default, **_AS_ARGUMENT), parameter.default)
                 for name, parameter in signature(self.handler).parameters.items()
-                if parameter.default is not parameter.empty
+                if parameter.default is not parameter.empty and name not in taken
             }
         return self._defaults
 
     @property
-    def context(self) -> type[JobContext | AsyncJobContext] | None:
+    def context(self) -> Context | None:
         """The class of the context that the handler takes first; None if it takes none."""
         return self.resolve().context
 
@@ -79,7 +90,9 @@ class Arguments:
         """Resolve the annotations now. Raises TaskError for an annotation that cannot be resolved."""
         plan = self._plan
         if plan is None:
-            plan = self._plan = plan_of(self.handler, self._what, given=self._given, sealing=self._sealing)
+            plan = self._plan = plan_of(
+                self.handler, self._what, given=self._given, batch=self._batch, sealing=self._sealing
+            )
         return plan
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit: int = MAX_PAYLOAD) -> str:
@@ -205,7 +218,9 @@ class Arguments:
         of_key = len(loc) > 2 and loc[-1] == "[key]"  # pydantic's word for it; before it comes the key
         path = _path(loc[:-2] if of_key else loc)
         if len(loc) == 1 and kind in _NAMES:
-            return _NAMES[kind].format(path)
+            injected = self.resolve().injected
+            is_given = injected is not None and path in injected.names
+            return (_GIVEN if is_given else _NAMES[kind]).format(path)
         if kind == REFUSED:
             return f"argument {path}: {detail['msg']}"
         message = detail["msg"][:1].lower() + detail["msg"][1:]
@@ -248,7 +263,9 @@ def _with_rest(plan: Plan, found: dict[str, Any], what: str) -> dict[str, Any]:
 
 
 def _refuse_taken(plan: Plan, name: str, what: str) -> None:
-    if name == plan.taken:
+    if plan.injected is not None and name in plan.injected.names:
+        raise PayloadError(f"{what}: {_GIVEN.format(name)}")
+    if name in plan.taken:
         raise PayloadError(
             f"{what}: argument {name} has the name of the context, which the worker gives: "
             f"call it something else, or make the context positional-only, `({name}, /, ...)`"
@@ -281,7 +298,7 @@ def bound(plan: Plan, columns: Sequence[Selected], *, what: str) -> list[str]:
         if column.label is not None:
             if plan.rest is None and column.label not in plan.names:
                 raise PayloadError(f"{what}: unknown argument {column.label}, the label of a column; {takes}")
-            if column.label in (plan.variable, plan.taken):
+            if column.label == plan.variable or column.label in plan.taken:
                 raise PayloadError(f"{what}: argument {column.label} cannot be given by a label")
             names.append(column.label)
             continue

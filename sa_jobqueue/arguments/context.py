@@ -120,7 +120,7 @@ class JobFacts:
         return _EPOCH + timedelta(seconds=min(max(self._job.created_at, _FIRST), _LAST))
 
 
-class _Logger(logging.LoggerAdapter[logging.Logger]):
+class JobLogger(logging.LoggerAdapter[logging.Logger]):
     """Adds the job's fields to each record, and keeps the `extra` of the call itself."""
 
     def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -254,7 +254,7 @@ class HandlerContext(JobFacts, Generic[S]):
         if self._logger is None:
             job = self._job
             behind = _Kept(self._notes.keep(job, self._keep_logs)) if self._keep_logs else logger
-            self._logger = _Logger(behind, job.fields)
+            self._logger = JobLogger(behind, job.fields)
         return self._logger
 
     def progress(self, fraction: float, message: str | None = None) -> None:
@@ -308,6 +308,10 @@ class HandlerContext(JobFacts, Generic[S]):
         Raises TypeError or ValueError for what is no such time.
         """
         return RateLimited(retry_after)
+
+    @property
+    def _steps(self) -> StepRuntime:
+        return self._open_steps()
 
     @property
     def session(self) -> S:
@@ -399,14 +403,14 @@ class JobContext(HandlerContext[Session]):
         Returns the value as it was stored, checked against the return annotation of the function. Raises PayloadError for a value
         that cannot be stored, StepError for a step inside a step and after 10,000 steps, and any exception of the function.
         """
-        return self._open_steps().run(StepCall(name, function, args, kwargs, retry, revision))
+        return self._steps.run(StepCall(name, function, args, kwargs, retry, revision))
 
     def step_session(self, name: str) -> AbstractContextManager[Session]:
         """A session whose writes commit together with the record of the step, at the end of the block.
 
         Later runs of the job execute the block again, in a transaction that is rolled back. So use the block only for work on the database.
         """
-        return self._open_steps().session(name)
+        return self._steps.session(name)
 
     def wait_signal(
         self, name: str, type: Any = Any, *, timeout: Duration | None = None, question: object = None
@@ -418,8 +422,7 @@ class JobContext(HandlerContext[Session]):
         for a `bool`, a button for each value of a `Literal` or an `Enum`, and a field for JSON for other types. Raises OptionError for choices that
         do not fit the type.
         """
-        steps = self._open_steps()
-        return steps.now(steps.wait_signal(name, type, timeout, question))
+        return self._steps.now(self._steps.wait_signal(name, type, timeout, question))
 
     def callback_url(self, name: str, *, expires_in: Duration = timedelta(days=7)) -> CallbackUrl:
         """An address for another system or a person. The first POST to the address sends the signal `address.signal`, for
@@ -429,33 +432,28 @@ class JobContext(HandlerContext[Session]):
         seconds or timedelta, up to 30 days. Raises ConfigurationError if the registry has no `callbacks`, and OptionError for an invalid name or
         time.
         """
-        steps = self._open_steps()
-        return steps.now(steps.callback_url(name, expires_in))
+        return self._steps.now(self._steps.callback_url(name, expires_in))
 
     def sleep_for(self, delay: Duration) -> None:
         """Wait for `delay` (seconds or timedelta). Meanwhile the job is blocked and holds no slot; the wait spends no attempt."""
-        steps = self._open_steps()
-        steps.now(steps.sleep(seconds=seconds_of(delay, what="ctx.sleep_for(...)")))
+        self._steps.now(self._steps.sleep(seconds=seconds_of(delay, what="ctx.sleep_for(...)")))
 
     def sleep_until(self, when: datetime) -> None:
         """Wait until this time, which must have a time zone. Raises OptionError for a time without a zone."""
-        steps = self._open_steps()
-        steps.now(steps.sleep(at=_checked_time(when)))
+        self._steps.now(self._steps.sleep(at=_checked_time(when)))
 
     def join(self, jobs: Iterable[Any]) -> list[Any]:
         """Wait until these jobs (or ids) have ended, and return their results in order, with a `Failed` for each job that did not complete.
 
         The results are plain JSON for tasks with `record=True`, and None for other tasks.
         """
-        steps = self._open_steps()
-        return steps.now(steps.join(_ids(list(jobs))))
+        return self._steps.now(self._steps.join(_ids(list(jobs))))
 
     def patched(self, name: str) -> bool:
         """Whether the job runs the code with the patch `name` from here on. False if earlier code has already passed this place: the job has
         recorded steps that come after it. The answer stays the same for the job.
         """
-        steps = self._open_steps()
-        return steps.now(steps.patched(name))
+        return self._steps.now(self._steps.patched(name))
 
 
 class AsyncJobContext(HandlerContext[AsyncSession]):
@@ -495,11 +493,11 @@ class AsyncJobContext(HandlerContext[AsyncSession]):
         **kwargs: Any,
     ) -> Any:
         """As `JobContext.step`. An `async def` function is awaited, a `def` function runs on a thread."""
-        return await self._open_steps().arun(StepCall(name, function, args, kwargs, retry, revision))
+        return await self._steps.arun(StepCall(name, function, args, kwargs, retry, revision))
 
     def step_session(self, name: str) -> AbstractAsyncContextManager[AsyncSession]:
         """As `JobContext.step_session`: `async with ctx.step_session("mark") as session:`."""
-        return self._open_steps().asession(name)
+        return self._steps.asession(name)
 
     async def wait_signal(
         self,
@@ -510,30 +508,24 @@ class AsyncJobContext(HandlerContext[AsyncSession]):
         question: object = None,
     ) -> Any:
         """As `JobContext.wait_signal`."""
-        steps = self._open_steps()
-        return await steps.soon(steps.wait_signal(name, type, timeout, question))
+        return await self._steps.soon(self._steps.wait_signal(name, type, timeout, question))
 
     async def callback_url(self, name: str, *, expires_in: Duration = timedelta(days=7)) -> CallbackUrl:
         """As `JobContext.callback_url`."""
-        steps = self._open_steps()
-        return await steps.soon(steps.callback_url(name, expires_in))
+        return await self._steps.soon(self._steps.callback_url(name, expires_in))
 
     async def sleep_for(self, delay: Duration) -> None:
         """As `JobContext.sleep_for`."""
-        steps = self._open_steps()
-        await steps.soon(steps.sleep(seconds=seconds_of(delay, what="ctx.sleep_for(...)")))
+        await self._steps.soon(self._steps.sleep(seconds=seconds_of(delay, what="ctx.sleep_for(...)")))
 
     async def sleep_until(self, when: datetime) -> None:
         """As `JobContext.sleep_until`."""
-        steps = self._open_steps()
-        await steps.soon(steps.sleep(at=_checked_time(when)))
+        await self._steps.soon(self._steps.sleep(at=_checked_time(when)))
 
     async def join(self, jobs: Iterable[Any]) -> list[Any]:
         """As `JobContext.join`."""
-        steps = self._open_steps()
-        return await steps.soon(steps.join(_ids(list(jobs))))
+        return await self._steps.soon(self._steps.join(_ids(list(jobs))))
 
     async def patched(self, name: str) -> bool:
         """As `JobContext.patched`."""
-        steps = self._open_steps()
-        return await steps.soon(steps.patched(name))
+        return await self._steps.soon(self._steps.patched(name))

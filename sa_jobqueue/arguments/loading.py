@@ -15,7 +15,7 @@ from pydantic_core import core_schema
 from sqlalchemy.orm import Session
 from typing_extensions import TypedDict  # pydantic wants this one before Python 3.12
 
-from ..errors import ObjectMissing, PayloadError
+from ..errors import JobQueueError, ObjectMissing, PayloadError
 from ..rules.outcomes import Discard
 from ..util.log import get_logger
 from .annotations import ArgumentSpec, replaced
@@ -27,8 +27,10 @@ logger = get_logger(__name__)
 _PAGE = 5_000
 
 
-def load(session: Session, wanted: Sequence[Reference]) -> None:
-    """Load the object of each reference, with a statement for each argument.
+def load(
+    session: Session, wanted: Sequence[Reference], refused: Callable[[Reference, Exception], None] | None = None
+) -> None:
+    """Load the object of each reference, with a statement for each argument. `refused`: takes what would be raised for a reference.
 
     Raises Discard or ObjectMissing, as the annotation says, where there is none, Discard where it has another version, and
     PayloadError for a reference without a key.
@@ -37,13 +39,18 @@ def load(session: Session, wanted: Sequence[Reference]) -> None:
     for reference in wanted:
         of_each.setdefault(reference.of, []).append(reference)
     for of, ones in of_each.items():
-        if any(reference.key is None for reference in ones):
-            raise ones[0].error(f"the {of.cls.__name__} had no key yet when the job was written")
         found = _found(
             session, of, list(dict.fromkeys(reference.key for reference in ones if reference.key is not None))
         )
         for reference in ones:
-            reference.object = _checked(found.get(reference.key), reference)
+            try:
+                if reference.key is None:
+                    raise reference.error(f"the {of.cls.__name__} had no key yet when the job was written")
+                reference.object = _checked(found.get(reference.key), reference)
+            except (Discard, JobQueueError) as error:
+                if refused is None:
+                    raise
+                refused(reference, error)
 
 
 def _found(session: Session, of: ObjectArgument, keys: list[tuple[Any, ...]]) -> dict[tuple[Any, ...] | None, Any]:

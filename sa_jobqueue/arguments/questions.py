@@ -86,7 +86,11 @@ def as_asked(question: object, hint: Any) -> dict[str, Any]:
     """
     given: Any = load(encode_value(question, what="wait_signal(question=...)"))
     choices: Any = None
-    if isinstance(given, dict) and set(parts := cast("dict[str, Any]", given)) == {"question", "choices"}:
+    if isinstance(given, dict) and "choices" in (parts := cast("dict[str, Any]", given)):
+        if set(parts) != {"question", "choices"}:
+            raise OptionError(
+                f"wait_signal(question=...): a question with choices has the keys 'question' and 'choices', not {list(parts)!r:.80}"
+            )
         given, choices = parts["question"], parts["choices"]
         if not isinstance(choices, dict) or not choices:
             raise OptionError(

@@ -22,8 +22,8 @@ from pydantic import ValidationError
 from ..errors import PayloadError, TaskError
 from ..rules.outcomes import Cancel, Discard, RateLimited, Retry, Snooze
 from .ends import Typed, typed
-from .signature import return_hint
-from .storable import MAX_PAYLOAD, checked_json, encode_result, refusal, shown, unstorable
+from .resolving import return_hint
+from .storable import MAX_PAYLOAD, checked_json, encode_value, refusal, shown, unstorable
 
 #: Compared by ==, because an annotation need not be hashable.
 _SIGNALS = (Cancel, Discard, RateLimited, Retry, Snooze)
@@ -33,13 +33,14 @@ _SAYS_NOTHING = (*_SIGNALS, typing.NoReturn, typing.Never, object)
 class Results:
     """A handler's results. The annotation is resolved at the first use, when all modules have been imported.
 
-    A handler without a return annotation, or with `Any`, may return anything that pydantic can turn into JSON.
+    A handler without a return annotation, or with `Any`, may return anything that pydantic can turn into JSON. `batch`: the handler returns a
+    list, with the result of a job in each item.
     """
 
-    __slots__ = ("_handler", "_hint", "_resolved", "_task", "_typed")
+    __slots__ = ("_batch", "_handler", "_hint", "_resolved", "_task", "_typed")
 
-    def __init__(self, handler: Callable[..., Any], *, task: str) -> None:
-        self._handler, self._task = handler, task
+    def __init__(self, handler: Callable[..., Any], *, task: str, batch: bool = False) -> None:
+        self._handler, self._task, self._batch = handler, task, batch
         self._resolved = False
         self._hint: Any = Any
         self._typed: Typed[Any] | None = None
@@ -49,6 +50,8 @@ class Results:
         if self._resolved:
             return
         hint = _without_signals(return_hint(self._handler, f"task {self._task!r}"))
+        if self._batch and hint not in (Any, None, type(None)):
+            hint = self._item_of(hint)
         if hint is not Any:
             try:
                 self._typed = typed(hint)
@@ -59,23 +62,33 @@ class Results:
                 ) from error
         self._hint, self._resolved = hint, True
 
+    def _item_of(self, hint: Any) -> Any:
+        """The type of one job's result, for the annotation of a batch handler."""
+        parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
+        lists = [part for part in parts if part not in (None, type(None))]
+        if len(lists) != 1 or (lists[0] is not list and typing.get_origin(lists[0]) is not list):
+            raise TaskError(
+                f"task {self._task!r}: a batch handler with record=True returns a list, with one result for each job; it is annotated to "
+                f"return {hint!r}"
+            )
+        return _without_signals(next(iter(typing.get_args(lists[0])), Any))
+
     @property
     def hint(self) -> Any:
         """The type of the results; `Any` where the handler does not say it."""
         self.resolve()
         return self._hint
 
-    def encode(self, value: object, *, limit: int = MAX_PAYLOAD, task: str | None = None) -> str:
+    def encode(self, value: object, *, limit: int = MAX_PAYLOAD, of: str | None = None) -> str:
         """What the handler returned, as JSON text. Raises PayloadError if it does not fit the annotation or cannot be stored.
 
-        `task`: the name in the error's message.
+        `of`: the task, or the step of a task, that the message names.
         """
-        task = task or self._task
+        what = f"{of or f'task {self._task!r}'}: its result"
         if not self._resolved:
             self.resolve()
         if self._typed is None:
-            return encode_result(value, task=task, limit=limit)
-        what = f"task {task!r}: its result"
+            return encode_value(value, what=what, limit=limit)
         try:
             data = self._typed.to_json(value)
         except ValidationError as error:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import typing
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from types import GenericAlias, NoneType, SimpleNamespace, UnionType
-from typing import Any, NotRequired, Unpack
+from types import GenericAlias, NoneType, UnionType
+from typing import Any, NotRequired, TypeAlias, Unpack
 from uuid import UUID
 
 from pydantic import TypeAdapter
@@ -19,11 +18,14 @@ from pydantic_core.core_schema import CoreConfig
 
 from ..errors import TaskError
 from ..util.urls import SECRET
+from .batches import AsyncBatchContext, BatchContext
 from .columns import has_sets
 from .context import AsyncJobContext, JobContext
 from .ends import NOT_CHECKABLE, TO_JSON, reason_of, strict_adapter
+from .injected import Injected, injected_by, takes_context
 from .loading import with_objects
 from .references import ObjectArgument
+from .resolving import hints_of, signature
 from .secrets import Sealing, SecretArgument, secret_in, with_secret
 
 #: Types whose values are sure to come back from JSON as they were.
@@ -37,15 +39,6 @@ _HIDING = CoreConfig(hide_input_in_errors=True)
 _Parameter = inspect.Parameter
 _POSITIONAL = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
 _VARIABLE = (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)
-
-
-def signature(handler: Callable[..., Any]) -> inspect.Signature:
-    """The handler's signature, with its annotations left unresolved."""
-    if sys.version_info >= (3, 14):
-        from annotationlib import Format
-
-        return inspect.signature(handler, annotation_format=Format.FORWARDREF)
-    return inspect.signature(handler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +58,24 @@ class _Rest:
         return valid
 
 
+#: The class of a handler's context, by whether the handler takes a batch and whether it is an `async def`.
+Context: TypeAlias = type[JobContext | AsyncJobContext | BatchContext | AsyncBatchContext]
+_CONTEXTS: Mapping[tuple[bool, bool], Context] = {
+    (False, False): JobContext,
+    (False, True): AsyncJobContext,
+    (True, False): BatchContext,
+    (True, True): AsyncBatchContext,
+}
+_ALL_CONTEXTS = tuple(_CONTEXTS.values())
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The resolved signature of a handler."""
 
-    context: type[JobContext | AsyncJobContext] | None
-    taken: str | None
-    """The name of the context, where a keyword of `**kwargs` could have it."""
+    context: Context | None
+    taken: frozenset[str]
+    """The names of what the worker gives, where a keyword of `**kwargs` could have them: the context, and injected values."""
     positional: tuple[str, ...]
     positional_only: frozenset[str]
     variable: str | None
@@ -90,6 +94,8 @@ class Plan:
     """The parameters without a default."""
     sets: bool
     """Whether an argument may be or contain a set."""
+    injected: Injected | None
+    """The values that the worker injects; None: none."""
     secrets: frozenset[str]
     """The parameters with `Secret()` or `Sensitive()`."""
     given: tuple[Any, ...] = ()
@@ -106,39 +112,36 @@ class Plan:
         if name in self.hints or self.rest is None:
             return self.hints[name]
         hint = self.hints[self.rest.name]
-        return (
-            typing.get_type_hints(typing.get_args(hint)[0]).get(name, Any)
-            if typing.get_origin(hint) is Unpack
-            else hint
-        )
+        if typing.get_origin(hint) is Unpack:
+            return typing.get_type_hints(typing.get_args(hint)[0]).get(name, Any)
+        return hint
 
 
 #: For a task that has no keys.
 UNSEALED = Sealing((), lambda: None)
 
 
-def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0, sealing: Sealing = UNSEALED) -> Plan:
+def plan_of(
+    handler: Callable[..., Any], what: str, *, given: int = 0, batch: bool = False, sealing: Sealing = UNSEALED
+) -> Plan:
     """Resolve the handler's annotations. Raises TaskError, whose message begins with `what`, if one cannot be resolved.
 
-    `given`: how many of the first parameters, behind the context, are no arguments, because results of other jobs fill them. `sealing`: for secret
+    `given`: how many of the first parameters, behind the context, are no arguments, because results of other jobs fill them. `batch`: the
+    handler takes a list of the arguments of many jobs in each parameter. The plan is then of the arguments of one job. `sealing`: for secret
     arguments.
     """
     parameters = list(signature(handler).parameters.values())
-    hints = _hints(handler, parameters, what)
-    context = hints.get(parameters[0].name) if parameters else None
-    taken: str | None = None
-    if context in (JobContext, AsyncJobContext):
-        first = parameters.pop(0)
-        _check_context(handler, context, first, what)
-        taken = first.name if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else None
-    else:
-        context = None
-        if any(item.name == "ctx" and item.annotation is item.default is _Parameter.empty for item in parameters[:1]):
-            needed = (AsyncJobContext if inspect.iscoroutinefunction(handler) else JobContext).__name__
-            raise TaskError(
-                f"{what}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
-            )
+    hints = hints_of(handler, parameters, what)
+    context, taken = _context_of(handler, parameters, hints, what, batch=batch)
+    injected, every = injected_by(handler, parameters, hints, what), parameters
+    if injected is not None:
+        taken |= injected.names
+        parameters = [parameter for parameter in every if parameter.name not in taken]
+        if batch:
+            _refuse_context(injected, what)
     firsts = parameters[:given]
+    if firsts != every[:given]:
+        raise TaskError(f"{what}: it is to take {_results(given)} first: write its injected parameters behind them")
     if len(firsts) < given or any(item.kind not in _POSITIONAL for item in firsts):
         raise TaskError(f"{what}: it is to take {_results(given)}, and its handler has too few parameters for that")
     parameters = parameters[given:]
@@ -150,7 +153,9 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0, sealing: 
         hint: Any = hints.get(parameter.name, Any)
         if typing.get_origin(hint) in STREAMS:
             hint = Any  # it is for the results of others, and checked with them
-        if hint in (JobContext, AsyncJobContext):
+        if batch:
+            hint = _item_of(hint, parameter, what)
+        if hint in _ALL_CONTEXTS:
             raise TaskError(f"{what}: the context must be the first parameter, not {parameter.name!r}")
         plain, hint = hint, _with_markers(hint, parameter, what, sealing)
         objects = objects or (hint is not plain and secret_in(hint) is None)
@@ -171,7 +176,7 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0, sealing: 
     only = frozenset(item.name for item in parameters if item.kind is _Parameter.POSITIONAL_ONLY)
     return Plan(
         context=context,
-        taken=taken,
+        taken=frozenset(taken),
         positional=tuple(item.name for item in parameters if item.kind in _POSITIONAL),
         positional_only=only,
         variable=variable,
@@ -188,6 +193,7 @@ def plan_of(handler: Callable[..., Any], what: str, *, given: int = 0, sealing: 
             item.name for item in parameters if item.default is item.empty and item.kind not in _VARIABLE
         ),
         sets=has_sets(adapter.core_schema) or (rest is not None and has_sets(rest.adapter.core_schema)),
+        injected=injected,
         secrets=secrets,
         given=tuple(hints.get(item.name, Any) for item in firsts),
     )
@@ -206,59 +212,79 @@ def _with_markers(hint: Any, parameter: inspect.Parameter, what: str, sealing: S
     return found
 
 
-def _check_context(handler: Callable[..., Any], context: Any, parameter: inspect.Parameter, what: str) -> None:
+def _context_of(
+    handler: Callable[..., Any],
+    parameters: list[inspect.Parameter],
+    hints: Mapping[str, Any],
+    what: str,
+    *,
+    batch: bool,
+) -> tuple[Context | None, set[str]]:
+    """The context that the handler takes first, which leaves `parameters`; and its name, where a keyword could have it."""
+    context = hints.get(parameters[0].name) if parameters else None
+    is_async = inspect.iscoroutinefunction(handler)
+    if context in _ALL_CONTEXTS:
+        first = parameters.pop(0)
+        _check_context(handler, context, first, what, batch=batch)
+        return context, {first.name} if first.kind is _Parameter.POSITIONAL_OR_KEYWORD else set()
+    if batch:
+        needed = _CONTEXTS[True, is_async].__name__
+        raise TaskError(f"{what}: a batch handler takes a context first: write ctx: {needed} as its first parameter")
+    if any(item.name == "ctx" and item.annotation is item.default is _Parameter.empty for item in parameters[:1]):
+        needed = _CONTEXTS[False, is_async].__name__
+        raise TaskError(
+            f"{what}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
+        )
+    return None, set()
+
+
+def _refuse_context(injected: Injected, what: str) -> None:
+    if any(takes_context(value) for _, value in injected.values):
+        raise TaskError(
+            f"{what}: a provider takes the context of a job, and a batch has many jobs: inject a value without it"
+        )
+
+
+def _item_of(hint: Any, parameter: inspect.Parameter, what: str) -> Any:
+    """The type of one job's argument, for a parameter of a batch handler, which takes a list of them."""
+    if parameter.kind in _VARIABLE or parameter.default is not parameter.empty:
+        raise TaskError(
+            f"{what}: the parameter {parameter} of a batch handler must be a list without a default, as orders: list[Order]: each job "
+            "has an item in it"
+        )
+    if hint in (Any, list):
+        return Any
+    if typing.get_origin(hint) is not list:
+        raise TaskError(
+            f"{what}: the parameter {parameter.name!r} of a batch handler must be annotated as a list, list[Order] say, not {hint!r}: "
+            "each job has an item in it"
+        )
+    return typing.get_args(hint)[0]
+
+
+def _check_context(
+    handler: Callable[..., Any], context: Any, parameter: inspect.Parameter, what: str, *, batch: bool
+) -> None:
     if parameter.kind not in _POSITIONAL:
         raise TaskError(f"{what}: the context {parameter.name!r} is given by position, before any `*`")
-    if inspect.iscoroutinefunction(handler) != (context is AsyncJobContext):
-        if inspect.iscoroutinefunction(inspect.unwrap(handler)) == (context is AsyncJobContext):
+    of_batch = context in (BatchContext, AsyncBatchContext)
+    if batch != of_batch:
+        needed = _CONTEXTS[batch, inspect.iscoroutinefunction(handler)].__name__
+        mend = f"annotate {parameter.name!r} with {needed}"
+        raise TaskError(
+            f"{what}: its handler takes many jobs: {mend}"
+            if batch
+            else f"{what}: a {context.__name__} is for @task(batch=Batching(...)): give that, or {mend}"
+        )
+    if inspect.iscoroutinefunction(handler) != (context in (AsyncJobContext, AsyncBatchContext)):
+        if inspect.iscoroutinefunction(inspect.unwrap(handler)) == (context in (AsyncJobContext, AsyncBatchContext)):
             raise TaskError(
                 f"{what}: a decorator turns an `async def` into a `def`, or a `def` into an `async def`: make both the same"
             )
-        is_async = context is JobContext
-        gets = "an `async def` handler gets an AsyncJobContext" if is_async else "a `def` handler gets a JobContext"
-        needed = "AsyncJobContext" if is_async else "JobContext"
+        is_async = inspect.iscoroutinefunction(handler)
+        needed = _CONTEXTS[batch, is_async].__name__
+        gets = f"an `async def` handler gets an {needed}" if is_async else f"a `def` handler gets a {needed}"
         raise TaskError(f"{what}: {gets}: annotate {parameter.name!r} with {needed}")
-
-
-def return_hint(handler: Callable[..., Any], what: str) -> Any:
-    """What the handler is annotated to return, resolved; `Any` if it does not say. Raises TaskError if it cannot be resolved."""
-    annotation = signature(handler).return_annotation
-    if annotation is inspect.Signature.empty:
-        return Any
-    try:
-        return _resolved(handler, "return", annotation)
-    except Exception as error:
-        raise TaskError(
-            f"{what}: its return annotation, {annotation!r}, cannot be resolved ({type(error).__name__}: {error}): its "
-            "results (record=True) are checked against it, so import it at the top of the handler's module, outside "
-            "`if TYPE_CHECKING:`"
-        ) from error
-
-
-def _resolved(handler: Callable[..., Any], name: str, annotation: Any) -> Any:
-    """The annotation of the parameter `name`, or of the result."""
-    known = getattr(inspect.unwrap(handler), "__globals__", {})
-    # The contexts are known even if the module imports them for the type checker only.
-    spare = {"JobContext": JobContext, "AsyncJobContext": AsyncJobContext, "sa_jobqueue": sys.modules["sa_jobqueue"]}
-    holder: Any = SimpleNamespace(__annotations__={name: annotation})
-    return typing.get_type_hints(holder, spare, known, include_extras=True)[name]
-
-
-def _hints(handler: Callable[..., Any], parameters: list[inspect.Parameter], what: str) -> dict[str, Any]:
-    """The parameters' annotations, resolved without the return type."""
-    hints: dict[str, Any] = {}
-    for parameter in parameters:
-        if parameter.annotation is _Parameter.empty:
-            continue
-        try:
-            hints[parameter.name] = _resolved(handler, parameter.name, parameter.annotation)
-        except Exception as error:
-            raise TaskError(
-                f"{what}: the annotation of {parameter.name!r}, {parameter.annotation!r}, cannot be resolved "
-                f"({type(error).__name__}: {error}): a job's arguments are checked against it, so import it at the "
-                "top of the handler's module, outside `if TYPE_CHECKING:`"
-            ) from error
-    return hints
 
 
 def _adapter(
@@ -278,7 +304,7 @@ def _culprit(fields: dict[str, Any]) -> str | None:
         try:
             TypeAdapter(hint.__args__[0] if typing.get_origin(hint) is NotRequired else hint)
         except Exception as error:  # any error is reported
-            if typing.get_args(hint) and not {JobContext, AsyncJobContext}.isdisjoint(typing.get_args(hint)):
+            if typing.get_args(hint) and not set(_ALL_CONTEXTS).isdisjoint(typing.get_args(hint)):
                 return f"annotate {name!r} with the context's class alone: the worker always gives it"
             reason = reason_of(error)
             if "typing_extensions" in reason:  # pydantic's word for a TypedDict before Python 3.12

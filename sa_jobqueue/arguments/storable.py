@@ -258,11 +258,6 @@ def encode_plain(value: Mapping[str, Any], *, what: str, item: str = "argument "
     return text
 
 
-def encode_result(value: object, *, task: str, limit: int = MAX_PAYLOAD) -> str:
-    """What a handler returned, as JSON text. Raises PayloadError if it cannot be stored."""
-    return encode_value(value, what=f"task {task!r}: its result", limit=limit)
-
-
 def encode_value(value: object, *, what: str, limit: int = MAX_PAYLOAD) -> str:
     """A value as JSON text. Raises PayloadError if it cannot be stored. `what` begins the message.
 

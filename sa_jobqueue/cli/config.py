@@ -26,7 +26,7 @@ import typer
 from ..errors import ConfigurationError
 from ..rules.retry import read_duration, seconds_of
 from ..util.schema import SCHEMA, quote
-from .table import SETTINGS
+from .table import SETTINGS, SEVERAL
 
 #: What the names of our environment variables begin with.
 PREFIX = "SA_JOBQUEUE_"
@@ -231,7 +231,7 @@ def _table(file: Path) -> dict[str, Any]:
 
 def _value(key: str, value: Any, file: Path) -> Any:
     """Return a value as the option takes it. An option that can be repeated also takes a table: {mail = 10} for mail=10."""
-    if SETTINGS[key]:
+    if key in SEVERAL:
         if isinstance(value, dict):
             return [f"{name}={part}" for name, part in cast(dict[str, Any], value).items()]
         return value if isinstance(value, list) else [value]

@@ -16,6 +16,7 @@ from ..rules.limits import (
     WhenFull,
     checked_max_waiting,
     checked_running,
+    checked_share,
     checked_weight,
     checked_when_full,
     rate_columns,
@@ -136,6 +137,9 @@ def set_(
         str | None,
         typer.Option(metavar="CHOICE", help=f"What happens to jobs whose key is at its limit: {_WHEN_FULL}."),
     ] = None,
+    share: Annotated[
+        str | None, typer.Option(metavar="starts|time", help="What keys get equal shares of. Default: starts.")
+    ] = None,
     weight: Annotated[
         int | None,
         typer.Option(metavar="1-1000", help="With --key: the jobs that the key gets in its turn. Default: 1."),
@@ -164,6 +168,8 @@ def set_(
         of_keys["max_waiting"] = checked_max_waiting(_number(max_waiting, "--max-waiting"))
     if when_full is not None:
         of_keys["when_full"] = checked_when_full(when_full)
+    if share is not None:
+        of_keys["share"] = checked_share(share)
     if target.key is not None and of_keys:
         raise ConfigurationError(
             "--key takes --running, --rate, --burst and --weight; the others are for all keys of a queue or task"
@@ -316,6 +322,7 @@ def _of_each_key(row: Any) -> str:
         "strict" if row["strict"] else "",
         "" if row["max_waiting"] is None else f"{row['max_waiting']:,} waiting",
         "" if row["when_full"] == "wait" else f"if full {row['when_full']}",
+        "" if row["share"] == "starts" else f"equal {row['share']}",
     ]
     return ", ".join(filter(None, limits))
 

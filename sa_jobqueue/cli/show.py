@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as jsonlib
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -13,8 +13,8 @@ import typer
 from sqlalchemy.orm import Session
 
 from ..health.explain import JobExplanation, explain_job
-from ..health.one_job import StepSeen, read_steps
-from ..models import ArchivedJob, Job, Progress, Schedule
+from ..health.one_job import StepSeen, archived_lines, read_steps, schedule_said
+from ..models import ArchivedJob, Job, Progress
 from ..rules.failures import error_text, moment_said
 from ..rules.lifecycle import LIVE, JobStatus
 from ..rules.reasons import WaitReason
@@ -121,15 +121,6 @@ def show(
         _print_all(found)
 
 
-class _LogLine(NamedTuple):
-    """A log line with the fields that `job_logs` returns."""
-
-    attempt: int
-    at: datetime
-    level: str
-    message: str
-
-
 class _Progress(NamedTuple):
     """The progress that a handler last reported; `written_at` is None if the time is not known any more."""
 
@@ -168,12 +159,12 @@ def _find(session: Session, id: int) -> _Found | None:
         if found is None:
             return None
         job = found[0]
-        lines = [_LogLine(job.attempt, datetime.fromtimestamp(at, UTC), *line) for at, *line in job.logs or ()]
+        lines = archived_lines(job)
         progress = None if job.progress is None else _Progress(job.progress, job.progress_message, None)
     job, reading, now = found
     waits = job.status in (JobStatus.QUEUED, JobStatus.BLOCKED)
     return _Found(
-        job, reading, now, _name_of_worker(session, job.worker), _name_of_schedule(session, job.schedule_id), progress,
+        job, reading, now, _name_of_worker(session, job.worker), cleaned(schedule_said(session.connection(), job.schedule_id)), progress,
         lines, explain_job(session, job.id).reasons if waits else (),
         read_steps(session.connection(), id, job=cast(Any, type(job))),
     )  # fmt: skip
@@ -262,14 +253,6 @@ def _name_of_worker(session: Session, id: str | None) -> str:
     return f"{cleaned(id)}, which has left" if row is None else f"{cleaned(row.host)}:{row.pid} ({cleaned(id)})"
 
 
-def _name_of_schedule(session: Session, id: int | None) -> str:
-    """The name of a schedule; its id if it was removed."""
-    if id is None:
-        return ""
-    name = session.scalars(sa.select(Schedule.name).where(Schedule.id == id)).one_or_none()
-    return f"number {id}, which was removed" if name is None else cleaned(name)
-
-
 def _print_head(job: Job | ArchivedJob, reading: str, worker: str, schedule: str) -> None:
     where = "  (in the archive)" if isinstance(job, ArchivedJob) else ""
     say(f"job {job.id}  {cleaned(job.task)}  {reading}{where}", f"bold {STYLES.get(reading, '')}".strip())
@@ -280,13 +263,19 @@ def _print_head(job: Job | ArchivedJob, reading: str, worker: str, schedule: str
     if schedule and (job.ticks or 1) > 1:
         schedule += f" · stands for {job.ticks} ticks"
     units = None if job.units is None else f"{job.units:,}"
+    extras: dict[str, Any] = job.extras if isinstance(job.extras, dict) else {}  # by hand it may be any JSON
     details = {
-        "worker": worker or None, "schedule": schedule or None, "key": job.key, "about": job.subject, "units": units, "version": (job.extras or {}).get("version"),
-        "unique key": job.unique_key,
+        "worker": worker or None, "schedule": schedule or None, "key": job.key, "about": job.subject, "units": units, "version": extras.get("version"),
+        "unique key": job.unique_key, "on failure": _task_of(extras.get("on_failure")), "on success": _task_of(extras.get("on_success")),
     }  # fmt: skip
     for name, value in details.items():
         if value is not None:
             say(f"{name} {cleaned(value)}")
+
+
+def _task_of(follow_up: Any) -> str | None:
+    """The task of a follow-up. By hand it may be any JSON."""
+    return follow_up.get("task") if isinstance(follow_up, dict) else None
 
 
 def _print_times(job: Job | ArchivedJob, now: datetime) -> None:

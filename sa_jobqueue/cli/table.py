@@ -65,41 +65,14 @@ FIRST_LINES = {
     "embedded path": "Print the folder with its data, programs and log.",
 }
 
-#: The keys of [tool.sa_jobqueue] in pyproject.toml, and whether one may have several values.
-SETTINGS = {
-    "app": True,
-    "archive_months": False,
-    "buffer": False,
-    "child_grace": False,
-    "database_url": False,
-    "debug": False,
-    "embedded_dir": False,
-    "grace": False,
-    "lease": False,
-    "listen": False,
-    "listen_url": False,
-    "log_format": False,
-    "log_jobs": False,
-    "log_level": False,
-    "max_active_connections": False,
-    "max_child_jobs": False,
-    "max_jobs": False,
-    "max_lock_waits": False,
-    "max_memory": False,
-    "max_replication_lag": False,
-    "max_rescues": False,
-    "max_snapshot_age": False,
-    "metrics_host": False,
-    "metrics_port": False,
-    "pin": False,
-    "poll": False,
-    "pooled": False,
-    "processes": False,
-    "queue": True,
-    "reload": False,
-    "schema": False,
-    "session_idle_timeout": False,
-}
+#: The keys of [tool.sa_jobqueue] in pyproject.toml, and those that may have several values.
+SETTINGS = frozenset((
+    "app", "archive_months", "buffer", "child_grace", "database_url", "debug", "embedded_dir", "grace", "lease", "listen",
+    "listen_url", "log_format", "log_jobs", "log_level", "max_active_connections", "max_child_jobs", "max_jobs", "max_lock_waits",
+    "max_memory", "max_replication_lag", "max_rescues", "max_snapshot_age", "metrics_host", "metrics_port", "pin", "poll",
+    "pooled", "processes", "queue", "reload", "schema", "session_idle_timeout",
+))  # fmt: skip
+SEVERAL = frozenset(("app", "queue"))
 
 #: `list_workers()` as text, with what `alive` reads of it.
 WORKERS = """SELECT {schema}.worker.id, {schema}.worker.host, {schema}.worker.pid, CAST(EXTRACT(epoch FROM now() - {schema}.worker.seen_at) AS FLOAT) AS unseen, EXTRACT(epoch FROM now() - {schema}.worker.seen_at) > 60.0 OR (SELECT count(*) AS count_1

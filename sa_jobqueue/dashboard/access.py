@@ -26,20 +26,9 @@ Action: TypeAlias = Literal[
 
 _ALL: frozenset[str] = frozenset(get_args(Action))
 #: Actions that can be undone, or that only do earlier what would be done anyway.
-_OPERATE = frozenset(
-    (
-        "read",
-        "retry",
-        "cancel",
-        "pause",
-        "run_schedule",
-        "drain_worker",
-        "retry_workflow",
-        "enqueue",
-        "try",
-        "acknowledge",
-    )
-)
+_OPERATE = frozenset((
+    "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow", "enqueue", "try", "acknowledge",
+))  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

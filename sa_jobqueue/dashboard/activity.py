@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from ..health.backlog import LEAVES, Depth, Flow
@@ -26,12 +25,10 @@ Of: TypeAlias = tuple[By, str] | None
 #: A label, a colour, and a value for each step.
 _Line: TypeAlias = tuple[str, str, list[Any]]
 #: The colour of each outcome.
-_COLOURS = MappingProxyType(
-    {
-        "completed": "--good", "retried": "--warn", "failed": "--bad", "cancelled": "--stop", "snoozed": "--busy", "suspended": "--busy", "released": "--soft",
-        "rescued": "--accent", "lost": "--wait",
-    }
-)  # fmt: skip
+_COLOURS = {
+    "completed": "--good", "retried": "--warn", "failed": "--bad", "cancelled": "--stop", "snoozed": "--busy", "suspended": "--busy", "released": "--soft",
+    "rescued": "--accent", "lost": "--wait",
+}  # fmt: skip
 #: The colours of the largest queues or tasks in a chart, and of all others.
 _OF_GROUPS, _OF_OTHERS = ("--busy", "--warn", "--stop", "--good", "--accent"), "--wait"
 #: Workers write their counts every 10 s, so that the current step lacks some seconds, and a step that has just begun is not meaningful.
@@ -53,14 +50,12 @@ class Window:
 
 
 #: By the name that an address has.
-WINDOWS: Mapping[str, Window] = MappingProxyType(
-    {
-        "5m": Window("5m", timedelta(minutes=5), timedelta(minutes=1), Kept(1.0)),
-        "1h": Window("1h", timedelta(hours=1), timedelta(minutes=1), Kept(2.0)),
-        "24h": Window("24h", timedelta(hours=24), timedelta(minutes=15), Kept(15.0)),
-        "7d": Window("7d", timedelta(days=7), timedelta(hours=2), Kept(60.0)),
-    }
-)
+WINDOWS: Mapping[str, Window] = {
+    "5m": Window("5m", timedelta(minutes=5), timedelta(minutes=1), Kept(1.0)),
+    "1h": Window("1h", timedelta(hours=1), timedelta(minutes=1), Kept(2.0)),
+    "24h": Window("24h", timedelta(hours=24), timedelta(minutes=15), Kept(15.0)),
+    "7d": Window("7d", timedelta(days=7), timedelta(hours=2), Kept(60.0)),
+}
 _DEFAULT = "1h"
 #: The step of a time that a viewer has chosen, by its greatest length; of a time that is no longer kept by the minute; and answers.
 _STEPS = {

@@ -10,7 +10,6 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping
 from hashlib import sha256
-from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -39,12 +38,12 @@ _STYLE = (
     "h1{font-size:1.4rem}button{font:inherit;padding:.5rem 1.5rem;min-width:12rem}textarea{font:1rem monospace;width:100%}"
 )
 #: The page must not be framed, because a click on it is an answer. Its address is a secret, so it is sent to no other site.
-_HEADERS: Mapping[str, str] = MappingProxyType({
+_HEADERS: Mapping[str, str] = {
     "content-security-policy": f"default-src 'none'; style-src 'sha256-{b64encode(sha256(_STYLE.encode()).digest()).decode()}'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'", "cache-control": "no-store",
     "referrer-policy": "no-referrer", "x-content-type-options": "nosniff", "x-robots-tag": "noindex",
-})  # fmt: skip
-_TEXTS: Mapping[int, str] = MappingProxyType({
+}  # fmt: skip
+_TEXTS: Mapping[int, str] = {
     200: "Thank you. Your answer was taken.",
     403: "This address is not valid: it was changed, or the key that signed it was withdrawn.",
     409: "This address was used before. An answer counts once.",
@@ -52,7 +51,7 @@ _TEXTS: Mapping[int, str] = MappingProxyType({
     413: "The answer is too long.",
     415: "The answer must be JSON or a form.",
     503: "The answer cannot be taken just now. Try again.",
-})  # fmt: skip
+}  # fmt: skip
 #: The most fields of a form.
 _MOST_FIELDS = 1_000
 
@@ -163,11 +162,9 @@ async def _payload(request: Request, most: int) -> tuple[Any, bool]:
 def _respond(request: Request, status: int, text: str = "") -> Response:
     """A response with this text: a page for a browser, else plain text."""
     text = text or _TEXTS[status]
-    return (
-        _page(status, text)
-        if "text/html" in request.headers.get("accept", "")
-        else PlainTextResponse(text, status, _HEADERS)
-    )
+    if "text/html" in request.headers.get("accept", ""):
+        return _page(status, text)
+    return PlainTextResponse(text, status, _HEADERS)
 
 
 def _page(status: int, text: str, question: Question | None = None) -> Response:

@@ -52,13 +52,11 @@ _BEHIND = sa.select(
     sa.func.extract("epoch", sa.func.clock_timestamp() - sa.func.pg_last_xact_replay_timestamp()).cast(sa.Float)
 ).where(sa.func.pg_is_in_recovery())
 #: The fields that a viewer fills in.
-_TYPED = frozenset(
-    (
-        "task", "queue", "tag", "subject", "key", "error", "newer_than", "args", "payload", "name", "who", "from", "to", "running", "rate", "burst",
-        "weight", "key_running", "key_rate", "key_burst", "reason", "priority", "run_at", "worker", "not_queue", "not_task", "not_error", "attempts", "took", "created_after", "created_before",
-        "ended_after", "ended_before",
-    )
-)  # fmt: skip
+_TYPED = frozenset((
+    "task", "queue", "tag", "subject", "key", "error", "newer_than", "args", "payload", "name", "who", "from", "to", "running", "rate", "burst",
+    "weight", "key_running", "key_rate", "key_burst", "reason", "priority", "run_at", "worker", "not_queue", "not_task", "not_error", "attempts", "took", "created_after", "created_before",
+    "ended_after", "ended_before",
+))  # fmt: skip
 #: An answer depends on these headers of the request.
 _VARY = {"vary": "Accept, HX-Request"}
 _WEIGHT = re.compile(r"[01](\.\d{0,3})?")
@@ -116,14 +114,10 @@ class Site:
                 query = Query.parse(request.url.query)
                 query = query.but(**{"as": "csv" if wanted == "csv" else ()})
                 answer = await self._read(page, query, access, request.path_params)
-            except BadInput as error:
-                return self._notice(request, access, page, query, 400, bad=error)
-            except Missing as error:
-                return self._notice(request, access, page, query, 404, missing=str(error))
             except Elsewhere as other:
                 return _redirect(request, quote(other.path), other.query)
-            except Refusal as refusal:
-                return self._notice(request, access, page, query, refusal.status, refusal=refusal)
+            except (BadInput, Missing, Refusal) as error:
+                return self._notice(request, access, page, query, error)
             address = f"{request.scope.get('root_path', '')}{page.path}"
             if wanted == "csv":
                 shown = _csv(answer.values, query, address)
@@ -207,14 +201,8 @@ class Site:
             return Response(status_code=400)  # the client is gone and reads no answer
         except BadForm as bad:
             return self._html(request, access, f"pages/{action.name}.html", 400, query=query, **bad.values)
-        except BadInput as error:
-            return self._notice(request, access, None, query, 400, bad=error)
-        except Missing as error:
-            return self._notice(request, access, None, query, 404, missing=str(error))
-        except Refusal as refusal:
-            # 200 is for a page that was given up; an action that was given up has failed.
-            status = 409 if refusal.what == "slow" else refusal.status
-            return self._notice(request, access, None, query, status, refusal=refusal)
+        except (BadInput, Missing, Refusal) as error:
+            return self._notice(request, access, None, query, error)
         if rest is not None:
             return self._html(request, access, "more.html", 200, action=action, fields=rest.pairs(), done=done)
         path, _, arguments = (local_path(query.one("next")) or self._home(access)).partition("?")
@@ -312,7 +300,7 @@ class Site:
         access = await access_of(self._who, request)
         if not access.may("read"):
             return self._forbidden(request, access)
-        return self._notice(request, access, None, Query(), 404, missing="There is no such page.")
+        return self._notice(request, access, None, Query(), Missing("There is no such page."))
 
     async def _openapi(self, request: Request) -> Response:
         access = await access_of(self._who, request)
@@ -328,18 +316,19 @@ class Site:
         return self._html(request, access, "forbidden.html", 403, text=text)
 
     def _notice(
-        self, request: Request, access: Access, page: Page | None, query: Query, status: int, **values: Any
+        self, request: Request, access: Access, page: Page | None, query: Query, error: BadInput | Missing | Refusal
     ) -> Response:
-        bad: BadInput | None = values.get("bad")
-        refusal: Refusal | None = values.get("refusal")
-        if refusal is not None and refusal.what == "away" and (access.is_partial or access.queues is not None):
-            values["refusal"] = Refusal("away")  # a tenant must not learn where the database is
-            refusal = values["refusal"]
+        status = error.status
+        if isinstance(error, Refusal):
+            if error.what == "away" and (access.is_partial or access.queues is not None):
+                error = Refusal("away")  # a tenant must not learn where the database is
+            if error.what == "slow" and request.method == "POST":
+                status = 409  # 200 is for a page that was given up; an action that was given up has failed
         if _wanted(request) != "html":
-            text = str(bad or values.get("missing")) if refusal is None else f"{refusal.words} {refusal.detail}".strip()
+            text = f"{error.words} {error.detail}".strip() if isinstance(error, Refusal) else str(error)
             return _json({"error": text}, 503 if status == 200 else status)
-        mend = [] if bad is None else _fields_to_correct(bad, query)
-        shown: dict[str, Any] = {"bad": None, "missing": None, "refusal": None, "mend": mend, **values}
+        mend = _fields_to_correct(error, query) if isinstance(error, BadInput) else []
+        shown = {"error": error, "mend": mend}
         return self._html(request, access, "notice.html", status, page=page, query=query, parts={}, **shown)
 
     def _html(
@@ -436,7 +425,7 @@ def _results(query: Query | None) -> list[str]:
 def _undo(query: Query, access: Access) -> tuple[str, list[tuple[str, str]]] | None:
     """The action that undoes the last action, and its fields; None: there is none, or the viewer may not do it."""
     action = ACTIONS[query.one("did")]
-    undo = UNDO_ACTIONS.get(action.undo and (query.one("undo") or action.undo))
+    undo = ACTIONS.get(action.undo and (query.one("undo") or action.undo))
     asked = query.number("asked", 0, _NUMBERS)  # a running job that was asked to stop cannot be told to go on
     if undo is None or not access.may(undo.needs) or query.number("n", 0, _NUMBERS) <= asked:
         return None
@@ -471,8 +460,10 @@ class _Static(StaticFiles):
 
 #: All actions, by name, in the order in which the audit lists them.
 ACTIONS: Mapping[str, PageAction] = {
-    **JOB_ACTIONS, **SCHEDULE_ACTIONS, **WORKFLOW_ACTIONS, **QUEUE_ACTIONS, **LIMIT_ACTIONS, **WORKER_ACTIONS,
-    **CHANGE_ACTIONS, **ERROR_ACTIONS, **MARK_ACTIONS, **REGISTRY_ACTIONS, **FINDING_ACTIONS, **UNDO_ACTIONS, **QUESTION_ACTIONS,
+    action.name: action for action in (
+        *JOB_ACTIONS, *SCHEDULE_ACTIONS, *WORKFLOW_ACTIONS, *QUEUE_ACTIONS, *LIMIT_ACTIONS, *WORKER_ACTIONS, *CHANGE_ACTIONS,
+        *ERROR_ACTIONS, *MARK_ACTIONS, *REGISTRY_ACTIONS, *FINDING_ACTIONS, *UNDO_ACTIONS, *QUESTION_ACTIONS,
+    )
 }  # fmt: skip
 #: The values in an address that describe the results of the action that led to it.
 _OF_RESULTS = (

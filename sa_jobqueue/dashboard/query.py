@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlencode
 
@@ -19,6 +19,8 @@ _LARGEST, _MOST = 1_000_000, 5_000
 #: The most values of one name: each value of a filter is a condition, and each link of a page has them all. A form may have more ids.
 _EACH = 100
 _IDS = range(1, 2**63)
+#: What is expected of a time.
+A_TIME = "a time such as 2030-01-31 or 2030-01-31T09:00+01:00"
 #: Marks links and forms in which a name begins or ends with a space.
 _EXACT = ("exact", "yes")
 
@@ -109,15 +111,15 @@ class Query(Mapping[str, list[str]]):
             raise BadInput(name, given, f"at most {most:,} characters, not {len(given):,}")
         return self.one(name)
 
-    def moment(self, name: str) -> datetime | None:
-        """A time, in UTC if it has no zone. Raises BadInput."""
+    def moment(self, name: str, zone: tzinfo = UTC) -> datetime | None:
+        """A time, in `zone`, which is also that of a time without a zone. Raises BadInput."""
         if not (given := self.one(name)):
             return None
         try:
             found = datetime.fromisoformat(given)
-        except ValueError as error:
-            raise BadInput(name, given, "a time such as 2030-01-31 or 2030-01-31T09:00+01:00") from error
-        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+            return (found if found.tzinfo is not None else found.replace(tzinfo=zone)).astimezone(zone)
+        except (ValueError, OverflowError) as error:
+            raise BadInput(name, given, A_TIME) from error
 
     def but(self, **changed: Any) -> Query:
         """A copy with other values; `()`, None or an empty string removes a value."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
@@ -19,34 +18,30 @@ What: TypeAlias = Literal[
 ]
 
 #: The HTTP status for programs, and the words for a reader; backticks mark commands.
-_ANSWERS: Mapping[What, tuple[int, str]] = MappingProxyType(
-    {
-        "slow": (200, "The database took too long, and the page was given up. Narrow the filter."),
-        "value": (400, "The database cannot take a value of this request."),
-        "rights": (
-            403,
-            "The database role of this dashboard may not do this. `sa-jobqueue grants --can read --can admin` prints the GRANTs that it needs.",
-        ),
-        "locked": (409, "Another transaction has locked it. Try again."),
-        "replica": (
-            409,
-            "This database is a standby, which can only be read. Give the dashboard the primary as its engine.",
-        ),
-        "trial": (409, "A handler that is being tried has not ended. Until it has, no job can be tried."),
-        "refused": (409, "The database refused it."),
-        "away": (503, "The database does not answer. This page tries again on its own."),
-        "conflict": (503, "It conflicted with another transaction, or with the standby's replay. Try again."),
-        "schema": (503, "The tables do not fit this release."),
-    }
-)
-_BY_SQLSTATE: Mapping[str, What] = MappingProxyType(
-    {
-        "57014": "slow", "25P03": "slow", "25P04": "slow", "42501": "rights", "42P01": "schema", "42703": "schema",
-        "42883": "schema", "55P03": "locked", "25006": "replica", "P0001": "refused",
-    }
-)  # fmt: skip
+_ANSWERS: Mapping[What, tuple[int, str]] = {
+    "slow": (200, "The database took too long, and the page was given up. Narrow the filter."),
+    "value": (400, "The database cannot take a value of this request."),
+    "rights": (
+        403,
+        "The database role of this dashboard may not do this. `sa-jobqueue grants --can read --can admin` prints the GRANTs that it needs.",
+    ),
+    "locked": (409, "Another transaction has locked it. Try again."),
+    "replica": (
+        409,
+        "This database is a standby, which can only be read. Give the dashboard the primary as its engine.",
+    ),
+    "trial": (409, "A handler that is being tried has not ended. Until it has, no job can be tried."),
+    "refused": (409, "The database refused it."),
+    "away": (503, "The database does not answer. This page tries again on its own."),
+    "conflict": (503, "It conflicted with another transaction, or with the standby's replay. Try again."),
+    "schema": (503, "The tables do not fit this release."),
+}
+_BY_SQLSTATE: Mapping[str, What] = {
+    "57014": "slow", "25P03": "slow", "25P04": "slow", "42501": "rights", "42P01": "schema", "42703": "schema",
+    "42883": "schema", "55P03": "locked", "25006": "replica", "P0001": "refused",
+}  # fmt: skip
 #: By class: values and filters that the database cannot take; constraints of a table; deadlocks, and conflicts with a standby's replay.
-_BY_CLASS: Mapping[str, What] = MappingProxyType({"22": "value", "54": "value", "23": "refused", "40": "conflict"})
+_BY_CLASS: Mapping[str, What] = {"22": "value", "54": "value", "23": "refused", "40": "conflict"}
 #: Classes of lost connections, of servers without resources or in shutdown, and of roles that may not log in.
 _AWAY = frozenset(("08", "53", "57", "58", "28", "3D"))
 
@@ -63,6 +58,8 @@ class Refusal(Exception):
 
 class BadInput(ValueError):
     """An invalid value of a filter or a form; the text says what was expected. `there`: the name whose current limits can be shown."""
+
+    status = 400
 
     def __init__(self, name: str, value: str, expected: str, *, there: str = "") -> None:
         shown = value if len(value) <= 60 else f"{value[:60]}…"

@@ -260,19 +260,6 @@ def _failure(entry: object) -> Failure:
     return Failure(str(said.get("attempt", "?")), moment_said(said.get("at")), name, message, traceback.rstrip())
 
 
-def archived_lines(job: Any) -> list[dict[str, Any]]:
-    """The log lines of an archived job, which are those of its last attempt, without values that are not log lines."""
-    found: list[dict[str, Any]] = []
-    for line in job.logs if isinstance(job.logs, list) else ():
-        try:
-            seconds, level, message = line
-            at = datetime.fromtimestamp(seconds, UTC)
-        except (TypeError, ValueError, OverflowError, OSError):
-            continue
-        found.append({"attempt": job.attempt, "at": at, "level": str(level), "message": str(message)})
-    return found
-
-
 def subject_link(subject: Subject, link: LinkSubject | None) -> str | None:
     """The address of the row's page from the application. None if there is none, or it is not safe as a link."""
     if link is None:

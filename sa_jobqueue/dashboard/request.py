@@ -94,6 +94,8 @@ Read: TypeAlias = Callable[[PageContext], dict[str, Any]]
 class Missing(Exception):
     """The thing does not exist, or the viewer may not know that it does. The text names it."""
 
+    status = 404
+
 
 class Elsewhere(Exception):
     """The page is at another path, below the dashboard."""

@@ -10,7 +10,6 @@ import ipaddress
 import math
 from collections.abc import Callable, Collection, Mapping
 from time import monotonic
-from types import MappingProxyType
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
@@ -25,14 +24,12 @@ CSP = (
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
 
-_HEADERS: Mapping[str, str] = MappingProxyType(
-    {
-        "x-content-type-options": "nosniff",
-        "referrer-policy": "same-origin",
-        "x-frame-options": "DENY",
-        "cross-origin-opener-policy": "same-origin",
-    }
-)
+_HEADERS: Mapping[str, str] = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+}
 _SAFE = frozenset(("GET", "HEAD", "OPTIONS"))
 
 

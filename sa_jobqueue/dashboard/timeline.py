@@ -60,7 +60,7 @@ class Timeline:
 def timeline_of(
     seen: JobSeen, failures: Sequence[Failure], steps: Sequence[StepSeen] = (), waits: Sequence[Mapping[str, Any]] = ()
 ) -> Timeline:
-    """The timeline of a job. `failures`: the entries of its errors, last first. `waits`: the signal for which it waits."""
+    """The timeline of a job. `failures`: the entries of its errors, last first. `waits`: the wait in which it is suspended."""
     job, now = seen.job, seen.now
     failed = [failure for failure in reversed(failures) if failure.at is not None]
     end = _end_of_run(job, now, failed)
@@ -116,13 +116,19 @@ def _bars(
     return bars
 
 
+def _beginning(wait: Mapping[str, Any]) -> Moment:
+    if wait["signal"] is None:
+        return Moment(wait["since"], "began to wait in step", wait["step"])
+    return Moment(wait["since"], "began to wait for signal", wait["signal"])
+
+
 def _moments(
     job: Any, failed: Sequence[Failure], steps: Sequence[StepSeen], waits: Sequence[Mapping[str, Any]]
 ) -> list[Moment]:
     found = [Moment(job.created_at, "enqueued")]
     found += [Moment(step.ended_at, "step recorded", step.name) for step in steps]
     found += [Moment(error.at, f"attempt {error.attempt} ended", error.name) for error in failed]
-    found += [Moment(wait["since"], "began to wait for signal", wait["signal"]) for wait in waits]
+    found += [_beginning(wait) for wait in waits]
     if job.claimed_at is not None:
         # Only the last claim of a suspended attempt is known.
         before = max([job.created_at, *(error.at for error in failed if error.at <= job.claimed_at)])

@@ -189,22 +189,19 @@ def make_reading(connection: sa.Connection, *, statement: timedelta, lock: timed
 
 def _answer(check: Check, examination: Examination, patience: timedelta) -> Finding:
     """The finding of the check, or that the database refused it or took too long."""
-    point = examination.connection.begin_nested()
     try:
-        finding = check.look(examination)
+        with examination.connection.begin_nested():
+            return check.look(examination)
     except DBAPIError as error:
         state = getattr(error.orig, "sqlstate", None)
         if state is None or error.connection_invalidated or state[:2] in _AWAY:
             raise
-        point.rollback()
         reason = one_line(mask_passwords(str(error.orig)))
         if state not in _MEANINGS:
             return Finding(check.name, "problem", f"the check failed: {reason}", "see the server's log")
         meaning, advice = _MEANINGS[state]
         detail = f"{meaning.format(patience=patience.total_seconds())}: {reason}"
         return Finding(check.name, "problem" if check.gates else "notice", detail, advice)
-    point.commit()
-    return finding
 
 
 #: SQLSTATE classes of lost connections, and of servers in shutdown.

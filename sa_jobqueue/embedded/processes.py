@@ -15,19 +15,16 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..errors import EmbeddedUnavailable
 
-DEFAULT_SETTINGS: Mapping[str, str] = MappingProxyType(
-    {
-        "max_connections": "200",
-        "shared_buffers": "128MB",
-        "max_wal_size": "2GB",
-        "log_checkpoints": "off",
-    }
-)
+DEFAULT_SETTINGS: Mapping[str, str] = {
+    "max_connections": "200",
+    "shared_buffers": "128MB",
+    "max_wal_size": "2GB",
+    "log_checkpoints": "off",
+}
 """Settings of a server for development. Durability stays on: what a command has committed outlives a power cut."""
 
 GIVE_A_DATABASE = "give a database with --database-url or SA_JOBQUEUE_DATABASE_URL"

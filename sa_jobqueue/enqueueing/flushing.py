@@ -18,7 +18,7 @@ from sqlalchemy.orm.attributes import instance_state
 from ..arguments.objects import PendingArguments, as_text
 from ..arguments.references import Reference
 from ..arguments.subjects import Subject
-from ..errors import PayloadError
+from ..errors import OptionError, PayloadError
 from ..models import (
     UNFINISHED,
     JobMixin,
@@ -31,6 +31,7 @@ from ..rules.job_fields import JOB_FIELDS
 from ..sql.insert import flushed_insert
 from ..sql.parts import complete_arguments, table_of
 from ..util.sqlalchemy_internals import add_again, fail_flush, invalidate_pool, register_flushed, take_out
+from .chains import chains_of, insert_chain
 
 
 class Watching:
@@ -387,6 +388,10 @@ def _before_flush(session: Session, _context: object, instances: object) -> None
         return
     if waiting := [*_aside(session), *(job for job in jobs if waiting_of(job) is not None)]:
         _set_aside(session, waiting)
+    if chains := chains_of(session.new if waiting else new):
+        _insert_chains(session, chains)
+        new = session.new
+        jobs = [instance for instance in new if isinstance(instance, JobMixin)]
     if (plain := [job for job in jobs if _is_plain(job)]) and instances is None and not _is_heard(session, plain):
         _insert_ahead(session, plain, alone=len(plain) == len(new) and not (session.dirty or session.deleted))
 
@@ -420,6 +425,22 @@ def _insert_ahead(session: Session, jobs: Sequence[JobMixin], *, alone: bool) ->
         for alike in _grouped(_in_order(jobs), type):
             _insert_plain(_connection(session, alike[0]), alike)
         register_flushed(session, jobs)
+    except BaseException:
+        fail_flush(session)
+        raise
+
+
+def _insert_chains(session: Session, chains: Sequence[Sequence[JobMixin]]) -> None:
+    """Insert jobs that wait for each other, and those for which they wait."""
+    for job in (job for chain in chains for job in chain):
+        if not _is_plain(job):
+            raise OptionError(
+                f"a job of {job.task!r} that waits for another, or is waited for, has attributes that enqueue() does not set: build a Workflow"
+            )
+    try:
+        for chain in chains:
+            insert_chain(_connection(session, chain[0]), chain, _inserted)
+            register_flushed(session, chain)
     except BaseException:
         fail_flush(session)
         raise

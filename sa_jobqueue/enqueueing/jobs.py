@@ -23,6 +23,7 @@ from ..sql.insert import insert_jobs
 from ..tasks.calls import NOTHING, RARE, Call
 from ..tasks.registry import TaskName
 from ..tasks.tasks import Task
+from .chains import wait_for_job
 from .flushing import Listeners, Watching, wait_for_keys
 
 F = ParamSpec("F")
@@ -105,6 +106,8 @@ def _set_rare(made: JobMixin, call: Call) -> None:
         wait_for_keys(made, call.waiting)
         if call.waiting.about is not None:
             insert_in_order(JobMixin)
+    if call.after is not None:
+        wait_for_job(made, call.after)
     for field in RARE_FIELDS:
         if (value := getattr(call, field.attribute)) is not None:
             insert_in_order(JobMixin)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from ..arguments.storable import load_any
-from ..models import ArchivedJob, Job
+from ..models import ArchivedJob, Job, JobMixin, companions_of
 from ..rules.failures import moment_said
 from ..sql.chosen import Jobs, reading_of
 from ..sql.claims import version_of
@@ -129,17 +129,14 @@ def read_short_args(connection: sa.Connection, ids: Sequence[int], *, job: Jobs 
 
 def _rows_if_readable(connection: sa.Connection, statement: sa.Executable) -> Sequence[Any]:
     """The rows of a statement; none if a value does not fit into memory as text, or takes too long to make."""
-    point = connection.begin_nested()
     try:
-        found = connection.execute(statement).all()
+        with connection.begin_nested():
+            return connection.execute(statement).all()
     except DBAPIError as error:
         state = str(getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or "")
         if error.connection_invalidated or not state or state.startswith(_GONE):
             raise
-        point.rollback()
         return ()
-    point.commit()
-    return found
 
 
 def _loaded(text: str | None) -> list[Any]:
@@ -178,3 +175,31 @@ def read_steps(connection: sa.Connection, id: int, *, job: Jobs = Job) -> list[S
     columns = [sa.cast(column, sa.Text) if column.name == "result" else column for column in steps.c]
     rows = _rows_if_readable(connection, sa.select(*columns).order_by(steps.c.ended_at, steps.c.name))
     return [StepSeen._make([*row[:-1], next(iter(_loaded(row[-1])), None)]) for row in rows]
+
+
+class LogLine(NamedTuple):
+    """A kept log line of a job."""
+
+    attempt: int
+    at: datetime
+    level: str
+    message: str
+
+
+def archived_lines(job: Any) -> list[LogLine]:
+    """The log lines of an archived job, without values that were written by hand."""
+    found = list[LogLine]()
+    for line in job.logs if isinstance(job.logs, list) else ():
+        with suppress(TypeError, ValueError, OverflowError, OSError):
+            seconds, level, message = line
+            found.append(LogLine(job.attempt, datetime.fromtimestamp(seconds, UTC), str(level), str(message)))
+    return found
+
+
+def schedule_said(connection: sa.Connection, id: int | None, *, job: type[JobMixin] = Job) -> str:
+    """The name of the schedule with this id, or that it was removed; "" without an id."""
+    if id is None:
+        return ""
+    schedule = companions_of(job).schedule
+    name = connection.scalar(sa.select(schedule.name).where(schedule.id == id))
+    return f"number {id}, which was removed" if name is None else name

@@ -123,14 +123,13 @@ def _down() -> list[Family]:
 
 def _values(connection: sa.Connection, store: Store, part: Part) -> Families | None:
     """The values of a part; None where the database refused, or took too long."""
-    families, point = Families(), connection.begin_nested()
+    families = Families()
     try:
-        part(connection, store, families)
+        with connection.begin_nested():
+            part(connection, store, families)
     except DBAPIError as error:
         if error.connection_invalidated or getattr(error.orig, "sqlstate", None) is None:
             raise
-        point.rollback()
         logger.debug("a part of the metrics could not be read: %s", error.orig)
         return None
-    point.commit()
     return families

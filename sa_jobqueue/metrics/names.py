@@ -26,11 +26,9 @@ class Metric:
     @property
     def series(self) -> tuple[str, ...]:
         """The names under which Prometheus keeps it."""
-        return (
-            tuple(self.name + end for end in ("_bucket", "_sum", "_count"))
-            if self.kind == "histogram"
-            else (self.name,)
-        )
+        if self.kind == "histogram":
+            return tuple(self.name + end for end in ("_bucket", "_sum", "_count"))
+        return (self.name,)
 
 
 def _counter(name: str, help: str, *labels: str) -> Metric:

@@ -11,7 +11,6 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 from ..errors import ConfigurationError
@@ -38,7 +37,7 @@ class Version(Protocol):
 
 
 #: Every version there was.
-VERSIONS: Mapping[int, Version] = MappingProxyType({1: v01})
+VERSIONS: Mapping[int, Version] = {1: v01}
 
 #: How long to wait for another migration, which is harmless, and for a table, behind which all its users queue up.
 #: Both give way to a `lock_timeout` that the session has set.

@@ -52,6 +52,8 @@ class LimitRow(Base):
     """What becomes of the jobs of a key beyond `max_waiting`."""
     max_waiting: Mapped[int | None] = mapped_column(sa.Integer)
     """How many jobs of a key may wait; None: any number."""
+    share: Mapped[str] = mapped_column(server_default=sa.text("'starts'"))
+    """What keys get equal shares of: "starts" or "time"."""
     paused_at: Mapped[datetime | None]
     """Since when nothing of it is started; None: it is not paused."""
     pause_reason: Mapped[str | None]
@@ -77,6 +79,7 @@ class LimitRow(Base):
             name="job_limit_when_full_check",
         ),
         sa.CheckConstraint("max_waiting BETWEEN 0 AND 1000000", name="job_limit_max_waiting_check"),
+        sa.CheckConstraint("share IN ('starts', 'time')", name="job_limit_share_check"),
     )
 
 

@@ -156,6 +156,8 @@ class Schedule(Base):
             raise waiting.error(
                 "a schedule takes objects with the task, schedule(rule, task, order), and not in a call"
             )
+        if getattr(call, "after", None) is not None:
+            raise OptionError("a schedule enqueues its jobs after no other job: take it off, after=False")
         if getattr(call, "columns", None):
             raise OptionError(
                 "columns of your own are not filled for the jobs of a schedule: give the column a server_default, or leave it out"

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from contextvars import Token
 from functools import lru_cache
-from types import TracebackType
 from typing import Any, Final, Literal, TypeAlias
 
 from opentelemetry import propagate, trace
@@ -83,25 +82,32 @@ class Tracing(Middleware):
 
     def start(self, attempt: Attempt) -> Context:
         """Begin the attempt's span. Returns the context for the handler."""
-        carrier = attempt.meta.get(_META)
-        context, links = _EMPTY, None
-        if isinstance(carrier, dict):
-            texts = {key: value for key, value in carrier.items() if isinstance(value, str)}
-            context = propagate.extract(texts, _EMPTY)
-            enqueued = trace.get_current_span(context).get_span_context()
-            if enqueued.is_valid:
-                links = [Link(enqueued)]
-                if not self._is_child(attempt):  # only the span is left out: baggage is kept
-                    context = trace.set_span_in_context(trace.INVALID_SPAN, context)
+        context, links = self._origin(attempt)
+        if attempt.of_batch:  # linked to the enqueueings of its jobs, and in the trace of none of them
+            context, links = _EMPTY, [link for job in attempt.jobs for link in self._origin(job)[1]]
         name, attributes = _consumer(attempt.queue)
         span = self._tracer.start_span(name, context, SpanKind.CONSUMER, attributes, links)
         if span.is_recording():
-            span.set_attributes({
+            span.set_attributes({TASK: attempt.task, BATCH_COUNT: len(attempt.jobs)} if attempt.of_batch else {
                 MESSAGE_ID: str(attempt.job_id), TASK: attempt.task, ATTEMPT: attempt.attempt,
                 MAX_ATTEMPTS: attempt.max_attempts, RESCUES: attempt.rescues, WAIT: attempt.waited,
             })  # fmt: skip
             attempt.at_end(lambda outcome, error: _end(span, outcome, error))
         return trace.set_span_in_context(span, context)
+
+    def _origin(self, attempt: Attempt) -> tuple[Context, list[Link]]:
+        """The context from the job's enqueueing, and the link to it, if it was recorded."""
+        carrier = attempt.meta.get(_META)
+        if not isinstance(carrier, dict):
+            return _EMPTY, []
+        texts = {key: value for key, value in carrier.items() if isinstance(value, str)}
+        context = propagate.extract(texts, _EMPTY)
+        enqueued = trace.get_current_span(context).get_span_context()
+        if not enqueued.is_valid:
+            return context, []
+        if not self._is_child(attempt):  # only the span is left out: baggage is kept
+            context = trace.set_span_in_context(trace.INVALID_SPAN, context)
+        return context, [Link(enqueued)]
 
     def _is_child(self, attempt: Attempt) -> bool:
         if self._continues != "auto":
@@ -126,9 +132,7 @@ class _Processing:
             context = _EMPTY
         self._token = attach(context)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         detach(self._token)
 
 
@@ -187,6 +191,7 @@ DESTINATION: Final = "messaging.destination.name"
 OPERATION_NAME: Final = "messaging.operation.name"
 OPERATION_TYPE: Final = "messaging.operation.type"
 MESSAGE_ID: Final = "messaging.message.id"
+BATCH_COUNT: Final = "messaging.batch.message_count"
 ERROR_TYPE: Final = "error.type"
 
 #: The event of a span that an exception has failed, and its attributes.

@@ -239,7 +239,7 @@ class Change(NamedTuple):
 
 #: The errors of a job that was not started in time, or only to be snoozed, and of a job whose deadline was over.
 EXPIRED = ErrorEntry("Expired", "no attempt was made before its expiry")
-DEADLINE_OVER = ErrorEntry("DeadlineOver", "its deadline was over before it could be started")
+DEADLINE_OVER = ErrorEntry("DeadlineOver", "its deadline was over while it waited")
 _COMPLETED = TRANSITIONS[_S.RUNNING, Event.COMPLETE]
 _UNWRITABLE = "OutcomeNotWritten"
 _INTERRUPTED = ErrorEntry("Interrupted", "the worker left while it ran")

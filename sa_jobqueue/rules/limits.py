@@ -17,7 +17,11 @@ from .retry import Duration, checked_duration, read_duration
 #: Who has limits.
 Owner: TypeAlias = Literal["queue", "task"]
 WhenFull: TypeAlias = Literal["wait", "drop_newest", "replace_oldest_waiting", "cancel_running"]
+#: What the keys of a queue get equal shares of.
+Share: TypeAlias = Literal["starts", "time"]
 
+#: The error for a task that has a `share`.
+NO_SHARE = "share is of a queue, whose keys take turns, and not of a task: write Registry.queue(..., limits=Limits(share='time'))"
 #: The most jobs that a limit lets run, and that may wait: more than a million are not counted.
 MOST_JOBS = 1_000_000
 #: The largest weight of a key.
@@ -85,6 +89,9 @@ class Limits:
     "replace_oldest_waiting" and "cancel_running", else the newest, also with "wait". None: any number with "wait", none with
     "drop_newest", else 1.
 
+    `share`, only for a queue: what its keys get equal shares of, by their weights. "starts": each key gets one job in its turn. "time": the
+    key whose jobs have taken least time in the slots gets the next job, so a key with long jobs gets fewer of them.
+
     Raises OptionError for a value that cannot be used.
     """
 
@@ -94,6 +101,7 @@ class Limits:
     strict: bool = False
     when_full: WhenFull = "wait"
     max_waiting: int | None = None
+    share: Share = "starts"
 
     def __post_init__(self) -> None:
         _check(self.running, self.rate)
@@ -103,6 +111,7 @@ class Limits:
             raise OptionError(f"limits: strict must be True or False, not {self.strict!r}")
         checked_when_full(self.when_full)
         checked_max_waiting(self.max_waiting)
+        checked_share(self.share)
 
     def columns(self) -> dict[str, Any]:
         """The columns of `LimitRow` that say this, also those that say that there is no limit."""
@@ -112,6 +121,7 @@ class Limits:
             "strict": self.strict,
             "when_full": self.when_full,
             "max_waiting": self.max_waiting,
+            "share": self.share,
         }
 
 
@@ -182,6 +192,13 @@ def checked_when_full(value: object) -> WhenFull:
     if value not in get_args(WhenFull):
         raise OptionError(f"limits: when_full must be one of {', '.join(get_args(WhenFull))}, not {value!r}")
     return cast(WhenFull, value)
+
+
+def checked_share(value: object) -> Share:
+    """What the keys of a queue get equal shares of."""
+    if value not in get_args(Share):
+        raise OptionError(f"limits: share must be one of {', '.join(get_args(Share))}, not {value!r}")
+    return cast(Share, value)
 
 
 def checked_max_waiting(value: object) -> int | None:

@@ -302,8 +302,11 @@ def read_exchange(
 class Outcomes(Claims):
     """Writing changes: a batch, a single change in the transaction of its handler, or a batch together with the next claim."""
 
-    def apply(self, connection: sa.Connection, changes: Sequence[Change]) -> dict[int, Answer]:
-        """Write `changes`, each behind its fence. Returns the answer for each job id.
+    def apply(
+        self, connection: sa.Connection, changes: Sequence[Change], *, waiting: bool = False
+    ) -> dict[int, Answer]:
+        """Write `changes`, each behind its fence. Returns the answer for each job id. `waiting`: wait for rows that another transaction has
+        locked; then none is answered as locked.
 
         The faster statements write plain completions. The general statement writes all other changes, and asks about the completions
         that the faster ones left over.
@@ -321,8 +324,9 @@ class Outcomes(Claims):
             answers |= dict.fromkeys(written or (), Answer.APPLIED)
         if len(answers) < len(changes):
             left = [change for change in changes if change.id not in answers]
-            for row in connection.execute(self._apply_to(left), apply_parameters(left)):
-                answers[row.id] = Answer(row.answer)
+            for row in connection.execute(self._apply_to(left, waiting=waiting), apply_parameters(left)):
+                answer = Answer(row.answer)
+                answers[row.id] = Answer.LOST if waiting and answer is Answer.LOCKED else answer  # as in `apply_one`
             self._block(connection, [change for change in left if answers[change.id] in _WRITTEN])
         return answers
 

@@ -105,9 +105,14 @@ def extra_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
 
 def version_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
     """The version of a job's arguments, as text; NULL for version 1. Of JSON that was written by hand, at most 8 characters."""
+    return version_in(table.c.extras)
+
+
+def version_in(extras: sa.ColumnElement[Any]) -> sa.ColumnElement[str | None]:
+    """The version in these `extras`, as `version_of`."""
     name = sa.literal_column("'version'", sa.Text)
-    stored = table.c.extras.op("->", return_type=JSONB())(name)
-    text = sa.func.left(table.c.extras.op("->>", return_type=sa.Text())(name), sa.literal_column("8"), type_=sa.Text())
+    stored = extras.op("->", return_type=JSONB())(name)
+    text = sa.func.left(extras.op("->>", return_type=sa.Text())(name), sa.literal_column("8"), type_=sa.Text())
     kind = sa.func.jsonb_typeof(stored)
     return sa.case(
         (kind == sa.literal_column("'number'"), text), (kind.is_not(None), sa.literal_column("'?'", sa.Text))

@@ -86,11 +86,9 @@ def _over(job: type[JobMixin], *, after: float | None = None) -> sa.Select[Any]:
     # Sorted by the time alone, as the index is: a page would otherwise read and sort all jobs of one time.
     columns = table_of(job).c
     over = sa.select(columns.id).where(columns.purge_at <= sa.func.now()).order_by(columns.purge_at)
-    return (
-        over
-        if after is None
-        else over.where(columns.purge_at >= sa.func.to_timestamp(sa.bindparam("after", after, sa.Float)))
-    )
+    if after is None:
+        return over
+    return over.where(columns.purge_at >= sa.func.to_timestamp(sa.bindparam("after", after, sa.Float)))
 
 
 def _is_finished(job: type[JobMixin]) -> sa.ColumnElement[bool]:

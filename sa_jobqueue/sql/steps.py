@@ -42,10 +42,10 @@ class Recorded(NamedTuple):
 
     name: str
     kind: str
-    revision: int
-    digest: str | None
-    result: str | None
-    is_ours: bool
+    revision: int = 1
+    digest: str | None = None
+    result: str | None = None
+    is_ours: bool = True
     """Whether this claim recorded the step."""
 
 
@@ -195,11 +195,13 @@ def note_unused(*, job: type[JobMixin] = Job) -> sa.Executable:
 def step_columns(steps: sa.FromClause, of: sa.FromClause, *, most: int | None = None) -> list[sa.Label[Any]]:
     """The columns of `job_steps`. `of`: the jobs."""
     result: sa.ColumnElement[Any] = steps.c.result
-    size = sa.func.pg_column_size(result)
+    size: sa.ColumnElement[Any] = sa.func.pg_column_size(result)
     if most is not None:
         bound: sa.ColumnElement[int] = sa.literal_column(str(most))
         # Two tests: the stored size may be that of a compressed value, and a large value must not become a text only to be measured.
-        result = sa.case((size <= bound, sa.case((sa.func.octet_length(sa.cast(result, sa.Text)) <= bound, result))))
+        # The stored size may be that of a compressed value. What is large is not made into text to be measured.
+        size = sa.case((size <= bound, sa.func.octet_length(sa.cast(result, sa.Text))), else_=size)
+        result = sa.case((size <= bound, result))
     completed = of.c.status == status_literal(JobStatus.COMPLETED)
     unused = sa.and_(completed, steps.c.unused_by == of.c.claim_token)
     orphaned = sa.func.coalesce(unused, sa.literal_column("false"), type_=sa.Boolean())

@@ -20,6 +20,7 @@ from ..arguments.objects import PendingArguments
 from ..arguments.storable import encode_plain, load
 from ..arguments.subjects import Subject
 from ..errors import ConfigurationError, OptionError, PayloadError
+from ..models import JobMixin
 from ..util.urls import without_secrets
 
 
@@ -52,6 +53,8 @@ class Call(NamedTuple):
     """JSON text: see `Job.extras`."""
     columns: tuple[tuple[str, Any], ...] | None = None
     """The values of the application's own columns of the job table, by attribute."""
+    after: JobMixin | None = None
+    """A job of the same session, which must complete first."""
     waiting: PendingArguments | None = None
     """Completes `args` and `subject` once objects in them have their keys; None: they are complete."""
     given_meta: str | None = None
@@ -62,7 +65,13 @@ class Call(NamedTuple):
         return f"<Call {self.task!r} in {self.queue!r}: {args}>"
 
     def completed(self) -> Call:
-        """A copy with the keys of all objects. Raises PayloadError if an object is not in the database yet."""
+        """A copy with the keys of all objects. Raises PayloadError if an object is not in the database yet, and OptionError for a job that
+        is to run after another job.
+        """
+        if self.after is not None:
+            raise OptionError(
+                f"task {self.task!r}: after= is for session.add(enqueue(...)), one job at a time; for many jobs build a Workflow"
+            )
         if self.waiting is None:
             return self
         self.waiting.refuse_changes()

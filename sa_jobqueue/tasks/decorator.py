@@ -10,12 +10,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 
+from ..arguments.batches import AsyncBatchContext, BatchContext
 from ..arguments.context import AsyncJobContext, JobContext
 from ..arguments.storable import shown
 from ..errors import TaskError, TaskWarning
 from ..rules.lifecycle import Rules
-from ..rules.limits import Limits
+from ..rules.limits import NO_SHARE, Limits
 from ..rules.retry import Duration, RetryPolicy, checked_duration
+from .batching import Batching, checked_batching
 from .followups import with_follow_ups
 from .options import (
     MAX_ATTEMPTS,
@@ -44,6 +46,11 @@ _LINES, _MAX_LINES = 200, 1_000
 F = ParamSpec("F")
 P = ParamSpec("P")
 R = TypeVar("R", covariant=True)  # noqa: PLC0105
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
+X = TypeVar("X", BatchContext, AsyncBatchContext)
 
 
 class _Decorator(Protocol):
@@ -59,6 +66,27 @@ class _Decorator(Protocol):
     ) -> Task[Concatenate[AsyncJobContext, P], P, R]: ...
     @overload
     def __call__(self, handler: Callable[P, R], /) -> Task[P, P, R]: ...
+
+
+class _BatchDecorator(Protocol):
+    """What `task(batch=...)` returns. A job is enqueued with one item of each list: no type can say so for any number of parameters, so
+    there is an overload for each number up to four.
+    """
+
+    @overload
+    def __call__(self, handler: Callable[[X], R], /) -> Task[[X], [], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[X, list[A]], R], /) -> Task[[X, list[A]], [A], R]: ...
+    @overload
+    def __call__(self, handler: Callable[[X, list[A], list[B]], R], /) -> Task[[X, list[A], list[B]], [A, B], R]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[X, list[A], list[B], list[C]], R], /
+    ) -> Task[[X, list[A], list[B], list[C]], [A, B, C], R]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[X, list[A], list[B], list[C], list[D]], R], /
+    ) -> Task[[X, list[A], list[B], list[C], list[D]], [A, B, C, D], R]: ...
 
 
 @overload
@@ -95,6 +123,29 @@ def task(
     on_success: AnyTask | None = None,
     registry: Registry | None = None,
 ) -> _Decorator: ...
+@overload
+def task(
+    *,
+    batch: Batching,
+    name: str | None = None,
+    aliases: Iterable[str] = (),
+    queue: str = "default",
+    priority: int = 4,
+    max_attempts: int = 10,
+    retry: RetryPolicy | None = None,
+    timeout: Duration | None = None,
+    retain: Duration | None = _DEFAULT_RETAIN,
+    archive: bool | None = None,
+    record: bool = False,
+    unique: Unique | None = None,
+    expires_in: Duration | None = None,
+    deadline: Duration | None = None,
+    limits: Limits | None = None,
+    version: int = 1,
+    on_failure: AnyTask | None = None,
+    on_success: AnyTask | None = None,
+    registry: Registry | None = None,
+) -> _BatchDecorator: ...
 def task(
     handler: Callable[..., Any] | None = None,
     /,
@@ -122,6 +173,7 @@ def task(
     version: int = 1,
     on_failure: AnyTask | None = None,
     on_success: AnyTask | None = None,
+    batch: Batching | None = None,
     registry: Registry | None = None,
     **unknown: object,
 ) -> Any:
@@ -148,6 +200,9 @@ def task(
 
     `steps`: what happens if the arguments of a step differ from its record: "warn" logs a warning and uses the record, "fail" fails the attempt,
     and "hold" holds the job until it is retried.
+
+    `batch`: the handler takes many jobs in one call: a `BatchContext` and then, in each parameter, a list with an item for each job; see
+    `Batching`. Not with `executor`, `keep_logs`, `dry_run` and `rescue=False`.
 
     `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds its timeout; None: on a
     thread. `memory_limit`: bytes that such a process may have resident, at least 16 MiB.
@@ -185,10 +240,17 @@ def task(
         extras=_extras(version, on_failure, on_success, record),
     )
     _check_executor(executor, memory_limit, dry_run)
+    excluded = {
+        'executor="process"': executor,
+        "keep_logs=True": keep_logs,
+        "dry_run=True": dry_run,
+        "rescue=False": not rescue,
+    }
+    batches = checked_batching(batch, excluded)
     if steps not in {"warn", "fail", "hold"}:
         raise TaskError(f'steps must be "warn", "fail" or "hold", not {steps!r}')
-    if limits is not None and not isinstance(limits, Limits):
-        raise TaskError(f"limits must be Limits(...), not {shown(limits)}")
+    if limits is not None:
+        _check_limits(limits)
     lines = _LINES if keep_logs is True else keep_logs
     if lines is not False:
         checked_int(lines, "keep_logs", 1, _MAX_LINES, TaskError)
@@ -227,6 +289,7 @@ def task(
             limits=limits,
             dry_run=dry_run,
             version=version,
+            batch=batches,
             registry=home,
         )
         home.add(made)
@@ -245,6 +308,13 @@ def _check_given(registry: object, unknown: dict[str, object]) -> None:
         raise TaskError(unknown_option(next(iter(unknown)), "your_task", takes.__kwdefaults__))
     if registry is not None and not isinstance(registry, Registry):
         raise TaskError(f"registry must be a Registry, not {registry!r}")
+
+
+def _check_limits(limits: object) -> None:
+    if not isinstance(limits, Limits):
+        raise TaskError(f"limits must be Limits(...), not {shown(limits)}")
+    if limits.share == "time":
+        raise TaskError(f"limits: {NO_SHARE}")
 
 
 def _check_executor(executor: object, memory_limit: int | None, dry_run: bool) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from typing import Any, TypeAlias
@@ -32,13 +32,28 @@ Callback: TypeAlias = Callable[[str, BaseException | None], object]
 
 
 class Attempt(JobFacts):
-    """The attempt around which a middleware runs. The worker makes it."""
+    """The attempt around which a middleware runs. The worker makes it.
 
-    __slots__ = ("_began", "_listen", "_meta")
+    The handler of a batch has one attempt, too: it has the attributes of its first job, and `jobs` has the attempts of them all, whose
+    `at_end` tells how each of them ended. That of the batch gets "completed" if what the handler wrote was committed, and "released" if the
+    batch failed, and runs again in halves.
+    """
 
-    def __init__(self, job: ClaimedJob, listen: Callable[[Callback], None]) -> None:
-        self._job, self._listen, self._began = job, listen, time.time()
+    __slots__ = ("_began", "_meta")
+
+    def __init__(self, job: ClaimedJob) -> None:
+        self._job, self._began = job, time.time()
         self._meta: Mapping[str, Any] | None = None
+
+    @property
+    def of_batch(self) -> bool:
+        """Whether it is the attempt of a batch."""
+        return False
+
+    @property
+    def jobs(self) -> Sequence[Attempt]:
+        """The attempts of all jobs in the handler's call: of a batch, those of its jobs; otherwise this attempt alone."""
+        return (self,)
 
     @property
     def rescues(self) -> int:
@@ -63,7 +78,7 @@ class Attempt(JobFacts):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What log lines about the job carry: job_id, task, queue, attempt."""
+        """What log lines about the job carry: job_id, task, queue, attempt. Of a batch: task, queue, and `jobs`, their number."""
         return self._job.fields
 
     def at_end(self, callback: Callback) -> None:
@@ -74,7 +89,7 @@ class Attempt(JobFacts):
         behind it, or None. The callback may come on another thread, and while the handler still runs: a handler that does not end after
         its timeout is given up. What a callback raises is logged, and changes nothing.
         """
-        self._listen(callback)
+        raise NotImplementedError
 
     def __repr__(self) -> str:
         return f"<Attempt {self.attempt} of {self.task}[{self.job_id}]>"

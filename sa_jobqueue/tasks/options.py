@@ -22,7 +22,7 @@ from ..arguments.secrets import is_marked
 from ..arguments.storable import encode_plain, load, shown, unstorable_text
 from ..arguments.subjects import Subject
 from ..errors import JobQueueError, OptionError, PayloadError, SubjectError
-from ..models import AT_ONCE, TASK_GROUP, checked_due
+from ..models import AT_ONCE, TASK_GROUP, JobMixin, checked_due
 from ..rules.retry import Duration, checked_duration
 from ..util.urls import SECRET, SENSITIVE
 from .calls import Call
@@ -234,6 +234,8 @@ class Options:
     extras: str | None = None
     """JSON text: see `Job.extras`."""
     columns: tuple[tuple[str, Any], ...] | None = None
+    after: JobMixin | None = None
+    """A job of the same session, which must complete first."""
 
 
 class Enqueueable:
@@ -284,6 +286,7 @@ class Enqueueable:
         max_wait: Duration | None = None,
         subject: object | Subject | Literal[False] | None = None,
         columns: Mapping[str, Any] | None = None,
+        after: JobMixin | Literal[False] | None = None,
         on_failure: Enqueueable | Literal[False] | None = None,
         on_success: Enqueueable | Literal[False] | None = None,
         **unknown: Never,
@@ -305,7 +308,8 @@ class Enqueueable:
         `subject`: what the job is about, an object of a mapped class or a `Subject`, see `jobs_relationship`; without it, the first
         argument that is an object. False: nothing.
         `columns`: values of your own columns of your job table, by attribute: see `JobMixin`. They replace earlier ones.
-        `on_failure`, `on_success`: the follow-up of its jobs, see `task`; False: none.
+        `after`: a job that must complete first: it is new and in the session to which the job is added, or added before the flush. Both become
+        members of a workflow. `on_failure`, `on_success`: the follow-up of its jobs, see `task`; False: none.
 
         Raises OptionError for any other value, and for any other option.
         """
@@ -333,8 +337,8 @@ class Enqueueable:
             changes["deadline"] = checked_limit(deadline, "deadline", OptionError)
         if not (key is units is debounce is max_wait is None):
             changes |= _checked_turn(self._options, key, units, debounce, max_wait)
-        if any(given is not None for given in (subject, columns, on_failure, on_success)):
-            changes |= _checked_beside(subject, columns)
+        if any(given is not None for given in (subject, columns, after, on_failure, on_success)):
+            changes |= _checked_beside(subject, columns, after)
             followed = {"on_failure": on_failure, "on_success": on_success}
             record = vars(self).get("record")  # a task's
             changes["extras"] = with_follow_ups(self._options.extras, followed, OptionError, record=record)
@@ -364,6 +368,8 @@ class Enqueueable:
         if options.subject or type(args) is ObjectText:
             args, subject, waiting = self._about(args)
         if plain:
+            if options.after is not None:
+                raise OptionError(f"a schedule enqueues {self.name!r} after no other job: take it off, after=False")
             if options.subject:
                 raise OptionError(f"a schedule enqueues {self.name!r} without a subject: take it off, subject=False")
             if waiting is not None:
@@ -378,7 +384,8 @@ class Enqueueable:
             _check_order(options, due)
         call = Call(
             self.name, args, options.queue, options.priority, options.max_attempts, due, options.meta, rule,
-            options.expires, options.deadline, options.key, options.units, subject, options.extras, options.columns, waiting,
+            options.expires, options.deadline, options.key, options.units, subject, options.extras, options.columns,
+            options.after, waiting,
         )  # fmt: skip
         return before_enqueue(call) if installed.enqueueing and not plain else call
 
@@ -466,13 +473,17 @@ def _checked_expiry(expires_at: object, expires_in: object) -> datetime | timede
     return checked_due(expires_at, "expires_at")
 
 
-def _checked_beside(subject: object, columns: object) -> dict[str, Any]:
+def _checked_beside(subject: object, columns: object, after: object) -> dict[str, Any]:
     """What it is about, and what an own job table has besides."""
     changes: dict[str, Any] = {}
     if subject is not None:
         changes["subject"] = _checked_subject(subject)
     if columns is not None:
         changes["columns"] = _checked_columns(columns)
+    if after is not None:
+        if after is not False and not isinstance(after, JobMixin):
+            raise OptionError(f"after must be a job, enqueue(...), or False, not {shown(after)}")
+        changes["after"] = after or None
     return changes
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+import inspect
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from ..arguments.secrets import SecretKeys, is_marked
 from ..arguments.storable import MAX_PAYLOAD, encode_plain, shown
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from ..rules.callbacks import Callbacks
 
 logger = get_logger(__name__)
+
+H = TypeVar("H", bound=Callable[[], Any])
 
 #: What jsonb itself can hold, in bytes.
 _MAX_JSONB = 2**28 - 1
@@ -93,6 +97,10 @@ class Registry:
         self._tasks: dict[str, AnyTask] = {}
         self._schedules: dict[str, _Declared] = {}
         self._queues: dict[str, Limits] = {}
+        self.overrides: Mapping[Callable[..., Any], Callable[..., Any]] = {}
+        """The providers that others stand in for, and these: see `override`."""
+        self.start_hooks: tuple[Callable[[], Any], ...] = ()
+        self.stop_hooks: tuple[Callable[[], Any], ...] = ()
         self.get: Callable[[str], AnyTask | None] = self._tasks.get
         """The task of this name or alias, or None."""
 
@@ -204,6 +212,43 @@ class Registry:
         tasks: dict[tuple[Owner, str], Limits] = {("task", known.name): known.limits for known in self if known.limits}
         return {owner: limits for owner, limits in (queues | tasks).items() if limits != _NONE}
 
+    def on_worker_start(self, hook: H) -> H:
+        """Call a function when a worker starts, before its first job; a decorator. Child processes of `executor="process"` call it, too.
+
+        `hook`: a `def`, which is called on a thread, or an `async def`, which the event loop of the handlers runs; without parameters.
+        Hooks are called in the order of their declaration. If one raises, the worker does not begin, and `run()` raises HookError.
+
+        Raises TaskError for what cannot be called so.
+        """
+        self.start_hooks += (_checked_hook(hook, "on_worker_start"),)
+        return hook
+
+    def on_worker_stop(self, hook: H) -> H:
+        """Call a function when a worker stops: when its handlers have ended, and the values of the scope "worker" are closed. A decorator.
+
+        Hooks are called in the reverse order. What one raises is logged. They are not called where the process is killed, or where
+        a start hook has failed. `hook`: as for `on_worker_start`.
+        """
+        self.stop_hooks += (_checked_hook(hook, "on_worker_stop"),)
+        return hook
+
+    @contextmanager
+    def override(self, provider: Callable[..., Any], by: Callable[..., Any], /) -> Generator[None]:
+        """In this block, handlers of these tasks get the values of the provider `by` in place of those of `provider`. For tests.
+
+        It holds for this process, and in a running worker not for a value of the scope "worker" that is made already. Raises TaskError for
+        a `by` that is no function.
+        """
+        if not callable(by):
+            raise TaskError(
+                f"override() takes a provider, a function that returns the value, not {shown(by)}: lambda: fake"
+            )
+        before, self.overrides = self.overrides, {**self.overrides, provider: by}
+        try:
+            yield
+        finally:
+            self.overrides = before
+
     def _is_reloaded(self, before: object, after: object) -> bool:
         """Whether a task replaced the other when its module was loaded again."""
         return (
@@ -217,6 +262,16 @@ class Registry:
     def __iter__(self) -> Iterator[AnyTask]:
         """Each task once, in the order of declaration."""
         return iter([known for name, known in self._tasks.items() if name == known.name])
+
+
+def _checked_hook(hook: H, what: str) -> H:
+    try:
+        inspect.signature(hook).bind()
+    except TypeError:
+        raise TaskError(f"{what} takes a function without parameters, not {shown(hook)}") from None
+    if inspect.isgeneratorfunction(hook) or inspect.isasyncgenfunction(hook):
+        raise TaskError(f"{what}: {hook.__qualname__} is a generator: write on_worker_start and on_worker_stop")
+    return hook
 
 
 def _without_secrets(*args: Any, **options: Any) -> Schedule:

@@ -9,23 +9,25 @@ import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
 from ..arguments.arguments import Arguments
-from ..arguments.context import AsyncJobContext, JobContext
+from ..arguments.batches import AsyncBatchContext, BatchContext
 from ..arguments.ends import JobEnd, result_as
+from ..arguments.injected import Injected, check_early
 from ..arguments.inputs import Inputs
 from ..arguments.objects import ObjectText, about
 from ..arguments.results import Results
 from ..arguments.secrets import Sealing, SecretKeys
-from ..arguments.signature import Plan
+from ..arguments.signature import Context, Plan
 from ..errors import ResultError, StatusError, TaskError
 from ..models import JobMixin, JobReadings, status_in
 from ..rules.lifecycle import JobStatus, Rules
 from ..rules.limits import Limits
+from .batching import Batching, Grouping
 from .calls import Call, SessionMaker
 from .options import Enqueueable, Options
 from .upcasts import Upcaster, Upcasts
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 
 F = ParamSpec("F")
 """The handler's parameters."""
+G = ParamSpec("G")
+"""The parameters of a batch handler after its context."""
 P = ParamSpec("P")
 """The parameters that are enqueued: all but the context."""
 T = TypeVar("T")
@@ -60,6 +64,12 @@ class Home(Protocol):
     def sessionmaker(self) -> SessionMaker | None: ...
     @property
     def callbacks(self) -> Callbacks | None: ...
+    @property
+    def overrides(self) -> Mapping[Callable[..., Any], Callable[..., Any]]: ...
+    @property
+    def start_hooks(self) -> tuple[Callable[[], Any], ...]: ...
+    @property
+    def stop_hooks(self) -> tuple[Callable[[], Any], ...]: ...
     @property
     def secrets(self) -> SecretKeys | None: ...
 
@@ -91,6 +101,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         limits: Limits | None,
         dry_run: bool,
         version: int = 1,
+        batch: Batching | None = None,
         registry: Home,
     ) -> None:
         self.handler = handler
@@ -115,6 +126,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         """The limits of its jobs, in any queue, as the code declares them; None: no limits."""
         self.dry_run = dry_run
         """Whether its jobs may be tried: see `task`."""
+        self.batch = batch
+        """How its jobs are put together into batches; None: the handler takes one job."""
         self.registry = registry
         self.is_async = inspect.iscoroutinefunction(handler)
         self._options = options
@@ -124,8 +137,9 @@ class Task(Enqueueable, Generic[F, P, R]):
         """What its secret arguments are encrypted with."""
         self.upcasts = Upcasts(name, version, self.sealing)
         """The functions that read arguments of older versions."""
-        self._arguments = Arguments(handler, task=name, sealing=self.sealing)
-        self._results = Results(handler, task=name)
+        check_early(handler, f"task {name!r}")
+        self._arguments = Arguments(handler, task=name, batch=batch is not None, sealing=self.sealing)
+        self._results = Results(handler, task=name, batch=batch is not None)
         self._afters: dict[int, tuple[Arguments, Inputs]] = {}
         self.decode = self._arguments.decode
         """JSON text of the current version -> (args, kwargs) for the handler, after its context. Raises PayloadError if it does not fit.
@@ -226,6 +240,8 @@ class Task(Enqueueable, Generic[F, P, R]):
         return self._after(count)[1]
 
     def _after(self, count: int) -> tuple[Arguments, Inputs]:
+        if self.batch is not None:
+            raise TaskError(f"task {self.name!r} runs in batches, so its jobs take no results of other jobs")
         if (found := self._afters.get(count)) is None:
             arguments = Arguments(self.handler, task=self.name, given=count or 1, sealing=self.sealing)
             found = self._afters[count] = arguments, Inputs(self.handler, task=self.name, count=count)
@@ -254,7 +270,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         return self.registry.archive if self._archive is None else self._archive
 
     @functools.cached_property
-    def context(self) -> type[JobContext | AsyncJobContext] | None:
+    def context(self) -> Context | None:
         """The class of the context that the handler takes first; None if it takes none."""
         return self._arguments.context
 
@@ -263,6 +279,36 @@ class Task(Enqueueable, Generic[F, P, R]):
         """Whether an argument is a mapped object, or holds some."""
         return self._arguments.resolve().objects
 
+    @functools.cached_property
+    def is_filled(self) -> bool:
+        """Whether the worker fills parameters of the handler: it `takes_objects`, or has values injected."""
+        return self.takes_objects or self._injected is not None
+
+    @functools.cached_property
+    def _injected(self) -> Injected | None:
+        return self._arguments.resolve().injected
+
+    @property
+    def injected(self) -> Injected | None:
+        """The values that the handler has injected, by the providers that stand in for others now; None: none."""
+        injected = self._injected
+        if injected is None or not self.registry.overrides:
+            return injected
+        return injected.overridden(self.registry.overrides, what=f"task {self.name!r}", is_async=self.is_async)
+
+    @functools.cached_property
+    def grouping(self) -> Grouping | None:
+        """What is equal for all jobs of a batch; None: nothing need be. Raises TaskError if the handler has no such argument."""
+        if self.batch is None or self.batch.by is None:
+            return None
+        return Grouping(self.batch.by, self.parameters, self.name)
+
+    @overload
+    def result(
+        self: Task[Concatenate[AsyncBatchContext, G], P, Coroutine[Any, Any, list[T]]], job: JobReadings | JobEnd
+    ) -> T: ...
+    @overload
+    def result(self: Task[Concatenate[BatchContext, G], P, list[T]], job: JobReadings | JobEnd) -> T: ...
     @overload
     def result(self: Task[F, P, Coroutine[Any, Any, T]], job: JobReadings | JobEnd) -> T: ...
     @overload
@@ -286,6 +332,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         self.upcasts.check()
         if self.record:
             self._results.resolve()
+        _ = self.grouping
 
     def encode_result(self, value: object) -> str:
         """What the handler returned, as JSON text. Raises PayloadError if it cannot be stored."""

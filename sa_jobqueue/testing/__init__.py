@@ -13,8 +13,7 @@ With an `AsyncSession` the same functions are awaited. The pytest fixture `jobqu
 from ..worker.running.effects import Effects, RowChange
 from .clock import move_clock
 from .contexts import FakeAsyncJobContext, FakeJobContext
-from .drain import check_replay, drain, work_one
-from .effects import effects
+from .drain import check_replay, drain, effects, work_one
 from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
 from .explain import Explanation, Unrun, explain
 from .inline import Drained, Ran

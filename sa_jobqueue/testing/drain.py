@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, overload
@@ -17,7 +18,9 @@ from ..errors import JobQueueError
 from ..models import JobMixin
 from ..rules.outcomes import HandlerOutcome
 from ..tasks.registry import Registry, default_registry
-from ..worker.running.joined import at_once
+from ..worker.running.effects import Comparison, Effects
+from ..worker.running.gathering import BatchRun, Member
+from ..worker.running.life import at_once
 from ..worker.running.run import Run
 from .clock import do_chores
 from .explain import explain_in
@@ -162,45 +165,58 @@ class _Work:
     # ---- with a Session
 
     def all(self, session: Session) -> Drained:
-        inline, ran = self._begin(session), list[Ran]()
-        try:
+        ran = list[Ran]()
+        with self._at_work(session) as inline:
             while (run := inline.next()) is not None:
-                ran.append(self._checked(_run(inline, run), ran))
+                for one in _run(inline, run):
+                    ran.append(self._checked(one, ran))
                 if ran[-1].outcome == _CRASHED:
                     break
-        finally:
-            see_again(session, at_once=False)
         return self._drained(session, ran)
 
     def one(self, session: Session, job: JobMixin | int | None) -> Ran:
+        with self._at_work(session) as inline:
+            return self._checked(_run(inline, self._only(session, inline, job), alone=True)[0], [])
+
+    @contextmanager
+    def _at_work(self, session: Session) -> Generator[Inline]:
         inline = self._begin(session)
+        life = inline.life
         try:
-            return self._checked(_run(inline, self._only(session, inline, job)), [])
+            if not life.is_empty:
+                _waited(lambda: life.begin(at_once))
+            yield inline
         finally:
+            if not life.is_empty:
+                _waited(lambda: life.end(at_once))
             see_again(session, at_once=False)
 
     # ---- with an AsyncSession
 
     async def all_async(self, session: AsyncSession) -> Drained:
         on, ran = session.run_sync, list[Ran]()
-        inline = await on(self._begin)
-        try:
+        async with self._at_work_async(session) as inline:
             while (run := await on(lambda _: inline.next())) is not None:
-                ran.append(self._checked(await _run_async(inline, run, session), ran))
+                for one in await _run_async(inline, run, session):
+                    ran.append(self._checked(one, ran))
                 if ran[-1].outcome == _CRASHED:
                     break
-        finally:
-            await on(lambda own: see_again(own, at_once=True))
         return await on(lambda own: self._drained(own, ran))
 
     async def one_async(self, session: AsyncSession, job: JobMixin | int | None) -> Ran:
-        on = session.run_sync
-        inline = await on(self._begin)
+        async with self._at_work_async(session) as inline:
+            run = await session.run_sync(lambda own: self._only(own, inline, job))
+            return self._checked((await _run_async(inline, run, session, alone=True))[0], [])
+
+    @asynccontextmanager
+    async def _at_work_async(self, session: AsyncSession) -> AsyncGenerator[Inline]:
+        inline = await session.run_sync(self._begin)
         try:
-            run = await on(lambda own: self._only(own, inline, job))
-            return self._checked(await _run_async(inline, run, session), [])
+            await inline.life.begin(at_once)
+            yield inline
         finally:
-            await on(lambda own: see_again(own, at_once=True))
+            await inline.life.end(at_once)
+            await session.run_sync(lambda own: see_again(own, at_once=True))
 
     # ---- with both
 
@@ -235,17 +251,27 @@ class _Work:
         return str(explain_in(session, queues=self.queues, registry=self.registry, job=self.job))
 
 
-def _run(inline: Inline, run: Run) -> Ran:
+def _run(inline: Inline, run: Run, *, alone: bool = False) -> list[Ran]:
+    """Run a job, with others in its batch unless it is to run `alone`."""
+    if isinstance(run, Member):
+        batch = BatchRun.of([run]) if alone else inline.more(run)
+        if not run.task.is_async:
+            return inline.run_batch(batch)
+        return _waited(lambda: inline.run_batch_alone(batch, at_once))
     if not run.task.is_async:
-        return inline.run(run)
+        return [inline.run(run)]
 
-    return _waited(lambda: inline.run_async(run, at_once))
+    return [_waited(lambda: inline.run_alone(run, at_once))]
 
 
-async def _run_async(inline: Inline, run: Run, session: AsyncSession) -> Ran:
+async def _run_async(inline: Inline, run: Run, session: AsyncSession, *, alone: bool = False) -> list[Ran]:
+    if isinstance(run, Member) and run.task.is_async:
+        more = inline.more
+        batch = BatchRun.of([run]) if alone else await session.run_sync(lambda _: more(run))
+        return await inline.run_batch_async(batch, lambda work: session.run_sync(lambda _: work()))
     if not run.task.is_async:
-        return await session.run_sync(lambda _: inline.run(run))
-    return await inline.run_async(run, lambda work: session.run_sync(lambda _: work()))
+        return await session.run_sync(lambda _: _run(inline, run, alone=alone))
+    return [await inline.run_async(run, lambda work: session.run_sync(lambda _: work()))]
 
 
 def _waited(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -269,3 +295,46 @@ def _waited(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
     if failure:
         raise failure[0]
     return answer[0]
+
+
+# ---- What a block of a test writes, which the database then forgets.
+
+
+@overload
+def effects(session: SyncSide) -> AbstractContextManager[Effects]: ...
+@overload
+def effects(session: AsyncSide) -> AbstractAsyncContextManager[Effects]: ...
+def effects(session: Side) -> Any:
+    """Undo the writes of a block, and return them.
+
+    `with effects(session) as rows:`, or `async with` for an `AsyncSession`. In the block `drain` or `work_one` run jobs, or the test calls a handler.
+
+    It sees what the database saw: triggers, cascades and plain SQL as well, but no TRUNCATE. Of the queue's own tables, and of job tables of
+    your own, it shows the jobs that were enqueued. Tables of up to 100,000 rows are compared.
+
+    Raises JobQueueError if the session's transaction was ended in the block, or a table is larger.
+    """
+    own = own_session(session)
+    return _async_effects(own) if isinstance(own, AsyncSession) else _effects(own)
+
+
+@contextmanager
+def _effects(session: Session) -> Generator[Effects]:
+    comparison = Comparison(session)
+    try:
+        yield comparison.found
+    except BaseException:
+        comparison.undo()
+        raise
+    comparison.compare()
+
+
+@asynccontextmanager
+async def _async_effects(session: AsyncSession) -> AsyncGenerator[Effects]:
+    comparison = await session.run_sync(Comparison)
+    try:
+        yield comparison.found
+    except BaseException:
+        await session.run_sync(lambda _: comparison.undo())
+        raise
+    await session.run_sync(lambda _: comparison.compare())

@@ -1,4 +1,4 @@
-"""Running jobs where the test is, on the connection of its session: claims, handlers and outcomes as a worker's, one job at a time.
+"""Running jobs where the test is, on the connection of its session: claims, handlers and outcomes as a worker's, one job or batch at a time.
 
 What differs from a worker: all of it is one transaction, that of the session, with savepoints where a worker commits; a `def` handler
 has no timeout; and a job of `executor="process"` runs in this process.
@@ -32,6 +32,7 @@ from ..tasks.tasks import AnyTask
 from ..util.urls import without_secrets
 from ..worker.running.attempt_end import ToWrite, Written, outcome_of
 from ..worker.running.call import Call, taken_by
+from ..worker.running.gathering import BatchRun, Member
 from ..worker.running.joined import MIDDLE, JoinedRuns, with_all_inputs
 from ..worker.running.notes import JobReports
 from ..worker.running.run import Run
@@ -90,11 +91,9 @@ class Drained(Listed[Ran]):
     def __repr__(self) -> str:
         if not self.listed:
             return f"<nothing was run: {self.left}>"
-        first = (
-            sorted(self.listed, key=lambda ran: ran.outcome == "completed")[:_NAMED]
-            if len(self) > _NAMED
-            else self.listed
-        )
+        first: Sequence[Ran] = self.listed
+        if len(self) > _NAMED:
+            first = sorted(self.listed, key=lambda ran: ran.outcome == "completed")[:_NAMED]
         text = "; ".join(map(str, first))
         if len(self) > _NAMED:
             counts = ", ".join(f"{number:,} {outcome}" for outcome, number in self.outcomes.items())
@@ -121,11 +120,15 @@ class Inline(JoinedRuns[Ran]):
         self._notes = JobReports()
         super().__init__(session, self._notes, registry=registry, job=job)
         self._queues, self._worker = queues, str(uuid4())
+        self._claimed: list[Run] = []
+        """A job that was claimed for a batch, and is of another task."""
 
     # ---- claiming
 
     def next(self) -> Run | None:
         """Claim the due job that a worker with all of these queues would start first. None: no worker would start a job."""
+        if self._claimed:
+            return self._claimed.pop()
         connection, table = self._connection, table_of(self._job)
         self._move_workflows()
         due = (status_in(table.c.status, sources(Event.CLAIM)), table.c.run_at > sa.func.now())
@@ -183,6 +186,21 @@ class Inline(JoinedRuns[Ran]):
         row = self._connection.execute(statement).first()
         return None if row is None else ClaimedJob._make(row)
 
+    def more(self, run: Run) -> BatchRun:
+        """The batch of this job, with the jobs of its task that a worker would start next."""
+        assert isinstance(run, Member)
+        batch = BatchRun.of([run])
+        while not batch.is_full and (following := self._next_in(run.job.queue)) is not None:
+            if not isinstance(following, Member) or following.task is not run.task or following.group != run.group:
+                self._claimed.append(following)
+                break
+            batch.add(following)
+        return batch
+
+    def _next_in(self, queue: str) -> Run | None:
+        found = self._claim_from(self._connection, queue)
+        return None if found is None else self._run(found)
+
     def _run(self, claimed: ClaimedJob) -> Run:
         task: AnyTask | None = self._registry.get(claimed.task)
         if task is None:
@@ -192,7 +210,7 @@ class Inline(JoinedRuns[Ran]):
                 "drain(session, registry=...)"
             )
         job = with_all_inputs(claimed, self._store, self._connection)
-        return Run(job, task, monotonic(), monotonic(), set())
+        return (Run if task.batch is None else Member)(job, task, monotonic(), monotonic(), set())
 
     # ---- what becomes of a run
 

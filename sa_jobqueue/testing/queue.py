@@ -12,8 +12,7 @@ from ..tasks.registry import Registry, TaskName, default_registry
 from ..tasks.tasks import AnyTask
 from ..worker.running.effects import Effects
 from .clock import move_clock
-from .drain import check_replay, drain, work_one
-from .effects import effects
+from .drain import check_replay, drain, effects, work_one
 from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
 from .explain import Explanation, explain
 from .inline import Drained, Ran

@@ -11,10 +11,12 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from ..arguments.context import current_step
+from ..errors import TaskError
 from ..rules.lifecycle import decide
 from ..rules.outcomes import HandlerOutcome, Released
 from ..tasks.tasks import function_of
 from ..worker.running.call import Call
+from ..worker.running.gathering import BatchRun
 from ..worker.running.joined import MIDDLE
 from ..worker.running.run import Run
 from ..worker.running.verdict import suspends
@@ -67,6 +69,14 @@ class Twice(Inline):
         with self._watched(run):
             ran = await super().run_async(run, on)
         return self._replayed(ran) if (second := self._take_second()) is None else await self.run_async(second, on)
+
+    def run_batch(self, batch: BatchRun) -> list[Ran]:
+        """Refuse a batch: it has no steps."""
+        raise TaskError(f"check_replay is for handlers that may have steps, and {batch.task.name!r} runs in batches")
+
+    async def run_batch_async(self, batch: BatchRun, on: Any) -> list[Ran]:
+        """As `run_batch`."""
+        return self.run_batch(batch)
 
     def _take_second(self) -> Run | None:
         second, self._second = self._second, None

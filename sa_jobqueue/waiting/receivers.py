@@ -61,7 +61,7 @@ class Receiver(Protocol):
 
 
 class _Notifications:
-    """The notifications of a psycopg or psycopg2 connection, and the ids that came by any driver."""
+    """The common part of receivers: the notifications of a psycopg or psycopg2 connection, and the ids that came by any driver."""
 
     def __init__(self) -> None:
         self.ids: set[int] = set()
@@ -129,20 +129,7 @@ def _is_elsewhere(connection: sa.Connection, backend: int) -> bool:
     return bool(connection.scalar(sa.select(sa.func.pg_backend_pid())) != backend)
 
 
-class _AnyReceiver:
-    """The common part of both receivers."""
-
-    def __init__(self) -> None:
-        self._notifications = _Notifications()
-
-    def listen(self, connection: sa.Connection, channel: str) -> bool:
-        return self._notifications.listen(connection, channel)
-
-    def forget(self) -> None:
-        self._notifications.forget()
-
-
-class ThreadReceiver(_AnyReceiver):
+class ThreadReceiver(_Notifications):
     """A receiver with a driver that blocks its thread."""
 
     def __init__(self) -> None:
@@ -175,25 +162,25 @@ class ThreadReceiver(_AnyReceiver):
                 silent.shutdown(socket.SHUT_RDWR)
 
     def sleep(self, seconds: float) -> set[int]:
-        self._notifications.read()
-        if not self._notifications.ids:
-            file = self._notifications.socket()
+        self.read()
+        if not self.ids:
+            file = self.socket()
             with selectors.DefaultSelector() as selector:
                 selector.register(self._woken, selectors.EVENT_READ)
                 if file is not None:
                     selector.register(file, selectors.EVENT_READ)
                 selector.select(seconds)
-            self._notifications.read()
+            self.read()
         with suppress(BlockingIOError):
             self._woken.recv(4096)
-        return self._notifications.take()
+        return self.take()
 
     def close(self) -> None:
         self._woken.close()
         self._waker.close()
 
 
-class LoopReceiver(_AnyReceiver):
+class LoopReceiver(_Notifications):
     """A receiver with a driver for asyncio: in a greenlet of SQLAlchemy's, in a task of `loop`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -221,7 +208,7 @@ class LoopReceiver(_AnyReceiver):
         return True
 
     def _note(self, _connection: object, _pid: int, _channel: str, payload: object) -> None:
-        self._notifications.note(str(payload))
+        self.note(str(payload))
         self._woken.set()
 
     def _note_lost(self, connection: object) -> None:
@@ -247,9 +234,9 @@ class LoopReceiver(_AnyReceiver):
         """Nothing: what is awaited ends by itself."""
 
     def sleep(self, seconds: float) -> set[int]:
-        self._notifications.read()
-        if not self._notifications.ids:
-            if (file := self._notifications.socket()) is not None:
+        self.read()
+        if not self.ids:
+            if (file := self.socket()) is not None:
                 self._loop.add_reader(file, self._woken.set)
             try:
                 with suppress(TimeoutError):
@@ -257,11 +244,11 @@ class LoopReceiver(_AnyReceiver):
             finally:
                 if file is not None:
                     self._loop.remove_reader(file)
-            self._notifications.read()
+            self.read()
         self._woken.clear()
         if self._is_lost:
             raise ConnectionLost("the connection was closed")
-        return self._notifications.take()
+        return self.take()
 
     def forget(self) -> None:
         self._listens_on, self._is_lost = None, False

@@ -187,11 +187,9 @@ class Subscription:
 
     def _poll(self, ids: set[int]) -> None:
         found = self._read(sorted(ids))
-        times = (
-            (_GROWTH, _LAST_POLL)
-            if self._listens
-            else (_GROWTH_WITHOUT_NOTIFICATIONS, _LAST_POLL_WITHOUT_NOTIFICATIONS)
-        )
+        times = (_GROWTH_WITHOUT_NOTIFICATIONS, _LAST_POLL_WITHOUT_NOTIFICATIONS)
+        if self._listens:
+            times = (_GROWTH, _LAST_POLL)
         for job_id, end in found.items():
             if end is None:
                 self._polls.setdefault(job_id, _Poll()).later(*times)

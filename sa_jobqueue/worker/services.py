@@ -42,7 +42,8 @@ from .maintenance.steps import ResumeWaiting
 from .maintenance.timeouts import Cancels, EndLate, FreeKeys, Timeouts
 from .maintenance.workflows import FindWorkflows, KeepWorkflows
 from .process.inside import ServiceThread, resident
-from .running.executor import Executor
+from .running.batches import BatchExecutor
+from .running.life import Life
 from .running.reopening import Reopening, Reports, Sessions
 from .running.run import Kind, Run, Runs
 from .running.runners import Runners
@@ -119,8 +120,11 @@ class Services:
         self.reopening = Reopening(loop, self.all_slots, self._wake)
         self.waits = ResumeWaiting(connector)
         self.checkpoints = Checkpoints(connector)
-        self.executor = Executor(
-            replace(spec.sessions, checkpoints=self.checkpoints),
+        self.life = Life(spec.registry.start_hooks, spec.registry.stop_hooks)
+        self.executor = BatchExecutor(
+            replace(spec.sessions, checkpoints=self.checkpoints, life=self.life),
+            runs=self.runs,
+            all_slots=self.all_slots,
             report=Reports(self.runs, self.writer, self._announce_waits).report,
             pause=self.reopening.pause,
             leaving=leaving,

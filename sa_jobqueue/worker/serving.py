@@ -33,6 +33,9 @@ _DECLARE_AGAIN = 0.5
 #: Seconds between two checks whether to end; the second where `max_jobs` is set.
 _CHECK, _CHECK_JOBS = 1.0, 0.1
 
+#: Seconds that closing the shared values of handlers and the stop hooks may take together, as long as an idle child process may take.
+_LAST_HOOKS = 10.0
+
 #: Outcomes that the last log line words differently than the tally.
 _PAST = {"released": "given back", "retried": "to be retried"}
 
@@ -71,9 +74,11 @@ class Serving:
         engines = self._spec.engines
         try:
             await _apart(engines.check)
+            await self._begin_life()
             await _apart(self._services.check_children)
             await self._declare_limits()
         except BaseException:
+            await self._end_life()
             self._services.children.close()
             await engines.dispose()
             raise
@@ -147,6 +152,29 @@ class Serving:
             if not on_threads or monotonic() >= self._threads_until:
                 self.end_if_blocked()
 
+    async def _begin_life(self) -> None:
+        """Call the start hooks, until `stop()`: then no job is claimed. Raises HookError."""
+        hooks, stop = (asyncio.ensure_future(work) for work in (self._services.life.begin(_apart), self._stop.wait()))
+        try:
+            await asyncio.wait([hooks, stop], return_when=asyncio.FIRST_COMPLETED)
+            if hooks.done():
+                hooks.result()
+            else:
+                self._services.close_slots()
+        finally:
+            hooks.cancel()
+            stop.cancel()
+
+    async def _end_life(self) -> None:
+        """Close the shared values of handlers, and call the stop hooks."""
+        try:
+            async with asyncio.timeout(_LAST_HOOKS):
+                await self._services.life.end(_apart)
+        except TimeoutError:
+            logger.error(
+                "leaving without them: stop hooks, or what closes shared values, took longer than %g s", _LAST_HOOKS
+            )
+
     async def _declare_limits(self) -> None:
         """Store the limits that the code declares. Before the first claim, which must not take more jobs than they allow."""
         limits = self._services.limits
@@ -214,6 +242,7 @@ class Serving:
             services.give_back(left)
         else:  # the last outcomes are counted
             await self._wait_while(services.reporting, LAST_CALL)
+        await self._end_life()
         await _apart(services.finish)
         await self._spec.engines.dispose()
         counted = ", ".join(

@@ -243,7 +243,7 @@ class SlotCounts(Protocol):
     def started(self) -> int: ...
 
     @property
-    def ended(self) -> int: ...
+    def jobs_ended(self) -> int: ...
 
 
 class Observer:
@@ -273,7 +273,7 @@ class Observer:
     @property
     def ended(self) -> int:
         """Jobs whose handlers have come back, so far."""
-        return sum(slots.ended for slots in self._slots)
+        return sum(slots.jobs_ended for slots in self._slots)
 
     def claim(self, jobs: int) -> None:
         """Count `jobs` that were claimed and handed on. On the claimer's thread."""

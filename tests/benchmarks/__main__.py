@@ -38,10 +38,10 @@ from .pressure import governor
 from .report import Figure, line, print_figures, write_json
 from .schedules import schedules
 from .schema import Bench, benchmark_database
-from .session import record_session, session
+from .session import batches, record_session, session
 from .steps import MEASURES as STEPS
 from .tally import tally
-from .tracing import middleware, tracing
+from .tracing import injected, middleware, tracing
 from .waiting import wait_for
 from .wal import wal
 from .workflows import MEASURES as WORKFLOWS
@@ -68,6 +68,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         dashboard,
         session,
         record_session,
+        batches,
         objects,
         latency,
         wait_for,
@@ -83,6 +84,7 @@ MEASURES: dict[str, Callable[[Bench], Iterator[Figure]]] = {
         idle,
         memory,
         middleware,
+        injected,
         tracing,
         wal,
         counts,

@@ -135,6 +135,36 @@ def shares(bench: Bench) -> Iterator[Figure]:
     yield Figure("shares of weights 3, 1 and 1, furthest from theirs", furthest * 100, "%", at_most=5)
 
 
+def time_shares(bench: Bench) -> Iterator[Figure]:
+    """Two keys with a backlog each in 4 slots, jobs of 0.5 s and of 0.01 s: Jain's index of the seconds that each key had slots, where keys
+    share the time of the queue, and where they share its starts.
+    """
+    seconds = 4 if bench.small else 20
+    for share, least in (("time", 0.95), ("starts", None)):
+        bench.prepare(100 * seconds, set_limit(QUEUE, share=share), task="turn", key="'long'")
+        bench.fill(400 * seconds, task="nap", key="'short'")
+        with processes(1, serve, bench.address, {QUEUE: 4}) as worker:
+            worker.go()
+            bench.wait_for(f"SELECT count(*) > 0 FROM {SCHEMA}.job WHERE status = 'running'")
+            time.sleep(seconds)
+            used = _seconds_used(bench)
+            worker.stop()
+        index = sum(used) ** 2 / (2 * sum(one * one for one in used))
+        yield Figure(f"Jain's index of the time of two keys, equal {share}", index, "", at_least=least)
+
+
+def _seconds_used(bench: Bench) -> list[float]:
+    """The seconds that the jobs of each key have been claimed."""
+    with bench.engine.connect() as connection:
+        rows = connection.execute(
+            text(
+                "SELECT extract(epoch FROM sum(coalesce(finished_at, now()) - claimed_at))::float8 "
+                f"FROM {SCHEMA}.job WHERE claimed_at IS NOT NULL GROUP BY concurrency_key"
+            )
+        )
+        return [row[0] for row in rows]
+
+
 def _claimed(bench: Bench, first: int) -> dict[str, int]:
     """How many of the jobs that were claimed first are of each key."""
     with bench.engine.connect() as connection:
@@ -378,4 +408,4 @@ def _resumed() -> tuple[list[Executable], list[Executable]]:
     return [set_limit(QUEUE, running=10), pause(QUEUE)], [resume(QUEUE)]
 
 
-MEASURES = (queue_limit, key_limits, shares, held_snapshot, behind_many, keyed_enqueue, woken, keys_gone)
+MEASURES = (queue_limit, key_limits, shares, time_shares, held_snapshot, behind_many, keyed_enqueue, woken, keys_gone)

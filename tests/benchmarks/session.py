@@ -66,6 +66,17 @@ def record_session(bench: Bench) -> Iterator[Figure]:
     yield compared("ctx.session with record=True : without a result", pairs, "jobs/s", "without", at_least=0.8)
 
 
+def batches(bench: Bench) -> Iterator[Figure]:
+    """Jobs that each insert a row, in batches of 500, against single jobs that do the same, both by `ctx.session` on threads."""
+    jobs = 2_000 if bench.small else 10_000
+    pairs = interleaved(
+        bench.repeat, partial(ours, bench, jobs, "write_batch"), partial(ours, bench, jobs, "write_sync")
+    )
+    yield compared(
+        "ctx.session, one INSERT a job, batches of 500 : single jobs", pairs, "jobs/s", "single", at_least=10.0
+    )
+
+
 def ours(bench: Bench, jobs: int, task: str, *, pin: bool = False) -> float:
     """Jobs per second of one worker process."""
     make_tables(bench)

@@ -7,7 +7,7 @@ import time
 
 from sqlalchemy import insert
 
-from sa_jobqueue import AsyncJobContext, JobContext, Registry, task
+from sa_jobqueue import AsyncJobContext, BatchContext, Batching, JobContext, Registry, task
 
 from .plain import Item, notes
 
@@ -118,6 +118,12 @@ def until_cancelled_sync(ctx: JobContext, n: int) -> None:
 async def write(ctx: AsyncJobContext, n: int) -> None:
     """One INSERT, in the transaction of the job's completion."""
     await ctx.session.execute(insert(notes), {"n": n})
+
+
+@task(registry=REGISTRY, name="write_batch", batch=Batching(500))
+def write_batch(ctx: BatchContext, n: list[int]) -> None:
+    """Insert a row for each job."""
+    ctx.session.execute(insert(notes), [{"n": number} for number in n])
 
 
 @task(registry=REGISTRY, name="write_sync")

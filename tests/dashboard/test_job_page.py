@@ -148,7 +148,10 @@ def test_recorded_steps_and_a_retry_from_one(engine: Engine, connection: Connect
     connection.commit()
     viewer = Viewer(engine, format_args=lambda task, part, value: "***" if part == "result" else value)
     page = viewer.see(f"/jobs/{id}")
-    assert re.search(r'label step .* 1\.5 s "\*\*\*" .* book revision 2 .* bytes .* old revision 3 orphaned', page.text)
+    assert re.search(
+        r'label step .* 1\.5 s "\*\*\*" .* book revision 2 .* too large to be shown: 2\.0 kB .* old revision 3 orphaned',
+        page.text,
+    )
     assert re.search(r"step recorded label .* step recorded book", page.text)
     assert "geheim" not in page.html
     assert len(page.all("rect", **{"class": "step"})) == 3

@@ -140,6 +140,16 @@ def test_the_job_page_has_both_times_of_a_wait(engine: Engine) -> None:
     assert re.search(rf"step recorded book .* began to wait for signal order:{id} .* attempt 1 went on", said)
 
 
+def test_the_timeline_has_the_beginning_of_a_sleep(engine: Engine) -> None:
+    """As it has the beginning of a wait for a signal."""
+    id = ask(engine, "Ship?")
+    with engine.begin() as connection:
+        connection.execute(
+            update(Wait).values(signal=None, question=None, due_at=func.now() + timedelta(hours=1), step="sleep")
+        )
+    assert re.search(r"began to wait in step sleep", Viewer(engine).see(f"/jobs/{id}").text)
+
+
 def test_suspended_jobs_are_among_the_blocked(engine: Engine) -> None:
     """Each suspended job is in the tab once, and counts in its number, whatever the job waits for, with another filter and without."""
     limited, machine, held = ask(engine, "Ship?"), ask(engine, None), ask(engine, None)

@@ -55,7 +55,7 @@ def reader(
     monkeypatch.setattr(default_registry, "_tasks", tasks := {})
     monkeypatch.setattr(default_registry, "get", tasks.get)
     monkeypatch.setattr(default_registry, "_queues", {})
-    for name in ("max_payload", "sessionmaker", "async_sessionmaker", "callbacks"):
+    for name in ("max_payload", "sessionmaker", "async_sessionmaker", "callbacks", "start_hooks", "stop_hooks"):
         monkeypatch.setattr(default_registry, name, getattr(default_registry, name))  # a page may change it
     for name in ("all", "around", "enqueueing"):
         monkeypatch.setattr(installed, name, ())  # it may install middleware, too

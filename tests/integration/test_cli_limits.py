@@ -184,6 +184,7 @@ def test_list_shows_what_limits_what_runs_and_what_waits(engine: Engine, url: st
     output("limits", "set", "mail", "--running", "50", "--rate", "500/90s", "--burst", "20", url=url)
     output("limits", "set", "mail", "--key-running", "1", "--key-rate", "20/2h", "--strict", url=url)
     output("limits", "set", "mail", "--max-waiting", "7", "--when-full", "drop_newest", url=url)
+    output("limits", "set", "mail", "--share", "time", url=url)
     output("limits", "set", "mail", "--key", "42", "--weight", "5", "--running", "2", url=url)
     output("pause", "send", "--task", "--reason", "see postgresql://me:secret@host/db", url=url)
     with engine.begin() as connection:
@@ -198,7 +199,7 @@ def test_list_shows_what_limits_what_runs_and_what_waits(engine: Engine, url: st
     assert declared.endswith("  rate limited by the other side, for 30m")
     assert mail.split("  ")[0] == "queue mail"
     assert "1 of 50        1  500/90s, burst 20" in mail
-    assert "1 running, 20/2h, strict, 7 waiting, if full drop_newest" in mail
+    assert "1 running, 20/2h, strict, 7 waiting, if full drop_newest, equal time" in mail
     assert mail.endswith("held")
     assert key.startswith("  key 42")
     assert "1 of 2" in key

@@ -17,6 +17,7 @@ from sa_jobqueue.errors import OptionError, TaskError
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import cancel_jobs, discard_jobs, retry_jobs
 from sa_jobqueue.testing import drain as drain_here
+from tests.support.cli import output
 from tests.support.commands import run_command, start_command
 from tests.support.waiting import wait_until
 from tests.support.working import add_one, drain, job_of, long_healthy
@@ -75,6 +76,7 @@ def test_a_worker_without_the_tasks_that_rescues_a_job_for_the_last_time_enqueue
         wait_until(lambda: job_of(engine, job).is_finished, 60)
     assert job_of(engine, job).status is JobStatus.FAILED
     (made,) = followed(engine, job)
+    assert "on failure shop.notify" in output("show", str(job), url=database_url)
     assert (made.task, made.queue, made.max_attempts, made.extras) == ("shop.notify", "mail", 3, None)
     assert made.args["error"].startswith("WorkerLost: ")
     assert made.args == {"job_id": job, "task": "shop.die", "args": {"order_id": 7}, "error": made.args["error"]}
@@ -118,7 +120,7 @@ def tasks(registry: Registry) -> Mapping[str, Any]:
 
     @task(name="slow", timeout=0.05, max_attempts=1, **options)
     async def slow() -> int:
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return 1
 
     return {made.name: made for made in (failed, succeeded, brief, completes, leaves, commits, fails, discards, slow)}

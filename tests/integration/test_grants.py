@@ -280,6 +280,21 @@ def test_an_enqueuer_makes_queued_jobs_with_the_next_ids_only(make_role: MakeRol
         assert [job.status for job in connection.execute(select(Job.status))] == [JobStatus.QUEUED]
 
 
+def test_an_enqueuer_enqueues_a_job_that_waits_for_another(make_role: MakeRole) -> None:
+    """Both are written by the flush, which reads back only what the role may read."""
+
+    @task(registry=Registry(), name="ship")
+    def ship() -> None: ...
+
+    with Session(create_engine(make_role("enqueue"))) as session:
+        first = enqueue(ship)
+        second = enqueue(ship.options(after=first))
+        session.add_all([first, second])
+        session.flush()
+        assert second.blocked_by == first.id
+        session.commit()
+
+
 def test_an_enqueuer_takes_new_objects_as_arguments(make_role: MakeRole, engine: Engine) -> None:
     """In one flush with them. Where an object refers to its job the role needs the right to complete arguments."""
     orders.Base.metadata.drop_all(engine)

@@ -23,6 +23,8 @@ from sqlalchemy import Engine, event, text
 
 from sa_jobqueue import (
     AsyncJobContext,
+    BatchContext,
+    Batching,
     Call,
     Cancel,
     Discard,
@@ -45,7 +47,7 @@ from sa_jobqueue.rules.lifecycle import Event
 from sa_jobqueue.tasks.middleware import add_job_fields, installed
 from sa_jobqueue.worker import tally as totals
 from sa_jobqueue.worker.tally import Tally, add_to_totals
-from tests.support.working import add_one, drain, job_of
+from tests.support.working import add, add_one, drain, job_of
 
 SOON = RetryPolicy(base=0.0, jitter=0)
 KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
@@ -539,3 +541,22 @@ def test_other_middleware_beside_it_keeps_its_own_meta(traced: Traced) -> None:
     add_middleware(Stamp())
     traced.instrument()
     assert set(enqueue("handler").meta) == {"tenant", "otel"}
+
+
+def test_a_batch_is_one_span_that_is_linked_to_the_enqueueings_of_its_jobs(
+    engine: Engine, registry: Registry, traced: Traced
+) -> None:
+    """In the trace of none of them, because it is for all."""
+
+    @task(registry=registry, name="batched", batch=Batching(10))
+    def batched(ctx: BatchContext, numbers: list[int]) -> None: ...
+
+    traced.instrument()
+    add(engine, enqueue(batched, 1), enqueue(batched, 2))
+    drain(engine, registry)
+    span, produced = traced.processed(), traced.spans(SpanKind.PRODUCER)
+    assert [link.context.span_id for link in span.links] == [one.context.span_id for one in produced]
+    assert not any(same_trace(span, one) for one in produced)
+    assert span.attributes is not None
+    assert span.attributes["messaging.batch.message_count"] == 2
+    assert span.attributes["sa_jobqueue.outcome"] == "completed"

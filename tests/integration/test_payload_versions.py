@@ -239,12 +239,15 @@ def test_the_doctor_lists_what_new_code_does_not_know(
     command = ("doctor", "--before-deploy", "--app=deployed_shop:registry", "--json")
     assert as_json(*command, url=database_url)["ok"] is True
     with Session(engine) as session:
+        (flow := Workflow("w")).gate(flow.add(TaskName("shop.ship")))
+        session.add(flow)
         session.add_all(
             [
                 enqueue("shop.gone"),
                 enqueue(TaskName("shop.gone").options(delay=60)),
                 enqueue(TaskName("shop.send", version=2), order_id=1),
                 Schedule(every(60), TaskName("shop.report"), name="nightly"),
+                Job(task="shop.send", args={"order": 1}, extras={"on_failure": {"task": "shop.tell"}, "on_success": 7}),
                 (job := enqueue("shop.ship")),
             ]
         )
@@ -257,7 +260,7 @@ def test_the_doctor_lists_what_new_code_does_not_know(
     found = {check["name"]: (check["level"], check["detail"]) for check in json.loads(result.stdout)["checks"]}
     assert found["new-tasks"] == (
         "problem",
-        "the application does not have: shop.gone (1 queued, 1 scheduled), shop.report (1 schedule)",
+        "the application does not have: shop.gone (1 queued, 1 scheduled), shop.report (1 schedule), shop.tell (1 follow-up)",
     )
     assert found["new-versions"] == (
         "problem",

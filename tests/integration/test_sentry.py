@@ -129,3 +129,12 @@ def without_traces_there_are_events_alone(found: list[dict[str, Any]]) -> None:
     """And nothing in the job's meta."""
     assert [one["transaction"] for one in events(found, "transaction")] == ["POST /orders"]
     assert events(found, "transaction")[0]["spans"] == []
+
+
+def test_each_job_of_a_batch_that_has_failed_is_an_event(report: Report) -> None:
+    """With the tags of the job; the batch is one transaction."""
+    found = report("batched", "batched")
+    (event,) = events(found, task="batched")
+    assert event["tags"]["job_id"] == "1"
+    assert event["contexts"]["batch"].items() >= {"jobs": [1, 2], "size": 2}.items()
+    assert len([one for one in events(found, "transaction") if one["transaction"] == "batched"]) == 1

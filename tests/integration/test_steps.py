@@ -211,8 +211,10 @@ def test_what_a_handler_writes_at_a_wait_rolls_back_but_for_a_steps_session(
     assert effects() == ["at the end"] * 2 + ["in the step"] * 2
 
 
-def test_a_step_of_a_claim_that_is_over_is_not_recorded(engine: Engine, registry: Registry, effect: None) -> None:
-    """The writes of its session are not kept either."""
+def test_a_step_of_a_claim_that_is_over_is_not_recorded(
+    engine: Engine, registry: Registry, effect: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The writes of its session are not kept either. The log says that the claim was lost, and not that an attempt failed."""
     errors: list[BaseException] = []
 
     @task(registry=registry, name="stale")
@@ -230,6 +232,8 @@ def test_a_step_of_a_claim_that_is_over_is_not_recorded(engine: Engine, registry
     add_one(engine, enqueue(stale))
     with working(engine, registry):
         wait_until(lambda: errors)
+    assert "its claim was lost; step 'third' is not recorded" in caplog.text
+    assert "failed in attempt" not in caplog.text
     with Session(engine) as session:
         assert list(session.scalars(select(Step.name))) == ["first"]
         assert session.scalar(text("SELECT count(*) FROM effect")) == 0
@@ -267,6 +271,7 @@ def test_a_waiting_job_can_be_cancelled(engine: Engine, registry: Registry) -> N
             session.commit()
         wait_until(has_ended(engine, cancelled, late))
     assert [job_of(engine, job).status for job in (cancelled, late)] == [JobStatus.CANCELLED, JobStatus.FAILED]
+    assert job_of(engine, late).errors[0]["message"] == "its deadline was over while it waited"
 
 
 def test_a_member_of_a_paused_workflow_does_not_go_on(engine: Engine, url: str, registry: Registry) -> None:
@@ -464,7 +469,13 @@ def test_wrong_uses_of_steps_say_what_to_do(engine: Engine, registry: Registry) 
     drain(engine, registry)
     for message, expected in zip(
         messages,
-        ["inside of step 'outer'", "1 to 200", ", step thing'", "with its zone", "flush the session"],
+        [
+            "inside of step 'outer'",
+            "1 to 200",
+            "task 'nested', step 'thing': its result",
+            "with its zone",
+            "flush the session",
+        ],
         strict=True,
     ):
         assert expected in message

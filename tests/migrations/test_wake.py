@@ -390,6 +390,7 @@ class TestLeastPrivilege:
             ("due_at", False, None, True),
             ("enqueue_ticks", True, [path], False),
             ("fire_callbacks", False, [path, seek, "plan_cache_mode=force_generic_plan"], False),
+            ("follow_up", True, [path, seek], False),
             ("hold_queued", False, [path, "lock_timeout=100ms"], False),
             ("job_unique", True, [path], False),
             ("job_wake", True, [path], False),

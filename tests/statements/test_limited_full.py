@@ -67,10 +67,19 @@ def test_one_runs_and_of_four_that_wait_some_are_dropped(
     assert asked_to_end(connection) == ([first] if rule.get("when_full") == "cancel_running" else [])
 
 
-@pytest.mark.parametrize("when_full", ["drop_newest", "replace_oldest_waiting", "cancel_running"])
-def test_where_there_is_room_nothing_is_dropped(connection: Connection, when_full: str) -> None:
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"when_full": "drop_newest"},
+        {"when_full": "drop_newest", "max_waiting": 0},
+        {"when_full": "replace_oldest_waiting"},
+        {"when_full": "cancel_running"},
+        {"max_waiting": 0, **rate(5, 300.0, burst=5, prefix="key_")},
+    ],
+)
+def test_where_there_is_room_nothing_is_dropped(connection: Connection, rule: dict[str, Any]) -> None:
     """Nor is anything that runs asked to end."""
-    limit(connection, key_running=3, when_full=when_full)
+    limit(connection, key_running=3, **rule)
     jobs = fill(connection, 2, "a")
     claimant = Claimant(connection)
     assert len(claimant.claim(1)) == 1

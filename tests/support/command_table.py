@@ -5,7 +5,8 @@ python -m tests.support.command_table
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ from __future__ import annotations
 FIRST_LINES = {{
 {lines}}}
 
-#: The keys of [tool.sa_jobqueue] in pyproject.toml, and whether one may have several values.
-SETTINGS = {{
-{settings}}}
+#: The keys of [tool.sa_jobqueue] in pyproject.toml, and those that may have several values.
+SETTINGS = frozenset((
+{settings}
+))  # fmt: skip
+SEVERAL = frozenset(({several}))
 
 #: `list_workers()` as text, with what `alive` reads of it.
 WORKERS = """\
@@ -47,9 +50,14 @@ def table() -> str:
     settings = {key_of(option): bool(option.multiple) for one in commands.values() for option in settings_of(one)}
     return _TEXT.format(
         lines="".join(f'    "{path}": {_quoted(line)},\n' for path, line in first_lines.items()),
-        settings="".join(f'    "{key}": {several},\n' for key, several in sorted(settings.items())),
+        settings=textwrap.fill(_listed(settings) + ",", 130, initial_indent="    ", subsequent_indent="    "),
+        several=_listed(key for key, several in settings.items() if several),
         workers=_workers(),
     )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in sorted(names))
 
 
 def _workers() -> str:

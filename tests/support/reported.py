@@ -19,7 +19,7 @@ from sentry_sdk.transport import Transport
 from sqlalchemy import create_engine
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import JobContext, Registry, Retry, RetryPolicy, Snooze, enqueue, task
+from sa_jobqueue import BatchContext, Batching, JobContext, Registry, Retry, RetryPolicy, Snooze, enqueue, task
 from sa_jobqueue.sentry import SaJobqueueIntegration
 
 registry = Registry()
@@ -64,6 +64,12 @@ async def asynchronous() -> None:
     """The same on the event loop."""
     await asyncio.sleep(0)
     raise LookupError("no such order")
+
+
+@task(registry=registry, name="batched", batch=Batching(10), retry=RetryPolicy(no_retry=(LookupError,)))
+def batched(ctx: BatchContext) -> None:
+    """The first job of the batch fails alone."""
+    ctx.fail(ctx.jobs[0], LookupError("no such order"))
 
 
 @task(registry=registry, name="child", executor="process", retry=ONCE)

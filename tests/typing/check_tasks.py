@@ -202,6 +202,12 @@ def no_upcaster(order_id: int) -> int:
     return order_id
 
 
+def a_job_may_wait_for_a_job(job: Job) -> None:
+    assert_type(enqueue(versioned.options(after=job), 1), Job)
+
+    versioned.options(after=7)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
 @task
 def sync(n: int, token: Annotated[str | None, Secret()] = None) -> None: ...
 

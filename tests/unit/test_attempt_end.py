@@ -54,7 +54,7 @@ def test_a_callback_that_comes_after_the_end_is_called_at_once() -> None:
         end = AttemptEnd(run(nothing).job)
         end.tell("failed", error)
         end.tell("completed", None)
-        end.add(lambda outcome, error: told.append((outcome, type(error).__name__)))
+        end.at_end(lambda outcome, error: told.append((outcome, type(error).__name__)))
     assert told == [("failed", "HandlerTimeout"), ("failed", "NoneType")]
 
 
@@ -67,7 +67,7 @@ def test_an_end_is_told_here_where_there_can_be_no_more_threads(monkeypatch: pyt
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
     end, telling = AttemptEnd(run(nothing).job), Telling()
-    end.add(lambda outcome, error: told.append((outcome, threading.current_thread().name)))
+    end.at_end(lambda outcome, error: told.append((outcome, threading.current_thread().name)))
     telling.tell(end, "lost", None)
     assert told == [("lost", threading.current_thread().name)]
     telling.finish(0.0)
@@ -86,7 +86,7 @@ def test_an_end_that_begins_to_be_told_while_the_worker_leaves_is_waited_for(mon
 
     monkeypatch.setattr(threading.Thread, "start", slowly)
     end, telling = AttemptEnd(run(nothing).job), Telling()
-    end.add(lambda outcome, error: told.set())
+    end.at_end(lambda outcome, error: told.set())
     giving_up = threading.Thread(target=telling.tell, args=(end, "lost", None))
     giving_up.start()
     assert starts.wait(30)

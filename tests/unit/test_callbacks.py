@@ -123,6 +123,9 @@ def test_an_answer_that_the_handler_cannot_take_is_told() -> None:
     for choices in ({"": 1}, {"Yes": 1, " Yes": 2}):
         with pytest.raises(OptionError, match="labels that differ"):
             as_asked({"question": "How many?", "choices": choices}, int)
+    for question in ({"choices": {"Yes": 1}}, {"qestion": "How many?", "choices": {"Yes": 1}}):
+        with pytest.raises(OptionError, match="has the keys 'question' and 'choices', not"):
+            as_asked(question, int)
     odd = Question("", schema={"properties": {"a": True, "b": {"type": ["string", "null"]}}})
     assert (odd.example, odd.misfit({"a": 1})) == ('{\n  "b": null\n}', "")
     assert [

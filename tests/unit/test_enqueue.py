@@ -143,7 +143,7 @@ def test_enqueue_many_takes_any_iterable() -> None:
 
 def test_rare_values_of_a_call_stand_together() -> None:
     """`enqueue` and `enqueue_many` see at one comparison whether a call has any value that few calls have."""
-    assert {*Call._fields[RARE]} == {*(field.attribute for field in RARE_FIELDS), "columns", "waiting"}
+    assert {*Call._fields[RARE]} == {*(field.attribute for field in RARE_FIELDS), "columns", "after", "waiting"}
 
 
 def test_a_call_is_a_value() -> None:

@@ -12,6 +12,7 @@ import pytest
 from sa_jobqueue import KeyLimits, Limits, Rate, Registry, Schedule, TaskName, Unique, enqueue, task
 from sa_jobqueue.errors import OptionError, TaskError
 from sa_jobqueue.models import LimitRow
+from sa_jobqueue.statements import set_limit
 
 
 def test_limits_are_the_columns_of_their_row() -> None:
@@ -23,13 +24,16 @@ def test_limits_are_the_columns_of_their_row() -> None:
         strict=True,
         when_full="drop_newest",
         max_waiting=1_000,
+        share="time",
     )
     assert limits.columns() == {
         "running": 100, "rate_count": 500, "rate_seconds": 60.0, "rate_burst": 50,
         "key_running": 1, "key_rate_count": 20, "key_rate_seconds": 1.0, "key_rate_burst": 1,
-        "strict": True, "when_full": "drop_newest", "max_waiting": 1_000,
+        "strict": True, "when_full": "drop_newest", "max_waiting": 1_000, "share": "time",
     }  # fmt: skip
-    assert Limits().columns() == dict.fromkeys(limits.columns()) | {"strict": False, "when_full": "wait"}
+    assert Limits().columns() == dict.fromkeys(limits.columns()) | {
+        "strict": False, "when_full": "wait", "share": "starts",
+    }  # fmt: skip
     assert limits.columns().keys() <= set(LimitRow.__table__.columns.keys())
 
 
@@ -59,6 +63,9 @@ def test_limits_are_values() -> None:
         (lambda: Limits(per_key=1), r"per_key must be KeyLimits\(...\) or None, not 1"),  # type: ignore[arg-type]
         (lambda: Limits(strict=1), "strict must be True or False, not 1"),  # type: ignore[arg-type]
         (lambda: Limits(when_full="drop"), "when_full must be one of wait, drop_newest, replace_oldest_waiting"),  # type: ignore[arg-type]
+        (lambda: Limits(share="jobs"), "share must be one of starts, time, not 'jobs'"),  # type: ignore[arg-type]
+        (lambda: set_limit("sync", owner="task", share="time"), "share is of a queue"),
+        (lambda: set_limit("sync", key="42", share="time"), "share is for all keys of the queue, and not for one key"),
         (lambda: Limits(max_waiting=-1, when_full="drop_newest"), "max_waiting must be an integer from 0 to 1,000,000"),
     ],
 )  # fmt: skip
@@ -99,6 +106,8 @@ def test_what_is_no_limit_is_refused_where_it_is_declared() -> None:
     registry = Registry()
     with pytest.raises(TaskError, match=r"limits must be Limits\(...\), not 3"):
         task(registry=registry, limits=3)  # type: ignore[call-overload]
+    with pytest.raises(TaskError, match=r"share is of a queue, .*write Registry.queue\("):
+        task(registry=registry, limits=Limits(share="time"))(print)
     with pytest.raises(OptionError, match=r"queue 'slow': limits must be Limits\(...\), not 3"):
         registry.queue("slow", limits=3)  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="queue must have 1 to 200 characters"):

@@ -140,7 +140,7 @@ def test_meta_that_cannot_be_stored_is_refused(entries: dict[str, Any], said: st
 
 def test_an_attempt_says_what_it_is() -> None:
     """With the names that a context has."""
-    attempt = Attempt(job(), print)
+    attempt = Attempt(job())
     found = (attempt.job_id, attempt.task, attempt.queue, attempt.attempt, attempt.max_attempts, attempt.rescues)
     assert found == (7, "send", "mail", 2, 5, 1)
     assert attempt.meta == {"tenant": "acme"}
@@ -153,8 +153,8 @@ def test_an_attempt_says_what_it_is() -> None:
 @pytest.mark.parametrize("run_at", [float("-inf"), float("inf"), 1e18, float("nan")])
 def test_the_time_that_a_job_has_waited_is_a_number_whatever_its_row_says(run_at: float) -> None:
     """Times come from another clock, or by hand."""
-    assert 0.0 <= Attempt(job(run_at=run_at), print).waited < 1e12
-    assert Attempt(job(run_at=run_at, created_at=1e18), print).waited == 0.0
+    assert 0.0 <= Attempt(job(run_at=run_at)).waited < 1e12
+    assert Attempt(job(run_at=run_at, created_at=1e18)).waited == 0.0
 
 
 def test_each_event_of_a_running_job_has_an_outcome() -> None:

@@ -23,7 +23,7 @@ from typing_extensions import TypedDict
 
 from sa_jobqueue.arguments.arguments import Arguments
 from sa_jobqueue.arguments.context import JobContext
-from sa_jobqueue.arguments.storable import MAX_PAYLOAD, encode_plain, encode_result, load
+from sa_jobqueue.arguments.storable import MAX_PAYLOAD, encode_plain, encode_value, load
 from sa_jobqueue.errors import PayloadError, TaskError
 from tests.support.nightly import examples
 
@@ -304,7 +304,7 @@ def test_what_json_does_not_know_is_named(value: object, said: str) -> None:
         encode_plain({"first": 1, "found": value}, what="by name")
     assert str(caught.value).removeprefix("by name: ").startswith(said)
     with pytest.raises(PayloadError) as caught:
-        encode_result([1, value], task="several")
+        encode_value([1, value], what="task 'several': its result")
     assert (
         str(caught.value).removeprefix("task 'several': its result: ").startswith(said.replace("argument found", "[1]"))
     )
@@ -569,7 +569,7 @@ def test_plain_arguments_come_back_equal_or_are_refused(value: dict[str, Any]) -
 def test_a_result_is_stored_or_refused(value: Any) -> None:
     """Never anything that PostgreSQL would refuse."""
     try:
-        text = encode_result(value, task="x")
+        text = encode_value(value, what="task 'x': its result")
     except PayloadError:
         return
     text.encode()
@@ -592,4 +592,4 @@ def test_a_result_is_stored_or_refused(value: Any) -> None:
 def test_a_result_that_cannot_be_stored_says_why(value: Any, said: str) -> None:
     """With the part of it that cannot."""
     with pytest.raises(PayloadError, match=re.escape(said)):
-        encode_result(value, task="x")
+        encode_value(value, what="task 'x': its result")

@@ -21,13 +21,13 @@ from sa_jobqueue.rules.lifecycle import Change, Event
 from sa_jobqueue.rules.outcomes import NotStarted, Released
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.tasks.tasks import AnyTask
+from sa_jobqueue.worker.running.batches import BatchExecutor
 from sa_jobqueue.worker.running.call import Call
-from sa_jobqueue.worker.running.executor import Executor
 from sa_jobqueue.worker.running.notes import JobReports
 from sa_jobqueue.worker.running.reopening import Reports, Sessions
 from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
-from sa_jobqueue.worker.running.slots import Slots
+from sa_jobqueue.worker.running.slots import AllSlots, Slots
 from sa_jobqueue.worker.running.timeouts import timeout_of
 from sa_jobqueue.worker.running.verdict import unstarted
 from sa_jobqueue.worker.running.writer import OutcomeWriter
@@ -68,12 +68,14 @@ def run(task: AnyTask, number: int = 1) -> Run:
     return Run(ClaimedJob(**values), task, monotonic(), monotonic(), set())
 
 
-def make_executor() -> tuple[Executor, OutcomeWriter]:
+def make_executor() -> tuple[BatchExecutor, OutcomeWriter]:
     """An executor, and the writer that gets its changes."""
     runs = Runs(Mock(), Observer(Tally(), ()))
     writer = OutcomeWriter(runs.end, store=default_store)
-    executor = Executor(
+    executor = BatchExecutor(
         Sessions(),
+        runs=runs,
+        all_slots=AllSlots(),
         report=Reports(runs, writer, lambda: None).report,
         pause=Mock(),
         leaving=lambda: False,

@@ -118,20 +118,17 @@ def _id(query: Query) -> int:
     return job_id
 
 
-#: By name. The arguments are not in the audit, because its readers may not be allowed to see them.
-CHANGE_ACTIONS = {
-    action.name: action
-    for action in (
-        PageAction("edit", "Edit", "Changed {n}.", "edit", _edit, target=("id", "queue", "priority", "run_at", "again")),
-        PageAction("copy", "Run a copy", "Enqueued this copy.", "copy", _copy),
-        PageAction(
-            "fork", "Retry from this step", "Enqueued this job, which repeats the work from that step on.", "copy", _fork, _repeated,
-            "Repeat the work from this step on, in a new job? {n} recorded {unit} will run again; earlier steps keep their results. "
-            "The old job does not change.",
-            asks=lambda _: True, target=("id", "from_step"), unit="step",
-        ),
-    )
-}  # fmt: skip
+#: The arguments are not in the audit, because its readers may not be allowed to see them.
+CHANGE_ACTIONS = (
+    PageAction("edit", "Edit", "Changed {n}.", "edit", _edit, target=("id", "queue", "priority", "run_at", "again")),
+    PageAction("copy", "Run a copy", "Enqueued this copy.", "copy", _copy),
+    PageAction(
+        "fork", "Retry from this step", "Enqueued this job, which repeats the work from that step on.", "copy", _fork, _repeated,
+        "Repeat the work from this step on, in a new job? {n} recorded {unit} will run again; earlier steps keep their results. "
+        "The old job does not change.",
+        asks=lambda _: True, target=("id", "from_step"), unit="step",
+    ),
+)  # fmt: skip
 
 # ---- Actions on ticked jobs, or on all jobs that match a filter, a page at a time.
 
@@ -139,10 +136,10 @@ CHANGE_ACTIONS = {
 _PAGE = 1_000
 #: Other results of an action on a job: the job's status then, and the text for the viewer.
 Variants: TypeAlias = Mapping[str, tuple[JobStatus, str]]
-_ASKED: Variants = MappingProxyType({"asked": (JobStatus.RUNNING, "Asked to stop, because they are running: {n}.")})
-WAITS: Variants = MappingProxyType(
-    {"waits": (JobStatus.BLOCKED, "Back in their workflows, where they wait for the jobs before them: {n}.")}
-)
+_ASKED: Variants = {"asked": (JobStatus.RUNNING, "Asked to stop, because they are running: {n}.")}
+WAITS: Variants = {
+    "waits": (JobStatus.BLOCKED, "Back in their workflows, where they wait for the jobs before them: {n}.")
+}
 
 
 def possible(context: PageContext, allowed: sa.ColumnElement[bool]) -> list[sa.ColumnElement[bool]]:
@@ -232,9 +229,10 @@ def cancelled(context: PageContext, ids: Sequence[int]) -> dict[str, Any]:
 
 
 #: By the statement of an action: the name of the action that undoes it, and its values for the audit.
-_UNDO: Mapping[Any, tuple[str, Callable[[PageContext, Sequence[int]], dict[str, Any]]]] = MappingProxyType(
-    {retry_jobs: ("undo", _named), cancel_jobs: ("undo_cancel", cancelled)}
-)
+_UNDO: Mapping[Any, tuple[str, Callable[[PageContext, Sequence[int]], dict[str, Any]]]] = {
+    retry_jobs: ("undo", _named),
+    cancel_jobs: ("undo_cancel", cancelled),
+}
 
 
 def _has_completed(context: PageContext) -> bool:
@@ -257,29 +255,26 @@ def _action(
     )  # fmt: skip
 
 
-#: By name. Rows that another transaction has locked are not changed, and counted.
-JOB_ACTIONS = {
-    action.name: action
-    for action in (
-        _action(
-            "retry", "Retried {n}.", sources(Event.REQUEUE), retry_jobs,
-            "Run {n} {unit} again, now? Completed jobs do their work again.",
-            asks=_has_completed, variants=WAITS, locked="skip",
-        ),
-        _action(
-            "cancel", "Cancelled {n}.", sources(Event.CANCEL), cancel_jobs, "Cancel {n} {unit}? Running jobs are asked to stop.",
-            variants=_ASKED, locked="skip",
-        ),
-        _action(
-            "discard", "Discarded {n}.", sources(Event.DISCARD), discard_jobs,
-            "Give up {n} waiting {unit}? They end as failed.", careful=True, typed="action", locked="skip",
-        ),
-        _action(
-            "delete", "Deleted {n}.", tuple(status for status in JobStatus if status in FINISHED), prune_jobs,
-            "Delete {n} finished {unit}, permanently?", careful=True, typed="action", limit=_PAGE,
-        ),
-    )
-}  # fmt: skip
+#: Rows that another transaction has locked are not changed, and counted.
+JOB_ACTIONS = (
+    _action(
+        "retry", "Retried {n}.", sources(Event.REQUEUE), retry_jobs,
+        "Run {n} {unit} again, now? Completed jobs do their work again.",
+        asks=_has_completed, variants=WAITS, locked="skip",
+    ),
+    _action(
+        "cancel", "Cancelled {n}.", sources(Event.CANCEL), cancel_jobs, "Cancel {n} {unit}? Running jobs are asked to stop.",
+        variants=_ASKED, locked="skip",
+    ),
+    _action(
+        "discard", "Discarded {n}.", sources(Event.DISCARD), discard_jobs,
+        "Give up {n} waiting {unit}? They end as failed.", careful=True, typed="action", locked="skip",
+    ),
+    _action(
+        "delete", "Deleted {n}.", tuple(status for status in JobStatus if status in FINISHED), prune_jobs,
+        "Delete {n} finished {unit}, permanently?", careful=True, typed="action", limit=_PAGE,
+    ),
+)  # fmt: skip
 
 
 # ---- Undoing an action. Its number is the id of its first entry in the audit; further entries name that entry.
@@ -349,7 +344,7 @@ def undo_of(context: PageContext, number: int | None) -> str | None:
     undo = "undo" if all(_target_of(entry).get("undo") == "fully" for entry in found) else "undo_by_cancel"
     if found and found[0].action.startswith("cancel"):
         undo = "undo_cancel"
-    if not found or not context.access.may(UNDO_ACTIONS[undo].needs):
+    if not found or not context.access.may("retry" if undo == "undo_cancel" else "cancel"):
         return None
     some = (sa.select(ONE).select_from(context.job).where(*to_undo(context, entry)).limit(ONE) for entry in found)
     return undo if len(found) > _SEARCHED or any(map(context.count, some)) else None
@@ -414,22 +409,18 @@ def _bring_back(context: PageContext, entry: Any) -> Done:
     return Done(len(changed), len(set(ids).difference(changed)), variants={"waits": waits})
 
 
-#: By name.
-UNDO_ACTIONS = {
-    action.name: action
-    for action in (
-        *(
-            PageAction(
-                name, label, "Cancelled {n}, because they had not started.", "cancel",
-                lambda context: _undo(context, "retry", _end_again), target=("number",),
-                variants={"failed": "Failed again, as before the retry: {n}."},
-            ) for name, label in (("undo", "Undo what has not started"), ("undo_by_cancel", "Cancel what has not started"))
-        ),
+UNDO_ACTIONS = (
+    *(
         PageAction(
-            "undo_cancel", "Undo", "Back in the queue, as before the cancel: {n}.", "retry",
-            lambda context: _undo(context, "cancel", _bring_back), target=("number",),
-            variants={name: text for name, (_, text) in WAITS.items()},
-            left="another job has their unique key, their workflow was cancelled, or another transaction has locked them",
-        ),
-    )
-}  # fmt: skip
+            name, label, "Cancelled {n}, because they had not started.", "cancel",
+            lambda context: _undo(context, "retry", _end_again), target=("number",),
+            variants={"failed": "Failed again, as before the retry: {n}."},
+        ) for name, label in (("undo", "Undo what has not started"), ("undo_by_cancel", "Cancel what has not started"))
+    ),
+    PageAction(
+        "undo_cancel", "Undo", "Back in the queue, as before the cancel: {n}.", "retry",
+        lambda context: _undo(context, "cancel", _bring_back), target=("number",),
+        variants={name: text for name, (_, text) in WAITS.items()},
+        left="another job has their unique key, their workflow was cancelled, or another transaction has locked them",
+    ),
+)  # fmt: skip

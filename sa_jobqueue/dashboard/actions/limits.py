@@ -195,22 +195,18 @@ def _rate(query: Query, prefix: str) -> Rate | None:
         raise BadInput(name, given, f"a number and a time, as in 500/1m or 20/s{reason}") from error
 
 
-#: By name.
-LIMIT_ACTIONS = {
-    action.name: action
-    for action in (
-        PageAction(
-            "set_limit", "Set limits", "The limits of {of} are set. Code does not change them until they are removed.", "limit", _set,
-            target=PLACE,
-            variants={"unserved": "The limits of {of} are set, but no live worker serves it. Is its name right?"},
-            unit="limit",
-        ),
-        PageAction(
-            "remove_limit", "Remove", "Removed the limits of {of}: the limits that code declares apply again.", "limit", _remove,
-            target=PLACE, unit="limit",
-        ),
-    )
-}  # fmt: skip
+LIMIT_ACTIONS = (
+    PageAction(
+        "set_limit", "Set limits", "The limits of {of} are set. Code does not change them until they are removed.", "limit", _set,
+        target=PLACE,
+        variants={"unserved": "The limits of {of} are set, but no live worker serves it. Is its name right?"},
+        unit="limit",
+    ),
+    PageAction(
+        "remove_limit", "Remove", "Removed the limits of {of}: the limits that code declares apply again.", "limit", _remove,
+        target=PLACE, unit="limit",
+    ),
+)  # fmt: skip
 
 # ---- Queues: pause and resume, also for tasks and keys, and cancel all waiting jobs.
 
@@ -261,20 +257,16 @@ def _cancel(context: PageContext) -> Done:
     return Done(len(changed), left=len(ids) - len(changed), of=name, more=more)
 
 
-#: By name.
-QUEUE_ACTIONS = {
-    action.name: action
-    for action in (
-        PageAction(
-            "pause", "Pause", "Paused {of}: running jobs go on, and no more jobs start.", "pause", _pause, target=PLACE,
-            variants={"unserved": "Paused {of}, which no live worker serves. Is its name right?"}, unit="pause",
-        ),
-        PageAction("resume", "Resume", "Resumed {of}.", "pause", _resume, target=PLACE, unit="pause"),
-        PageAction(
-            "cancel_queue", "Cancel all waiting…", "Cancelled {n} of queue {of}.", "discard", _cancel, _count,
-            "Cancel {n} waiting {unit} of this queue, including jobs that are due later? Running jobs go on. "
-            "Type the name of the queue to confirm.",
-            careful=True, target=("queue",), typed="queue", undo="undo_cancel",
-        ),
-    )
-}  # fmt: skip
+QUEUE_ACTIONS = (
+    PageAction(
+        "pause", "Pause", "Paused {of}: running jobs go on, and no more jobs start.", "pause", _pause, target=PLACE,
+        variants={"unserved": "Paused {of}, which no live worker serves. Is its name right?"}, unit="pause",
+    ),
+    PageAction("resume", "Resume", "Resumed {of}.", "pause", _resume, target=PLACE, unit="pause"),
+    PageAction(
+        "cancel_queue", "Cancel all waiting…", "Cancelled {n} of queue {of}.", "discard", _cancel, _count,
+        "Cancel {n} waiting {unit} of this queue, including jobs that are due later? Running jobs go on. "
+        "Type the name of the queue to confirm.",
+        careful=True, target=("queue",), typed="queue", undo="undo_cancel",
+    ),
+)  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +16,7 @@ from ...rules.schedules import rule_of, zone_of
 from ...sql.readings.depths import list_workers
 from ...statements import drain_workers, list_schedules, pause_schedules, resume_schedules, run_schedules
 from ..access import Action
-from ..query import as_id
+from ..query import A_TIME, as_id
 from ..refusals import BadInput
 from ..request import Missing, PageContext
 from . import Done, PageAction
@@ -25,7 +25,6 @@ from . import Done, PageAction
 MOST = 5_000
 #: The most characters of a reason.
 _REASON = 300
-_A_TIME = "a time such as 2030-01-31 or 2030-01-31T09:00+01:00"
 
 
 def schedule_of(context: PageContext) -> type[Schedule]:
@@ -60,9 +59,9 @@ def zone_in(row: sa.RowMapping) -> tzinfo:
 
 def plan_of(context: PageContext, row: sa.RowMapping, zone: tzinfo, *, lock: bool) -> Backfill:
     """The ticks of a backfill, from the form's `from` on and before its `to`. Raises BadInput."""
-    start, end = _time(context, "from", zone), _time(context, "to", zone)
+    start, end = context.query.moment("from", zone), context.query.moment("to", zone)
     if start is None:
-        raise BadInput("from", "", _A_TIME)
+        raise BadInput("from", "", A_TIME)
     if end is not None and end <= start:
         raise BadInput("to", context.query.one("to"), "a time after the first one")
     try:
@@ -72,16 +71,6 @@ def plan_of(context: PageContext, row: sa.RowMapping, zone: tzinfo, *, lock: boo
     if plan is None:
         raise Missing(f"There is no schedule {row['id']}.")
     return plan
-
-
-def _time(context: PageContext, name: str, zone: tzinfo) -> datetime | None:
-    if not (given := context.query.one(name)):
-        return None
-    try:
-        found = datetime.fromisoformat(given)
-        return (found if found.tzinfo is not None else found.replace(tzinfo=zone)).astimezone(zone)
-    except (ValueError, OverflowError) as error:
-        raise BadInput(name, given, _A_TIME) from error
 
 
 def _named(row: sa.RowMapping, **more: Any) -> dict[str, Any]:
@@ -115,19 +104,16 @@ def _backfill(context: PageContext) -> Done:
     return Done(len(plan.ticks), to="/schedules", of=row["name"], target=target)
 
 
-SCHEDULE_ACTIONS = {
-    action.name: action
-    for action in (
-        _action("pause_schedule", "Pause", "Paused the schedule {of}.", "pause", pause_schedules),
-        _action("resume_schedule", "Resume", "Resumed the schedule {of}, from now on.", "pause", resume_schedules),
-        _action(
-            "run_schedule", "Run now", "Enqueued {n} of the schedule {of}.", "run_schedule", run_schedules, unit="job"
-        ),
-        PageAction(
-            "backfill", "Enqueue them", "Enqueued {n} for past ticks of the schedule {of}.", "backfill", _backfill
-        ),
-    )
-}
+SCHEDULE_ACTIONS = (
+    _action("pause_schedule", "Pause", "Paused the schedule {of}.", "pause", pause_schedules),
+    _action("resume_schedule", "Resume", "Resumed the schedule {of}, from now on.", "pause", resume_schedules),
+    _action(
+        "run_schedule", "Run now", "Enqueued {n} of the schedule {of}.", "run_schedule", run_schedules, unit="job"
+    ),
+    PageAction(
+        "backfill", "Enqueue them", "Enqueued {n} for past ticks of the schedule {of}.", "backfill", _backfill
+    ),
+)  # fmt: skip
 
 # ---- Workers.
 
@@ -150,13 +136,12 @@ def _drain(context: PageContext) -> Done:
     return Done(len(asked), variants={"stale": sum(row.stale for row in workers if row.id == worker_id)})
 
 
-#: By name.
-WORKER_ACTIONS = {
-    "drain_worker": PageAction(
+WORKER_ACTIONS = (
+    PageAction(
         "drain_worker", "Ask to drain", "Asked. The worker notices within 20 s, finishes its running jobs, and ends.",
         "drain_worker", _drain, target=("worker",), unit="worker",
         variants={
             "stale": "Asked, but the worker is stale. A dead worker never notices; a frozen worker drains once it goes on."
         },
-    )
-}  # fmt: skip
+    ),
+)  # fmt: skip

@@ -144,30 +144,27 @@ def lacks_parent(context: PageContext, ids: Sequence[int]) -> dict[int, int]:
     return {row.child_id: row.parent_id for row in context.connection.execute(statement)}
 
 
-WORKFLOW_ACTIONS = {
-    action.name: action
-    for action in (
-        _action(
-            "cancel_workflow", "Cancel the workflow", "Cancelled {n}: waiting jobs have ended, and running jobs are asked to stop.",
-            "cancel_workflow", _cancel, count=_live_jobs, careful=True,
-            named=_name,
-            question="Cancel the workflow {of}? Jobs that have not ended: {n}. Running jobs are asked to stop.",
-        ),
-        _action(
-            "pause_workflow", "Pause the workflow", "Paused {n}: no more of its jobs start.", "pause",
-            lambda context, flow: pause_workflows(flow, schema=schema_of(context.job)),
-        ),
-        _action(
-            "resume_workflow", "Resume the workflow", "Resumed {n}.", "pause",
-            lambda context, flow: resume_workflows(flow, schema=schema_of(context.job)),
-        ),
-        _action(
-            "retry_workflow", "Retry what failed", "Retried {n}: each waits for its parents again.", "retry_workflow",
-            lambda context, flow: retry_workflow(flow, schema=schema_of(context.job)), unit="job",
-        ),
-        _action(
-            "retry_node", "Retry from here", "Retried {n}: this job, and jobs that were cancelled because of it.",
-            "retry_workflow", _retry_node, unit="job", target=("id", "node"),
-        ),
-    )
-}  # fmt: skip
+WORKFLOW_ACTIONS = (
+    _action(
+        "cancel_workflow", "Cancel the workflow", "Cancelled {n}: waiting jobs have ended, and running jobs are asked to stop.",
+        "cancel_workflow", _cancel, count=_live_jobs, careful=True,
+        named=_name,
+        question="Cancel the workflow {of}? Jobs that have not ended: {n}. Running jobs are asked to stop.",
+    ),
+    _action(
+        "pause_workflow", "Pause the workflow", "Paused {n}: no more of its jobs start.", "pause",
+        lambda context, flow: pause_workflows(flow, schema=schema_of(context.job)),
+    ),
+    _action(
+        "resume_workflow", "Resume the workflow", "Resumed {n}.", "pause",
+        lambda context, flow: resume_workflows(flow, schema=schema_of(context.job)),
+    ),
+    _action(
+        "retry_workflow", "Retry what failed", "Retried {n}: each waits for its parents again.", "retry_workflow",
+        lambda context, flow: retry_workflow(flow, schema=schema_of(context.job)), unit="job",
+    ),
+    _action(
+        "retry_node", "Retry from here", "Retried {n}: this job, and jobs that were cancelled because of it.",
+        "retry_workflow", _retry_node, unit="job", target=("id", "node"),
+    ),
+)  # fmt: skip

@@ -74,12 +74,10 @@ AUDIT = Page("audit", "Audit", "/audit", read_audit, adds_up=True, of_all_queues
 # ---- The doctor's findings, once a minute in a process, because some checks cost more than a page.
 
 #: Checks of the server and of tables. The others name queues, tasks, workers or jobs, or show statements of sessions.
-_OF_SERVER = frozenset(
-    (
-        "database", "clock", "schema", "plans", "indexes", "dead-rows", "vacuum", "bloat", "connections", "notify-queue", "frozen-age",
-        "replication",
-    )
-)  # fmt: skip
+_OF_SERVER = frozenset((
+    "database", "clock", "schema", "plans", "indexes", "dead-rows", "vacuum", "bloat", "connections", "notify-queue", "frozen-age",
+    "replication",
+))  # fmt: skip
 
 
 #: Seconds after which no more checks begin, because a viewer waits for them.
@@ -198,19 +196,15 @@ def _checked(context: PageContext, **allowed: Sequence[str]) -> Done:
     return Done(1, of=context.query.one("check"))
 
 
-#: By name.
-FINDING_ACTIONS = {
-    action.name: action
-    for action in (
-        PageAction(
-            "acknowledge", "Acknowledge", "Acknowledged {of}: it does not count, until it gets worse or the time is over.", "acknowledge",
-            lambda context: _checked(context, level=LEVELS[1:], **{"for": list(SPANS)}), target=("check", "for", "level", "detail", "about"), unit="finding",
-        ),
-        PageAction(
-            "unacknowledge", "Take back", "It counts again: {of}.", "acknowledge", _checked, target=("check",), unit="finding",
-        ),
-    )
-}  # fmt: skip
+FINDING_ACTIONS = (
+    PageAction(
+        "acknowledge", "Acknowledge", "Acknowledged {of}: it does not count, until it gets worse or the time is over.", "acknowledge",
+        lambda context: _checked(context, level=LEVELS[1:], **{"for": list(SPANS)}), target=("check", "for", "level", "detail", "about"), unit="finding",
+    ),
+    PageAction(
+        "unacknowledge", "Take back", "It counts again: {of}.", "acknowledge", _checked, target=("check",), unit="finding",
+    ),
+)  # fmt: skip
 
 #: Sizes change slowly, and reading them touches each file of the tables.
 _sizes: Kept[tuple[list[TableSize], list[IndexSize]]] = Kept(15.0)

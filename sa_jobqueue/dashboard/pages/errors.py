@@ -135,14 +135,11 @@ def _mute(context: PageContext) -> Done:
     return _mark(context)
 
 
-MARK_ACTIONS = {
-    action.name: action
-    for action in (
-        PageAction("resolve_errors", "Resolve", "Resolved, until a job fails like this again.", "retry", _mark, target=_NAMES),
-        PageAction("mute_errors", "Mute", "Muted for that time.", "retry", _mute, target=(*_NAMES, "for")),
-        PageAction("show_errors", "Show again", "It is on the list again.", "retry", _mark, target=_NAMES),
-    )
-}  # fmt: skip
+MARK_ACTIONS = (
+    PageAction("resolve_errors", "Resolve", "Resolved, until a job fails like this again.", "retry", _mark, target=_NAMES),
+    PageAction("mute_errors", "Mute", "Muted for that time.", "retry", _mute, target=(*_NAMES, "for")),
+    PageAction("show_errors", "Show again", "It is on the list again.", "retry", _mark, target=_NAMES),
+)  # fmt: skip
 
 
 def marks_of(context: PageContext) -> Sequence[Any]:
@@ -163,20 +160,16 @@ def _marked(row: Any, marks: Mapping[tuple[str, ...], Any], now: datetime) -> di
     return {"mark": state, "until": until, "marked": mark, "is_hidden": state in ("resolved", "muted")}
 
 
-#: By name.
-ERROR_ACTIONS = {
-    action.name: action
-    for action in (
-        action_on_jobs(
-            "retry_group", "Retry all", "Retried {n}.", "retry", which=of_group, build=retry_jobs,
-            question="Run {n} {unit} that failed like this again, now?", target=_NAMES, variants=WAITS, locked="skip",
-        ),
-        action_on_jobs(
-            "delete_group", "Delete all", "Deleted {n}.", "delete", which=of_group, build=prune_jobs,
-            question="Delete {n} {unit} that failed like this, permanently?", target=_NAMES, careful=True, typed="action", limit=1_000,
-        ),
-    )
-}  # fmt: skip
+ERROR_ACTIONS = (
+    action_on_jobs(
+        "retry_group", "Retry all", "Retried {n}.", "retry", which=of_group, build=retry_jobs,
+        question="Run {n} {unit} that failed like this again, now?", target=_NAMES, variants=WAITS, locked="skip",
+    ),
+    action_on_jobs(
+        "delete_group", "Delete all", "Deleted {n}.", "delete", which=of_group, build=prune_jobs,
+        question="Delete {n} {unit} that failed like this, permanently?", target=_NAMES, careful=True, typed="action", limit=1_000,
+    ),
+)  # fmt: skip
 
 #: The jobs of a group that are shown, and the newest failed jobs among which the page of a job counts those of its group.
 _PAGE, _COUNTED = 50, 1_000
@@ -187,7 +180,7 @@ _COLUMNS = ("task", "group", "jobs", "first", "last", "error", "groups")
 
 def read_errors(context: PageContext) -> dict[str, Any]:
     """The groups; or a given group."""
-    actions = [name for name, action in ERROR_ACTIONS.items() if context.access.may(action.needs)]
+    actions = [action.name for action in ERROR_ACTIONS if context.access.may(action.needs)]
     shown: dict[str, Any] = {
         "now": context.now(), "actions": actions, "most": NEWEST_FAILED, "group": None, "mutes": list(MUTES),
     }  # fmt: skip
@@ -253,7 +246,6 @@ def _group(context: PageContext, now: datetime) -> dict[str, Any]:
         "failure": next(iter(errors_of(newest)[0]), None) if newest else None,
         "args": value_of("args", newest, context.options.format_args) if newest else None,
         "tried": None if tried is None else context.connection.execute(state).one_or_none(),
-        "may_retry": context.access.may("retry"),
     }
 
 

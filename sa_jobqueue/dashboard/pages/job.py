@@ -10,11 +10,12 @@ from sqlalchemy.exc import DBAPIError
 
 from ...arguments.subjects import Subject
 from ...health.explain import explain_each, explain_job
-from ...health.one_job import JobSeen, StepSeen, read_job, read_steps
+from ...health.one_job import JobSeen, StepSeen, archived_lines, read_job, read_steps, schedule_said
 from ...models import GATE, TASK_GROUP
 from ...rules.lifecycle import FINISHED, HELD, Event, JobStatus, sources
 from ...rules.reasons import WaitReason
 from ...rules.words import size
+from ...sql.parts import in_calendar, table_of
 from ...sql.steps import differs
 from ...statements import job_logs
 from ...tasks.options import MAX_PRIORITY
@@ -23,7 +24,7 @@ from ..access import Action
 from ..actions.limits import is_mine
 from ..filters import seen_in_archive
 from ..query import Query, as_id
-from ..render import Value, archived_lines, errors_of, shown_value, subject_link, too_large, value_of
+from ..render import Value, errors_of, shown_value, subject_link, too_large, value_of
 from ..request import Missing, Page, PageContext
 from ..timeline import timeline_of
 from .errors import group_of
@@ -75,7 +76,7 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "buttons": _buttons(context, seen),
         "asked": asked,
         "may_edit": context.access.may("edit") and job.status not in HELD and job.archived_at is None,
-        "timeline": timeline_of(seen, failures, steps, asked),
+        "timeline": timeline_of(seen, failures, steps, _waits(context, job.id) if is_blocked else ()),
         "steps": [step._asdict() | {"result": _result_of(context, seen, step)} for step in steps],
         "more_steps": more_steps,
         "may_fork": context.access.may("copy")
@@ -93,10 +94,18 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "subject": None if subject is None else str(subject),
         "subject_link": None if subject is None else subject_link(subject, options.link_subject),
         "worker": _worker(context, job.worker),
-        "schedule": _schedule(context, job.schedule_id),
+        "schedule": schedule_said(context.connection, job.schedule_id, job=context.job),
         "holder": _holder(context, job.unique_key),
         "duplicate_of": next(iter(context.seen([job.duplicate_of])), None) if job.duplicate_of else None,
     }
+
+
+def _waits(context: PageContext, id: int) -> list[dict[str, Any]]:
+    """The wait for which a blocked job is suspended, if it is; as `timeline_of` takes it."""
+    wait = table_of(context.tables.wait).c
+    columns = in_calendar(wait.since).label("since"), wait.signal, wait.step
+    found = context.connection.execute(sa.select(*columns).where(wait.job_id == id)).mappings()
+    return [{**row} for row in found]
 
 
 def _errors_note(seen: JobSeen, older: int) -> str:
@@ -115,20 +124,16 @@ def why_each(context: PageContext, ids: Sequence[int]) -> dict[int, str]:
 
 def _readable(context: PageContext, read: Callable[[], T]) -> T | None:
     """What `read` returns; None if a row cannot be read."""
-    point = context.connection.begin_nested()
     try:
-        found = read()
+        with context.connection.begin_nested():
+            return read()
     except (ValueError, RecursionError):
-        point.rollback()
         return None
     except DBAPIError as error:
         # A time that Python cannot hold; any other error fails the page.
         if error.connection_invalidated or getattr(error.orig, "sqlstate", None):
             raise
-        point.rollback()
         return None
-    point.commit()
-    return found
 
 
 def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
@@ -189,13 +194,11 @@ def _buttons(context: PageContext, seen: JobSeen) -> list[tuple[str, str, str]]:
 def _lines(context: PageContext, seen: JobSeen) -> tuple[Sequence[Any], int]:
     """Its last log lines, and the number of earlier lines."""
     if seen.job.archived_at is None:
-        found: Sequence[Any] = (
-            context.connection.execute(job_logs(seen.job.id, log=context.tables.log)).mappings().all()
-        )
+        found: Sequence[Any] = context.connection.execute(job_logs(seen.job.id, log=context.tables.log)).all()
     else:
         found = archived_lines(seen.job)
     kept = found if context.query.one("logs") == "all" else found[-_LAST_LINES:]
-    return [{**line, "message": mask_passwords(line["message"] or "")} for line in kept], len(found) - len(kept)
+    return [{**line._asdict(), "message": mask_passwords(line.message or "")} for line in kept], len(found) - len(kept)
 
 
 def _is_held(context: PageContext, job: Any) -> bool:
@@ -230,15 +233,6 @@ def _worker(context: PageContext, id: str | None) -> str:
         sa.select(worker.host, worker.pid).where(sa.cast(worker.id, sa.Text) == id)
     ).first()
     return f"{id}, which has left" if row is None else f"{row.host}:{row.pid}"
-
-
-def _schedule(context: PageContext, id: int | None) -> str:
-    """The name of the schedule; its id if it was removed."""
-    if id is None:
-        return ""
-    schedule = context.tables.schedule
-    name = context.connection.scalar(sa.select(schedule.name).where(schedule.id == id))
-    return f"number {id}, which was removed" if name is None else name
 
 
 def _holder(context: PageContext, key: str | None) -> int | None:

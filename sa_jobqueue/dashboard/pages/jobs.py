@@ -96,8 +96,8 @@ def read_jobs(context: PageContext) -> dict[str, Any]:
         **page,
         "tabs": tabs(context, highest),
         "actions": [
-            name
-            for name, action in JOB_ACTIONS.items()
+            action.name
+            for action in JOB_ACTIONS
             if context.access.may(action.needs) and not shown.isdisjoint(action.statuses)
         ],
         "filtered": any(query.one(name) for name in FILTERS),

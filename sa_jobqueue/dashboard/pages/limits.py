@@ -33,7 +33,7 @@ _Of: TypeAlias = tuple[str, str, str | None]
 
 def read_limits(context: PageContext) -> dict[str, Any]:
     """The limits. A viewer who may see only some queues is shown the limits of these queues, and not those of tasks."""
-    connection, store, access = context.connection, store_of(context.job), context.access
+    connection, store = context.connection, store_of(context.job)
     used, full, query, key = _used(context), _full(context), context.query, table_of(context.tables.key).c.key
     rows = _rows(context, context.tables.limit, sa.literal(""))
     of_keys = _rows(context, context.tables.key, key, *([key == query.one("key")] if query.one("key") else []))
@@ -64,8 +64,6 @@ def read_limits(context: PageContext) -> dict[str, Any]:
         "keys": keys[:_MOST],
         "cut": len(owners) > _MOST or len(keys) > _MOST,
         "most": _MOST,
-        "may_limit": access.may("limit"),
-        "may_pause": access.may("pause"),
     }  # fmt: skip
 
 
@@ -188,7 +186,6 @@ def read_key(context: PageContext) -> dict[str, Any]:
         "hour": context.connection.execute(ended.where(*chosen(context), *within, lately)).one(),
         "searched": highest - lowest if lowest else None, "slots": sum(worker.slots for worker in workers if not worker.stale),
         **{name: sum(place[name] for place in queues) for name in ("used", "waiting")}, "oldest": max((place["oldest"] for place in queues), default=0),
-        "may_limit": context.access.may("limit"), "may_pause": context.access.may("pause"),
     }  # fmt: skip
 
 

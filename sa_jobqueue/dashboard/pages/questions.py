@@ -80,10 +80,10 @@ def _payload(query: Query, question: Question) -> Any:
 
 
 QUESTIONS = Page("questions", "Questions", "/questions", read_questions, in_menu=False)
-#: By name. The audit does not keep JSON that was typed, because its readers may not be allowed to see it.
-QUESTION_ACTIONS = {
-    "answer": PageAction(
+#: The audit does not keep JSON that was typed, because its readers may not be allowed to see it.
+QUESTION_ACTIONS = (
+    PageAction(
         "answer", "Send", "Sent the signal {of}.", "answer", _answer, target=("id", "step", "choice"),
         left="it no longer waits for this signal, has an answer already, or another job has waited longer for the signal",
-    )
-}  # fmt: skip
+    ),
+)  # fmt: skip

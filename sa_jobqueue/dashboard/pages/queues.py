@@ -29,8 +29,6 @@ def read_queues(context: PageContext) -> dict[str, Any]:
         ],
         "cut": len(working.queues) >= QUEUES,
         "most": QUEUES,
-        "may_pause": context.access.may("pause"),
-        "may_cancel": context.access.may("discard"),
     }
 
 

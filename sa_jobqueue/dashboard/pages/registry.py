@@ -50,7 +50,7 @@ def read_enqueue(context: PageContext) -> dict[str, Any]:
     if registry is not None and context.access.may("enqueue") and name and (task := registry.get(name)) is None:
         raise BadInput("task", name, "a task of the application")
     return {
-        "has_registry": registry is not None, "may_enqueue": context.access.may("enqueue"), "task": task, "errors": {},
+        "has_registry": registry is not None, "task": task, "errors": {},
         "tasks": sorted(known.name for known in registry or ()) if context.access.may("enqueue") else [],
         "fields": [] if task is None else _fields(context, task), "priorities": _PRIORITIES,
         "queues": None if context.queues is None else sorted(context.queues),
@@ -230,11 +230,8 @@ def _row(change: RowChange, task: str, mask: FormatArgs | None) -> dict[str, Any
     return shown
 
 
-#: By name. The arguments are not in the audit, because its readers may not be allowed to see them.
-REGISTRY_ACTIONS = {
-    action.name: action
-    for action in (
-        PageAction("enqueue", "Enqueue", "Enqueued this job.", "enqueue", _enqueue, target=("task", *_OPTIONS)),
-        PageAction("try", "Try", "Tried {n}.", "try", _try),
-    )
-}
+#: The arguments are not in the audit, because its readers may not be allowed to see them.
+REGISTRY_ACTIONS = (
+    PageAction("enqueue", "Enqueue", "Enqueued this job.", "enqueue", _enqueue, target=("task", *_OPTIONS)),
+    PageAction("try", "Try", "Tried {n}.", "try", _try),
+)  # fmt: skip

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime, tzinfo
 from itertools import islice
-from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,12 +24,13 @@ _TIMES = 5
 #: The year of a tick that means that there are no more.
 _NEVER = 9_999
 #: The treatment of ticks that no worker served, and of ticks during which a job runs, in words.
-MISSED: Mapping[Missed, str] = MappingProxyType(
-    {"once": "one job for all", "skip": "left out", "all": "a job for each"}
-)
-OVERLAP: Mapping[Overlap, str] = MappingProxyType(
-    {"allow": "allowed", "skip": "left out", "queue_one": "one waits", "cancel_running": "the running job is cancelled"}
-)
+MISSED: Mapping[Missed, str] = {"once": "one job for all", "skip": "left out", "all": "a job for each"}
+OVERLAP: Mapping[Overlap, str] = {
+    "allow": "allowed",
+    "skip": "left out",
+    "queue_one": "one waits",
+    "cancel_running": "the running job is cancelled",
+}
 _PAUSED_BY = {
     "operator": "by an operator",
     "failures": "because its jobs failed",

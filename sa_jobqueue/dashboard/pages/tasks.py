@@ -47,7 +47,6 @@ def read_all(context: PageContext) -> dict[str, Any]:
         "minutes": int(LATELY.total_seconds() // 60),
         "tasks": [_shown(name, *found[name], came.get(name, 0.0)) for name in names[:_TASKS]],
         "more": max(len(names) - _TASKS, 0),
-        "may_enqueue": context.access.may("enqueue"),
     }
 
 

@@ -26,19 +26,11 @@ def check_database(examination: Examination) -> Finding:
     ).one()
     detail = f"PostgreSQL {version}, database {escaped(name)}"
     if number < _OLDEST_SERVER:
-        return Finding(
-            "database",
-            "problem",
-            f"{detail}: {_OLDEST_SERVER} or newer is needed",
-            "upgrade the server: older servers lack features that the queue's statements need",
-        )
+        advice = "upgrade the server: older servers lack features that the queue's statements need"
+        return Finding("database", "problem", f"{detail}: {_OLDEST_SERVER} or newer is needed", advice)
     if read_only:
-        return Finding(
-            "database",
-            "problem",
-            f"{detail}: it is read-only (a standby?)",
-            "give the primary's URL: workers write, and a standby does not count the rows of tables",
-        )
+        advice = "give the primary's URL: workers write, and a standby does not count the rows of tables"
+        return Finding("database", "problem", f"{detail}: it is read-only (a standby?)", advice)
     return Finding("database", "ok", detail)
 
 
@@ -67,13 +59,8 @@ def check_schema_version(examination: Examination) -> Finding:
     newer = "" if found == CURRENT else f", newer than this release's {CURRENT}"
     numbers = {"version": float(found or 0), "release": float(CURRENT)}
     if newer:
-        return Finding(
-            "schema",
-            "notice",
-            f"{escaped(schema)} has version {found}{newer}, and this release can work with it",
-            "install the newer release here as well",
-            numbers,
-        )
+        detail = f"{escaped(schema)} has version {found}{newer}, and this release can work with it"
+        return Finding("schema", "notice", detail, "install the newer release here as well", numbers)
     return Finding("schema", "ok", f"{escaped(schema)} has version {found}", numbers=numbers)
 
 

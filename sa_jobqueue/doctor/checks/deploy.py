@@ -20,7 +20,7 @@ from ...errors import TaskError
 from ...rules.words import listed, versioned
 from ...sql.claims import version_of
 from ...sql.parts import table_of
-from ...sql.readings.unfinished import recorded_steps, unfinished_tasks
+from ...sql.readings.unfinished import coming_follow_ups, recorded_steps, unfinished_tasks
 from ...tasks.tasks import AnyTask
 from ...tasks.upcasts import newer
 from ...util.log import escaped
@@ -32,7 +32,7 @@ _KIND = re.compile(r"(?:signal|callback|patch):")
 
 
 def check_new_tasks(examination: Examination) -> Finding:
-    """Whether the application has the task of each job that has not ended, of each active schedule and of each callback that may come."""
+    """Whether the application has the task of each job that has not ended, and of each active schedule, callback and follow-up."""
     known = _registry(examination)
     waiting = _waiting(examination).items()
     lost = {versioned(*which): what for which, what in waiting if known.get(which[0]) is None}
@@ -96,6 +96,8 @@ def _waiting(examination: Examination) -> Mapping[tuple[str, str | None], str]:
     found: dict[tuple[str, str | None], list[str]] = defaultdict(list)
     for row in connection.execute(unfinished_tasks(job=examination.store.job)):
         found[row.task, row.version].append(f"{row.jobs:,} {row.reading}")
+    for row in connection.execute(coming_follow_ups(job=examination.store.job)):
+        found[row.task, row.version].append(_number(row.jobs, "follow-up"))
     schedule, callback, flow = (table_of(of) for of in (tables.schedule, tables.callback, tables.workflow))
     running = sa.select(flow.c.id).where(flow.c.finished_at.is_(None))
     for kind, table, live in (

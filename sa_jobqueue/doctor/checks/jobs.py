@@ -33,13 +33,8 @@ def check_waiting(examination: Examination) -> Finding:
     numbers = {"due": float(due), "seconds": oldest}
     limit = examination.thresholds.max_wait
     if limit is not None and oldest > limit:
-        return Finding(
-            "waiting",
-            "problem",
-            f"{detail}; more than {age(limit)} is too long",
-            "start more workers, or give the queue more slots: `sa-jobqueue work --queue NAME=SLOTS`",
-            numbers,
-        )
+        advice = "start more workers, or give the queue more slots: `sa-jobqueue work --queue NAME=SLOTS`"
+        return Finding("waiting", "problem", f"{detail}; more than {age(limit)} is too long", advice, numbers)
     return Finding("waiting", "ok", detail, numbers=numbers)
 
 
@@ -47,13 +42,9 @@ def check_leases(examination: Examination) -> Finding:
     """Running jobs whose worker has not renewed their lease."""
     expired = examination.connection.scalar(count_expired(job=examination.store.job)) or 0
     if expired:
-        return Finding(
-            "leases",
-            "problem",
-            f"{jobs_of(expired)} running with an expired lease: the worker died or is cut off",
-            "any worker rescues them within seconds: start one, or see the workers' log",
-            {"expired": float(expired)},
-        )
+        detail = f"{jobs_of(expired)} running with an expired lease: the worker died or is cut off"
+        advice = "any worker rescues them within seconds: start one, or see the workers' log"
+        return Finding("leases", "problem", detail, advice, {"expired": float(expired)})
     return Finding("leases", "ok", "no running job has an expired lease", numbers={"expired": 0.0})
 
 
@@ -65,13 +56,11 @@ def check_unique(examination: Examination) -> Finding:
         return Finding("unique", "ok", "no unique key is held by a job that has ended or is gone")
     named = ", ".join(f"{shown(row.key)} of job {row.job_id}" for row in stray)
     more = ", …" if stray[0].total > len(stray) else ""
-    return Finding(
-        "unique",
-        "problem",
-        f"{stray[0].total:,} unique keys of jobs that have ended or are gone, as after a DELETE by hand: {named}{more}",
-        "a worker frees them within a minute: start one, or see its log",
-        {"keys": float(stray[0].total)},
+    detail = (
+        f"{stray[0].total:,} unique keys of jobs that have ended or are gone, as after a DELETE by hand: {named}{more}"
     )
+    advice = "a worker frees them within a minute: start one, or see its log"
+    return Finding("unique", "problem", detail, advice, {"keys": float(stray[0].total)})
 
 
 def check_signals(examination: Examination) -> Finding:
@@ -89,11 +78,9 @@ def check_signals(examination: Examination) -> Finding:
         advice = "send the signal, or cancel the job; `ctx.wait_signal(..., timeout=...)` limits a wait"
         faults.append(("notice", f"long waits for signals, without a timeout: {_waits(endless)}", advice))
     number = f"{len(rows):,}{'+' if len(rows) == _WAITS else ''}"
-    facts = (
-        f"jobs that wait for signals: {number}, the first for {age(rows[0].seconds)}"
-        if rows
-        else "no job waits for a signal"
-    )
+    facts = "no job waits for a signal"
+    if rows:
+        facts = f"jobs that wait for signals: {number}, the first for {age(rows[0].seconds)}"
     return found("signals", facts, *faults, waits=len(rows), unanswered=len(asked), endless=len(endless))
 
 
@@ -139,11 +126,8 @@ def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
     detail = sorted({worker.pressure for worker in examination.abilities if worker.pressure})
     failing = [reason.removeprefix(CLAIMS_FAIL) for reason in detail if reason.startswith(CLAIMS_FAIL)]
     if failing:
-        yield (
-            "problem",
-            f"within the last minute the database refused claims: {escaped(listed(failing, 3))}",
-            "see the workers' log, and the checks `limits`, `plans` and `indexes`",
-        )
+        advice = "see the workers' log, and the checks `limits`, `plans` and `indexes`"
+        yield "problem", f"within the last minute the database refused claims: {escaped(listed(failing, 3))}", advice
     refused = {job: why for worker in examination.abilities for job, why in (worker.skipped or {}).items() if why}
     if refused:
         job, why = next(iter(refused.items()))
@@ -156,32 +140,20 @@ def _remarks(examination: Examination) -> Iterator[tuple[Level, str, str]]:
         yield "notice", "no worker is alive", "start one: `sa-jobqueue work`"
     if stale := [worker for worker in examination.workers if worker.stale]:
         places = listed([f"{escaped(worker.host)}:{worker.pid}" for worker in stale], 3)
-        yield (
-            "notice",
-            f"not seen for a minute, or with an expired lease, and have not left: {places}",
-            "their jobs are rescued; if they were not killed, see their logs and their connection to the database",
-        )
+        advice = "their jobs are rescued; if they were not killed, see their logs and their connection to the database"
+        yield "notice", f"not seen for a minute, or with an expired lease, and have not left: {places}", advice
     versions = Counter(worker.version for worker in examination.live_workers)
     if len(versions) > 1:
         of_each = ", ".join(f"{number} of {escaped(version)}" for version, number in sorted(versions.items()))
-        yield (
-            "notice",
-            f"several releases: {of_each}",
-            "normal during a deployment; afterwards restart workers of older releases",
-        )
+        advice = "normal during a deployment; afterwards restart workers of older releases"
+        yield "notice", f"several releases: {of_each}", advice
     others = sorted({worker.schema_version for worker in examination.abilities} - {None, CURRENT})
     if others:
-        yield (
-            "notice",
-            f"some expect version {listed(list(map(str, others)))} of the schema",
-            f"this release expects version {CURRENT}: run one release everywhere after the deployment",
-        )
+        advice = f"this release expects version {CURRENT}: run one release everywhere after the deployment"
+        yield "notice", f"some expect version {listed(list(map(str, others)))} of the schema", advice
     if held := [reason for reason in detail if not reason.startswith(CLAIMS_FAIL)]:
-        yield (
-            "notice",
-            f"some hold back: {escaped(listed(held, 3))}",
-            "see the checks `locks`, `snapshot` and `connections`",
-        )
+        advice = "see the checks `locks`, `snapshot` and `connections`"
+        yield "notice", f"some hold back: {escaped(listed(held, 3))}", advice
 
 
 def check_queues(examination: Examination) -> Finding:

@@ -61,11 +61,9 @@ def check_limits(examination: Examination) -> Finding:
 def _number_of_limits(number: int) -> str:
     if not number:
         return "no queue and no task has limits"
-    return (
-        "1 queue or task has limits or a pause"
-        if number == 1
-        else f"{number:,} queues and tasks have limits or a pause"
-    )
+    if number == 1:
+        return "1 queue or task has limits or a pause"
+    return f"{number:,} queues and tasks have limits or a pause"
 
 
 # ---- Pauses.

@@ -91,11 +91,9 @@ def check_bloat(examination: Examination) -> Finding:
             continue
         name = examination.table(relation.name)
         is_table = isinstance(relation, TableSize)
-        advice = (
-            f"when the workers are stopped: `VACUUM FULL {name}`; or pg_repack"
-            if is_table
-            else f"`REINDEX INDEX CONCURRENTLY {name}`"
-        )
+        advice = f"`REINDEX INDEX CONCURRENTLY {name}`"
+        if is_table:
+            advice = f"when the workers are stopped: `VACUUM FULL {name}`; or pg_repack"
         detail = f"{relation.name} has {size(relation.bytes)}, {ratio:.0f} times the estimated need of its rows"
         faults.append((level, detail, advice))
     total = sum(table.bytes + table.index_bytes + table.toast_bytes for table in examination.tables)
@@ -124,13 +122,8 @@ def check_indexes(examination: Examination) -> Finding:
     invalid = [index for index in examination.indexes if not (index.valid and index.ready)]
     faults: list[Fault] = []
     if missing:
-        faults.append(
-            (
-                "problem",
-                f"missing: {listed(missing)}",
-                "recreate it: `sa-jobqueue migrate --sql` shows its CREATE INDEX; add CONCURRENTLY",
-            )
-        )
+        advice = "recreate it: `sa-jobqueue migrate --sql` shows its CREATE INDEX; add CONCURRENTLY"
+        faults.append(("problem", f"missing: {listed(missing)}", advice))
     for index in invalid:
         if index.building:
             faults.append(("notice", f"{index.name} is being built", "wait for the end of CREATE INDEX CONCURRENTLY"))
@@ -199,11 +192,9 @@ def check_archive(examination: Examination) -> Finding:
             faults.append(("problem", detail, advice))
         elif needs.next_month not in there:
             faults.append(("notice", f"there is no table for {needs.next_month} yet", advice))
-    summary = (
-        "no task's jobs are archived"
-        if not tasks
-        else f"jobs of {tasks:,} task name{'' if tasks == 1 else 's'} are archived"
-    )
+    summary = f"jobs of {tasks:,} task name{'' if tasks == 1 else 's'} are archived"
+    if not tasks:
+        summary = "no task's jobs are archived"
     if months:
         summary += f"; {len(months):,} month{'' if len(months) == 1 else 's'} from {months[0].month} on have about {rows:,} jobs, {size(total)}"
     return found(

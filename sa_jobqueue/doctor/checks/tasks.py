@@ -150,11 +150,9 @@ def check_failures(examination: Examination) -> Finding:
     if lost:
         advice = "their leases had run out, so they ran twice: search the workers' logs for blocked loops and lost connections"
         faults.append(("notice", f"{lost:,} outcome{'' if lost == 1 else 's'} came too late to be written", advice))
-    summary = (
-        f"jobs failed for good {failed:,} time{'' if failed == 1 else 's'} in the last hour"
-        if failed
-        else "no job failed for good in the last hour"
-    )
+    summary = "no job failed for good in the last hour"
+    if failed:
+        summary = f"jobs failed for good {failed:,} time{'' if failed == 1 else 's'} in the last hour"
     return found("failures", summary, *faults, about=about, failed=failed, lost=lost)
 
 

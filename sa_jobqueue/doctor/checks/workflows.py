@@ -33,18 +33,14 @@ def check_workflows(examination: Examination) -> Finding:
     faults: list[Fault] = []
     if cycle:
         named = " → ".join(map(str, cycle[:_NAMED])) + (" → …" if len(cycle) > _NAMED else "")
-        faults.append(
-            (
-                "problem",
-                f"jobs wait for each other: {named}",
-                "delete one of these rows of workflow_dependency, or cancel the workflow: `sa-jobqueue workflow cancel ID`",
-            )
+        advice = (
+            "delete one of these rows of workflow_dependency, or cancel the workflow: `sa-jobqueue workflow cancel ID`"
         )
+        faults.append(("problem", f"jobs wait for each other: {named}", advice))
     if stray:
         detail = f"{jobs_of(len(stray))} waiting for others that have ended, as after an UPDATE by hand: {stray[0].id}"
-        faults.append(
-            ("problem", detail, "a worker releases or cancels them within a minute: start one, or see its log")
-        )
+        advice = "a worker releases or cancels them within a minute: start one, or see its log"
+        faults.append(("problem", detail, advice))
     if held := connection.execute(held_jobs(limit=_SAMPLE, job=examination.store.job)).all():
         named = listed([f"job {row.job_id} at step {escaped(row.step)}" for row in held], _NAMED)
         detail = f"{jobs_of(len(held))} held, because the arguments of a step differ from its record: {named}"
@@ -81,11 +77,9 @@ def _unread(examination: Examination, unread: Sequence[BehindWorkflow]) -> Itera
     seconds = longest[0].seconds
     level = "notice" if seconds is None else beyond(seconds, examination.thresholds.unread)
     since = "" if seconds is None else f", the first for {age(seconds)}"
-    advice = (
-        "any worker advances them within seconds: see the workers' log, and the check `locks`"
-        if examination.live_workers
-        else "start a worker: any worker advances all workflows"
-    )
+    advice = "start a worker: any worker advances all workflows"
+    if examination.live_workers:
+        advice = "any worker advances them within seconds: see the workers' log, and the check `locks`"
     yield level, f"no worker has read the events of: {_listed([workflow.id for workflow in longest])}{since}", advice
 
 

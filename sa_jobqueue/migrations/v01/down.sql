@@ -35,7 +35,7 @@ DROP TABLE {schema}.workflow_dependency;
 DROP TABLE {schema}.workflow;
 
 DROP FUNCTION {schema}.pick_limited(
-    text[], integer[], text[], integer[], double precision[], bigint[], text[], text[], bigint, bigint[], integer, boolean, pg_snapshot);
+    text[], integer[], text[], integer[], double precision[], bigint[], text[], text[], bigint, bigint[], integer, boolean, jsonb, pg_snapshot);
 DROP FUNCTION {schema}.drop_waiting(text, text, text, text, integer, bigint[]);
 DROP FUNCTION {schema}.ready_keys(text, text, text, integer);
 DROP FUNCTION {schema}.permits_freed(integer);

@@ -74,7 +74,8 @@ DECLARE
     rule record;
     most integer;
     is_group boolean := $4 < chr(2) COLLATE "C";
-    is_full boolean;
+    room integer;  -- how many more may start; NULL: any number
+    behind double precision;
     clock timestamptz := clock_timestamp();
     reason text;
     dropped bigint[];
@@ -93,23 +94,24 @@ BEGIN
         RETURN;
     END IF;
     IF is_group THEN
-        is_full := (SELECT count(*) FROM {schema}.job WHERE job.status = 'running' AND job.task = $2) + $5 >= rule.running;
+        room := rule.running - $5 - (SELECT count(*) FROM {schema}.job WHERE job.status = 'running' AND job.task = $2);
     ELSE
-        is_full := (SELECT count(*) FROM {schema}.job WHERE (job.concurrency_key, job.status <> 'queued', job.id) >= ($4, true, 0) AND job.concurrency_key <= $4
+        room := rule.running - $5 - (SELECT count(*) FROM {schema}.job
+            WHERE (job.concurrency_key, job.status <> 'queued', job.id) >= ($4, true, 0) AND job.concurrency_key <= $4
             AND job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.claims > 0))
-            AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END) + $5 >= rule.running;
+            AND CASE $1 WHEN 'queue' THEN job.queue = $3 ELSE job.task = $2 END);
     END IF;
-    is_full := coalesce(is_full, false)
-        OR coalesce(CASE WHEN {schema}.rate_owed(rule.free_at, rule.owed_at, rule.owed, clock, rule.rate_count, rule.rate_seconds) IS NOT NULL
-            THEN floor(rule.rate_burst - least({schema}.rate_owed(rule.free_at, rule.owed_at, rule.owed, clock, rule.rate_count, rule.rate_seconds),
-            rule.rate_burst) + 0.000001)::integer END <= $5, false);
-    IF NOT is_full AND rule.max_waiting IS NULL THEN
+    behind := {schema}.rate_owed(rule.free_at, rule.owed_at, rule.owed, clock, rule.rate_count, rule.rate_seconds);
+    room := least(room, floor(rule.rate_burst - least(coalesce(behind, 0), rule.rate_burst) + 0.000001)::integer - $5);
+    IF rule.max_waiting IS NULL AND (room IS NULL OR room > 0) THEN
         RETURN;
     END IF;
+    -- For these jobs there is room, but they were enqueued after this claim had looked, or it may start no more. The next one starts them.
+    most := most + greatest(room, 0);
     reason := concat(CASE WHEN NOT is_group THEN format('key %L of ', $4) END, format('%s %L: ', $1, $2),
         CASE WHEN rule.max_waiting IS NULL THEN 'it is full, and when_full is ' || rule.when_full
-            WHEN most = 0 THEN 'none may wait (max_waiting)'
-            ELSE format('no more than %s may wait (max_waiting)', most) END);
+            WHEN rule.max_waiting = 0 THEN 'none may wait (max_waiting)'
+            ELSE format('no more than %s may wait (max_waiting)', rule.max_waiting) END);
     SELECT array_agg(d.id) INTO dropped FROM (
         SELECT w.id FROM (
             SELECT j.id, row_number() OVER (ORDER BY j.id) AS place, count(*) OVER () AS number FROM (
@@ -146,7 +148,7 @@ BEGIN
         END IF;
     END IF;
     -- What waits now takes the place of what runs.
-    IF rule.when_full = 'cancel_running' AND is_full AND EXISTS (
+    IF rule.when_full = 'cancel_running' AND room <= 0 AND EXISTS (
         SELECT FROM {schema}.job WHERE job.queue = $3 AND job.concurrency_key = $4 AND job.concurrency_key IS NOT NULL AND job.status = 'queued'
             AND job.run_at <= GREATEST(job.created_at, job.ready_at) AND job.claims = 0 AND ($1 = 'queue' OR job.task = $2)
             AND job.id <> ALL (picked)
@@ -171,14 +173,15 @@ $body$;
 -- Returns a row for each job that it picked, and a row without an id for each queue, whose `info` says where the ring stopped, when to
 -- look again, and whether jobs wait for a permit. `from_times`, `from_ids`: of each queue and level, from 9 to 0, the place of a job without
 -- a key behind which to begin, at first; before are only the entries of jobs that are done, as a rule. `unknown_tasks`: those that the worker cannot run. `known`: the versions of the limits that the worker has read. `opener`: 1 to 999, the
--- worker; `freed`: whether limited jobs of it have ended since its last claim. `visible`: what the statement sees that
+-- worker; `freed`: whether limited jobs of it have ended since its last claim. `charges`: of each queue whose keys share its time, the seconds that
+-- a job of it takes, and by key the seconds that it is charged and that a job of it takes; NULL: none. `visible`: what the statement sees that
 -- is to claim the jobs; NULL: all.
 -- OFFSET 0 is a fence: what is looked up for each key is looked up by index, also by a plan that was made when there was nothing.
 --
 -- The `concurrency_key` of a limited task's jobs that have no key is chr(1) and the task's name. All other keys are not below chr(2).
 CREATE FUNCTION {schema}.pick_limited(
     queue_names text[], wanted integer[], after_keys text[], had_turns integer[], from_times double precision[], from_ids bigint[],
-    limited_tasks text[], unknown_tasks text[], known bigint, but_ids bigint[], opener integer, freed boolean, visible pg_snapshot
+    limited_tasks text[], unknown_tasks text[], known bigint, but_ids bigint[], opener integer, freed boolean, charges jsonb, visible pg_snapshot
 ) RETURNS TABLE (id bigint, at timestamptz, info text) LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off
 SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan AS $body$
@@ -205,7 +208,7 @@ DECLARE
     -- The keys that have a turn, side by side; the next three are of the first job of each.
     keys text[]; priorities smallint[]; times timestamptz[]; firsts bigint[]; weights integer[]; rooms integer[]; limits integer[];
     key_units integer[]; key_owed double precision[]; asked integer[]; taken integer[]; lows bigint[]; known_lows bigint[];
-    has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
+    by_time boolean; usual double precision; of_time jsonb; has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
     -- The jobs found for them, side by side, and the place of the first key that the queue's rate keeps waiting.
     ids bigint[]; places integer[]; tasks text[]; units integer[]; sures boolean[]; all_sure boolean; by_id boolean; resumes boolean; short integer;
     -- All that is picked: of this queue, and of all.
@@ -278,6 +281,8 @@ BEGIN
         -- What this queue may start.
         SELECT * INTO rule FROM {schema}.job_limit AS l WHERE l.owner = 'queue' AND l.name = this;
         SELECT * INTO state FROM {schema}.limit_state AS s WHERE s.owner = 'queue' AND s.name = this AND s.key = '';
+        by_time := coalesce(rule.share = 'time', false);
+        of_time := charges -> this -> 1; usual := coalesce((charges -> this ->> 0)::double precision, 0);
         is_strict := coalesce(rule."strict", false) OR cardinality(strict_tasks) > 0;
         behind := '{}';
         IF cardinality(task_names) > 0 AND EXISTS (
@@ -332,7 +337,7 @@ BEGIN
             -- 1. The keys that have a turn next.
             -- The next keys with ready jobs: those behind the one at which the last claim stopped, then those up to it. The jobs
             -- without a key are one of them, ''.
-            bound := least(room + 8, 256);
+            bound := least(CASE WHEN by_time THEN 4 * room + 60 ELSE room + 8 END, 256);
             keys := '{}'; priorities := '{}'; times := '{}'; firsts := '{}';
             IF inclusive AND visits = 0 THEN
                 keys := ARRAY[cursor_key]; priorities := ARRAY[-100::smallint]; times := ARRAY['-infinity'::timestamptz]; firsts := ARRAY[0::bigint];
@@ -456,7 +461,19 @@ BEGIN
             -- 3. The jobs. Where some keys have fewer, the others get more.
             FOR pass IN 1 .. 6 LOOP
                 EXIT WHEN room <= 0;
-                IF alike AND pass = 1 THEN
+                IF by_time THEN
+                    -- As if each job that is started took as long as those of its key did: the next job is one of the key that is charged least.
+                    had := 0;
+                    SELECT array_agg(coalesce(n.number, 0) ORDER BY w.number) INTO asked
+                    FROM generate_series(1, cardinality(keys)) AS w (number) LEFT JOIN (
+                        SELECT s.number, count(*)::integer FROM (
+                            SELECT w.number FROM unnest(keys, weights, rooms, key_units, taken) WITH ORDINALITY AS w (key, weight, most, units, before, number)
+                            CROSS JOIN LATERAL generate_series(0, least(w.most, w.units, room, 2 * room / cardinality(keys) + 8) - 1) AS n
+                            ORDER BY coalesce((of_time -> w.key ->> 0)::double precision, 0)
+                                + (w.before + n) * coalesce((of_time -> w.key ->> 1)::double precision, usual) / w.weight, n, w.number
+                            LIMIT room) AS s GROUP BY s.number) AS n (place, number) ON n.place = w.number;
+                    EXIT WHEN 0 >= ALL (asked);
+                ELSIF alike AND pass = 1 THEN
                     quantum := greatest(room / cardinality(keys), 1); had := 0;
                     asked := array_fill(quantum, ARRAY[cardinality(keys)]);
                 ELSE
@@ -628,6 +645,13 @@ BEGIN
                     WHERE j.goes;
                 END IF;
                 CONTINUE WHEN ids IS NULL AND (by_id OR resumes);  -- they are locked, or skipped, or before: the next pass looks for all
+                IF ids IS NULL AND by_time THEN
+                    -- The keys that are charged least have none: the next pass asks the others.
+                    FOR n IN 1 .. cardinality(keys) LOOP
+                        rooms[n] := CASE WHEN asked[n] > 0 THEN 0 ELSE rooms[n] END;
+                    END LOOP;
+                    CONTINUE;
+                END IF;
                 EXIT WHEN ids IS NULL;
                 -- 4. What rates and the limits of tasks leave of them.
                 IF units_left IS NULL AND NOT has_rates AND NOT (tasks && task_names) THEN
@@ -765,7 +789,7 @@ BEGIN
                     task_rooms := coalesce(task_rooms, '{}'); task_units := coalesce(task_units, '{}');
                 END IF;
                 -- What the keys, and the next claim, have of it.
-                IF units_left IS NOT NULL OR has_rates OR drops OR cardinality(task_names) > 0 THEN
+                IF units_left IS NOT NULL OR has_rates OR drops OR by_time OR cardinality(task_names) > 0 THEN
                     SELECT of_keys || array_agg(keys[p.place]), of_tasks || array_agg(p.task), of_units || array_agg(p.units)
                     INTO of_keys, of_tasks, of_units FROM unnest(places, tasks, units) AS p (place, task, units);
                     SELECT all_keys || array_agg(keys[p.place]), all_tasks || array_agg(p.task)
@@ -791,7 +815,8 @@ BEGIN
                 END IF;
                 -- The next claim goes on behind the last key that got a job, or with it while it has turns left.
                 stopped := keys[total];
-                turns := (cardinality(array_positions(places, total)) + CASE WHEN total = 1 THEN had ELSE 0 END) % weights[total];
+                turns := CASE WHEN by_time THEN 0 ELSE (cardinality(array_positions(places, total)) + CASE WHEN total = 1 THEN had ELSE 0 END)
+                    % weights[total] END;
                 IF short IS NOT NULL THEN
                     IF short > 1 AND taken[short] = 0 THEN
                         stopped := keys[short - 1]; turns := 0;
@@ -906,7 +931,9 @@ BEGIN
         RETURN QUERY SELECT NULL::bigint, clock,
             jsonb_build_object('queue', this, 'after', stopped, 'turns', turns, 'again', again, 'unseen', visits >= 1000 AND NOT circled,
             'permit', permit, 'keyed', keyed, 'picked', cardinality(picked), 'rate_in', CASE WHEN rate_at > clock THEN date_part('epoch', rate_at - clock) END,
-            'due_in', date_part('epoch', next_at - clock))::text;
+            'due_in', date_part('epoch', next_at - clock), 'started', CASE WHEN by_time THEN coalesce((
+                SELECT jsonb_agg(jsonb_build_array(p.id, p.key, coalesce(k.weight, 1))) FROM unnest(picked, of_keys) AS p (id, key)
+                LEFT JOIN {schema}.job_key AS k ON k.owner = 'queue' AND k.name = this AND k.key = p.key), '[]') END)::text;
     END LOOP;
     -- A worker that waits for a permit of another's has opened the gate, and is told of permits that this one has freed.
     IF freed THEN

@@ -19,6 +19,7 @@ CREATE TABLE {schema}.job_limit (
     strict boolean NOT NULL DEFAULT false,
     when_full text NOT NULL DEFAULT 'wait',
     max_waiting integer,
+    share text NOT NULL DEFAULT 'starts',
     paused_at timestamptz,
     pause_reason text,
     held boolean NOT NULL DEFAULT false,
@@ -39,7 +40,8 @@ CREATE TABLE {schema}.job_limit (
         AND key_rate_count >= 1 AND key_rate_seconds >= 0.000001 AND key_rate_seconds <= 31557600 AND key_rate_burst >= 1),
     CONSTRAINT job_limit_when_full_check
         CHECK (when_full IN ('wait', 'drop_newest', 'replace_oldest_waiting', 'cancel_running')),
-    CONSTRAINT job_limit_max_waiting_check CHECK (max_waiting BETWEEN 0 AND 1000000)
+    CONSTRAINT job_limit_max_waiting_check CHECK (max_waiting BETWEEN 0 AND 1000000),
+    CONSTRAINT job_limit_share_check CHECK (share IN ('starts', 'time'))
 ) WITH (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 5000
@@ -137,12 +139,12 @@ $body$;
 REVOKE ALL ON FUNCTION {schema}.limit_changed() FROM PUBLIC;
 
 CREATE TRIGGER job_limit_changed BEFORE INSERT OR DELETE OR UPDATE OF running, rate_count, rate_seconds, rate_burst,
-    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, paused_at
+    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, share, paused_at
 ON {schema}.job_limit FOR EACH ROW EXECUTE FUNCTION {schema}.limit_changed();
 
 -- A worker's role may write what code declares of a limit, also beside an operator's values. Who may hold a limit is an operator.
 CREATE TRIGGER job_limit_held BEFORE UPDATE OF running, rate_count, rate_seconds, rate_burst,
-    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting ON {schema}.job_limit FOR EACH ROW
+    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, share ON {schema}.job_limit FOR EACH ROW
 WHEN (OLD.held AND NOT pg_catalog.has_column_privilege(OLD.tableoid, 'held', 'UPDATE'))
 EXECUTE FUNCTION {schema}.only_operators('change the limits of %L, which are held');
 

@@ -23,7 +23,7 @@ from ...errors import OptionError
 from ...models import Job, JobMixin, KeyRow, LimitRow, LimitState, companions_of, in_schema, status_literal
 from ...rules.failures import clean
 from ...rules.lifecycle import JobStatus
-from ...rules.limits import KeyLimits, Limits, Owner, Rate, WhenFull, checked_weight
+from ...rules.limits import NO_SHARE, KeyLimits, Limits, Owner, Rate, Share, WhenFull, checked_weight
 from ...tasks.options import Enqueueable, checked_key, checked_name
 from ..admin import UNSYNCHRONIZED
 from ..parts import ONE, columns_of, materialized, table_of
@@ -56,6 +56,7 @@ def set_limit(
     strict: bool | Unchanged = UNCHANGED,
     when_full: WhenFull | Unchanged = UNCHANGED,
     max_waiting: int | Unchanged | None = UNCHANGED,
+    share: Share | Unchanged = UNCHANGED,
     weight: int | Unchanged = UNCHANGED,
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
@@ -72,6 +73,7 @@ def set_limit(
     """
     values: dict[str, Any] = {
         "running": running, "rate": rate, "per_key": per_key, "strict": strict, "when_full": when_full, "max_waiting": max_waiting,
+        "share": share,
     }  # fmt: skip
     given = {name: value for name, value in values.items() if value is not UNCHANGED}
     prefixes = tuple({"rate": "rate_", "per_key": "key_"}.get(name, name) for name in given)
@@ -81,7 +83,7 @@ def set_limit(
         if key is None:
             raise OptionError('set_limit: a weight is that of a key: give key="..." with it')
     if key is not None and (of_owner := given.keys() - {"running", "rate"}):
-        refused = next(name for name in ("per_key", "strict", "when_full", "max_waiting") if name in of_owner)
+        refused = next(name for name in ("per_key", "strict", "when_full", "max_waiting", "share") if name in of_owner)
         raise OptionError(f"set_limit: {refused} is for all keys of the {owner}, and not for one key")
     return change_limits(name, columns, key=key, owner=owner, limit=limit, limit_key=limit_key)
 
@@ -99,6 +101,8 @@ def change_limits(
     if not columns:
         raise OptionError('set_limit: say what changes, as in set_limit("sync", running=50)')
     row = _row(name, key, owner)
+    if columns.get("share") == "time" and row["owner"] == "task":
+        raise OptionError(f"set_limit: {NO_SHARE}")
     changes = dict(columns) if key is not None else {**columns, "held": sa.true()}
     return _upsert(limit if key is None else limit_key, row, changes, changes)
 
@@ -270,7 +274,7 @@ def _literal(value: object) -> Any:
 #: The columns of limits, and other columns that are shown with them.
 _LIMITS = ("running", "rate_count", "rate_seconds", "rate_burst")
 _OF_OWNERS = (
-    "key_running", "key_rate_count", "key_rate_seconds", "key_rate_burst", "strict", "when_full", "max_waiting", "held", "declared",
+    "key_running", "key_rate_count", "key_rate_seconds", "key_rate_burst", "strict", "when_full", "max_waiting", "share", "held", "declared",
 )  # fmt: skip
 _PAUSE = ("paused_at", "pause_reason")
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 
 from ...arguments.context import ClaimedJob
 from ...models import Job, JobMixin, schema_function
@@ -54,6 +55,8 @@ class QueueAnswer:
     """Seconds after which the next job with a key is due; None: there is none."""
     keyed: bool = False
     """Whether jobs with keys had their turns, too."""
+    started: Sequence[tuple[int, str, int]] | None = None
+    """The id, the key and the key's weight of each job that the claim has picked, where keys share the time of the queue. None: they share starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,8 @@ class LimitedRequest:
     """1 to 999: the worker, to know its own request for a permit again."""
     freed: bool = False
     """Whether limited jobs of this worker have ended since its last claim."""
+    charges: str | None = None
+    """What `TimeShares` charges the keys of queues that share their time, as JSON."""
     inline: bool = True
 
 
@@ -101,6 +106,7 @@ def pick_parameters(request: LimitedRequest) -> dict[str, Any]:
         "limited_but": packed(request.but),
         "limit_opener": request.opener,
         "limit_freed": request.freed,
+        "time_charges": request.charges,
     }
 
 
@@ -144,7 +150,7 @@ def queue_answers(rows: Sequence[tuple[Any, ...]]) -> dict[str, QueueAnswer]:
 def _queue_answer(info: str) -> tuple[str, QueueAnswer]:
     answer = json.loads(info)
     cursor = KeyCursor(answer["after"], answer["turns"])
-    names = ("again", "unseen", "permit", "picked", "rate_in", "due_in", "keyed")
+    names = ("again", "unseen", "permit", "picked", "rate_in", "due_in", "keyed", "started")
     return answer["queue"], QueueAnswer(cursor, *(answer[name] for name in names))
 
 
@@ -175,6 +181,7 @@ def _picked(table: sa.Table, given: Mapping[str, Any], *, visible: sa.ColumnElem
         array("limited_but", given["limited_but"], sa.BigInteger()),
         sa.bindparam("limit_opener", given["limit_opener"], sa.Integer),
         sa.bindparam("limit_freed", given["limit_freed"], sa.Boolean),
+        sa.cast(sa.bindparam("time_charges", given["time_charges"], sa.Text), JSONB),
         visible,
         of=sa.Text(),
     )

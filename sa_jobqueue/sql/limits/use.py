@@ -33,8 +33,7 @@ def limits_said(*, limits: int = 1_000, job: type[JobMixin] = Job) -> sa.Executa
     """
     columns = table_of(companions_of(job).limit).c
     # The defaults of `Limits().columns()` mean that there is no limit.
-    is_set = [columns[name].is_not(None) for name, value in Limits().columns().items() if value is None]
-    limited = sa.or_(*is_set, columns.strict, columns.when_full != sa.literal_column("'wait'"))
+    limited = sa.or_(*(columns[name].is_distinct_from(value) for name, value in Limits().columns().items()))
     return (
         sa.select(
             columns.owner,

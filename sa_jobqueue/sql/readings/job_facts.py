@@ -117,7 +117,10 @@ def _crew(me: sa.FromClause, workers: sa.Table) -> LateralFromClause:
     # A worker of an older release says nothing of its tasks, and may know any. A task that says no version has version 1.
     knows = sa.or_(
         row.tasks == sa.literal_column("'{}'::jsonb"),
-        sa.func.jsonb_path_exists(row.tasks, sa.literal_column(_KNOWS), _task_and_version(me)),
+        # Silent: a row that was written by hand is not known to be an object.
+        sa.func.jsonb_path_exists(
+            row.tasks, sa.literal_column(_KNOWS), _task_and_version(me), sa.literal_column("true")
+        ),
     )
     able = sa.and_(serves, knows)
     its_id = sa.cast(me.c.id, sa.Text)

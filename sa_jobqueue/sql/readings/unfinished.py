@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 
-from ...models import Job, JobMixin, companions_of, status_in
+from ...models import GATE, Job, JobMixin, companions_of, status_in
 from ...rules.lifecycle import FINISHED, JobStatus
+from ...tasks.followups import FILLED
 from ..chosen import reading_of
-from ..claims import version_of
+from ..claims import version_in, version_of
 from ..parts import table_of
 
 _UNFINISHED = tuple(status for status in JobStatus if status not in FINISHED)
@@ -19,10 +21,27 @@ def unfinished_tasks(*, job: type[JobMixin] = Job) -> sa.Executable:
     version, reading = version_of(table).label("version"), reading_of(job).label("reading")
     return (
         sa.select(table.c.task, version, reading, sa.func.count().label("jobs"))
-        .where(status_in(table.c.status, _UNFINISHED))
+        # A gate of a workflow needs no handler.
+        .where(status_in(table.c.status, _UNFINISHED), table.c.task != sa.literal_column(f"'{GATE}'"))
         .group_by(table.c.task, version, reading)
         .order_by(table.c.task, version, reading)
     )
+
+
+def coming_follow_ups(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """A row per task and `version` of the follow-ups that jobs which have not ended may have: how many `jobs` there are."""
+    table = table_of(job)
+    given = [
+        sa.select(
+            table.c.extras.op("->", return_type=JSONB())(sa.literal_column(f"'{option}'", sa.Text)).label("given")
+        ).where(status_in(table.c.status, _UNFINISHED), table.c.extras.is_not(None))
+        for option in FILLED
+    ]
+    of = sa.union_all(*given).subquery("follow_up").c.given
+    task = of.op("->>", return_type=sa.Text())(sa.literal_column("'task'", sa.Text)).label("task")
+    version = version_in(of.op("->", return_type=JSONB())(sa.literal_column("'extras'", sa.Text))).label("version")
+    counted = sa.select(task, version, sa.func.count().label("jobs")).where(task.is_not(None))
+    return counted.group_by(task, version).order_by(task, version)
 
 
 def recorded_steps(*, job: type[JobMixin] = Job) -> sa.Executable:

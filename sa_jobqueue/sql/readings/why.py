@@ -42,12 +42,15 @@ _DETAILS: dict[str, TypeEngine[Any]] = {
 def why_waiting(job_id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """A row for each reason why a queued or blocked job is not started now: `WaitReason(*row)` is a sentence as text.
 
-    Columns: `owner`, "queue" or "task", and its `name`; `key`, NULL if it holds for all jobs of the owner; `what`, one of "running",
-    "rate", "paused", "blocked", "strict", and, without an owner, "later", where the job is not due, "parents", where it waits for others
-    of its workflow, "held", where that is paused, and "signal", "join", "sleep" or "differs", where its handler waits; `limit` and `used`, how many
-    may run and how many do, or for a rate how many units may start in `seconds`; `job_ids`, the first 20 that run, or that are
-    tried again before it; `until`, when it is over, if that is known; `reason`, of a pause, or the question that a person is asked whose
-    signal, `name`, it waits for; `since`, when such a wait began.
+    Columns:
+
+    - `owner`: "queue" or "task"; `name`: the name of the owner, or of a signal; `key`: NULL if the reason holds for all jobs of the owner.
+    - `what`: with an owner "running", "rate", "paused", "blocked" or "strict". Without an owner "later", if the job is not due; "parents", if it
+      waits for other jobs of its workflow; "held", if the workflow is paused; "signal", "join", "sleep" or "differs", if its handler waits.
+    - `limit` and `used`: how many jobs may run and how many run; for a rate, how many units may start in `seconds`.
+    - `job_ids`: the first 20 jobs that run, or that are tried again before this job, or for which it waits.
+    - `until`: when the reason ends, if that is known; `since`: when the handler began to wait.
+    - `reason`: the reason of a pause, the question to a person whose signal the handler waits for, or the name of a step.
 
     No row: the job does not wait, or nothing but free slots and the turns of others keeps it waiting.
     """

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import sqlalchemy as sa
@@ -26,6 +25,7 @@ from rich.text import Text
 from sqlalchemy.orm import Session
 
 from ... import Job, JobStatus
+from ...rules.words import jobs_of
 from .tasks import Finding, Module, Source, SourceFile, examine
 
 
@@ -100,10 +100,6 @@ class Collected:
     def failures(self) -> list[FileResult]:
         """The files whose job failed."""
         return [file for file in self.files if file.failed]
-
-    def largest(self) -> list[FileResult]:
-        """The ten files with most lines."""
-        return sorted(self.files, key=lambda file: (-file.counts.lines, file.path))[:10]
 
 
 def collect(session: Session) -> Collected:
@@ -278,9 +274,7 @@ class Screen:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._progress.stop()
 
     def say(self, what: str, style: str = "") -> None:
@@ -295,11 +289,6 @@ class Screen:
         if self._progress.disable and monotonic() - self._said >= _EVERY and done < of:
             self._said = monotonic()
             self.say(f"{bar} {done:,} of {of:,}{note and ', '}{note}")
-
-
-def jobs_of(number: int) -> str:
-    """A number of jobs in words."""
-    return f"{number:,} job{'' if number == 1 else 's'}"
 
 
 def show_figures(console: Console, found: Collected, roles: Iterable[Role]) -> None:
@@ -335,16 +324,6 @@ def show_failures(console: Console, failures: Sequence[FileResult], root: Path) 
         table.add_row(Text(_short(file.path, root)), Text(_without_file(file)))
     _indented(console, table)
     _and_more(console, len(failures))
-
-
-def show_largest(console: Console, largest: Iterable[FileResult], root: Path) -> None:
-    """The largest modules."""
-    _title(console, "The ten largest modules")
-    numbers = (Column(name, justify="right") for name in Counts._fields)
-    table = _table(Column("file", style="cyan", overflow="fold"), *numbers)
-    for file in largest:
-        table.add_row(Text(_short(file.path, root)), *(f"{number:,}" for number in file.counts))
-    _indented(console, table)
 
 
 def show_proof(console: Console, checks: Iterable[Check], wrong: Sequence[str]) -> None:

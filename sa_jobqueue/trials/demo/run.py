@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import Self
 
 import sqlalchemy as sa
@@ -30,6 +29,7 @@ from sqlalchemy.schema import CreateSchema
 from ... import Job, JobStatus
 from ...errors import ConfigurationError, JobQueueError
 from ...migrations import upgrade_database
+from ...rules.words import jobs_of
 from ...sql.readings.depths import list_workers
 from .. import drop_scratch, only_one, scratch_engine
 from .report import (
@@ -39,11 +39,9 @@ from .report import (
     collect,
     count_plainly,
     disagreements,
-    jobs_of,
     judge,
     show_failures,
     show_figures,
-    show_largest,
     show_proof,
     show_verdict,
 )
@@ -70,9 +68,7 @@ class Workers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def start(self) -> int:
@@ -240,7 +236,6 @@ def _run(engine: sa.Engine, plan: Plan, root: Path, paths: list[str], console: C
     wrong = disagreements(found, plain)
     show_figures(console, found, workers_seen)
     show_failures(console, found.failures(), root)
-    show_largest(console, found.largest(), root)
     show_proof(console, checks, wrong)
     proved = not wrong and all(check.holds for check in checks)
     show_verdict(console, proved=proved, rescued=bool(rescues))

@@ -6,6 +6,7 @@ committed here, behind the same fence.
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import fcntl
 import logging
@@ -29,6 +30,7 @@ from ...util.log import enable_loggers, place_of
 from ..process.inside import enter_child, tune_gc
 from ..running.attempt_end import RunEnding
 from ..running.executor import Executor
+from ..running.life import at_once
 from ..running.run import Run, Stop
 from ..running.runners import own_decimal_context
 from .loading import ChildSetup, Loaded
@@ -54,6 +56,8 @@ def main(end: int, life: int) -> None:
         _log_to(channel, setup)  # the application may have set up its own log, as it did in the worker
         for place in setup.tasks:
             loaded.task(*place).resolve()
+        if not loaded.life.is_empty:
+            asyncio.run(loaded.life.begin(at_once))
     except BaseException as error:  # from the application's modules
         where = place_of(error, anywhere=True)
         channel.send({"broken": f"{type(error).__name__}: {error}" + (f" ({where})" if where else "")})
@@ -63,6 +67,8 @@ def main(end: int, life: int) -> None:
     jobs = _Jobs(channel, orders, loaded, setup)
     while jobs.run_next():
         pass
+    if not loaded.life.is_empty:
+        asyncio.run(loaded.life.end(at_once))
     logging.shutdown()
 
 

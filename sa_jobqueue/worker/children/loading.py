@@ -21,6 +21,7 @@ from ...tasks.tasks import AnyTask, Task
 from ...util.urls import database_url
 from ..connections.engines import Engines
 from ..connections.service import Connector
+from ..running.life import Life
 from ..running.reopening import Sessions
 from ..running.steps import Checkpoints
 from .messages import place_of_task
@@ -60,13 +61,16 @@ class ChildSetup:
     tasks: tuple[tuple[str, ...], ...] = ()
     """The tasks that the child looks up at once, each as `place_of_task` returns it."""
 
+    hooked: tuple[tuple[str, ...], ...] = ()
+    """A task of each registry whose hooks the child calls."""
+
     @staticmethod
     def job_class(job: type[JobMixin]) -> tuple[str, str]:
         """Where a child finds this class."""
         return job.__module__, job.__qualname__
 
-    def now(self, tasks: Iterable[AnyTask] = ()) -> ChildSetup:
-        """The setup of a child that is started now."""
+    def now(self, tasks: Iterable[AnyTask] = (), hooked: Iterable[AnyTask] = ()) -> ChildSetup:
+        """The setup of a child that is started now. `hooked`: a task of each registry whose hooks the child calls."""
         return replace(
             self,
             argv=tuple(sys.argv),
@@ -74,6 +78,7 @@ class ChildSetup:
             job_fields=are_added(),
             levels=tuple(_levels()),
             tasks=tuple(tuple(place_of_task(task)) for task in tasks),
+            hooked=tuple(tuple(place_of_task(task)) for task in hooked),
         )
 
 
@@ -112,6 +117,10 @@ class Loaded:
         registries = (found if isinstance(found, Registry) else getattr(found, "registry", None) for found in named)
         self._registries = [registry for registry in registries if isinstance(registry, Registry)]
         self._sessions: dict[int, Sessions] = {}
+        homes = [self.task(*place).registry for place in setup.hooked]
+        self.life = Life(
+            [hook for home in homes for hook in home.start_hooks], [hook for home in homes for hook in home.stop_hooks]
+        )
 
     def task(self, name: str, module: str, qualname: str) -> AnyTask:
         """The task of this name, whose handler is declared there. Raises TaskError if it cannot be found."""
@@ -131,7 +140,7 @@ class Loaded:
     def sessions(self, task: AnyTask) -> Sessions:
         """Makes the session of this task's handler."""
         if self._of_worker is not None:
-            self._of_worker = self._with_steps(self._of_worker)
+            self._of_worker = self._equipped(self._of_worker)
             return self._of_worker
         key = id(task.registry)
         if key not in self._sessions:
@@ -157,15 +166,17 @@ class Loaded:
         if setup.maker is Maker.OWN or (engine is None and maker is None):
             maker = _refuse
         made = Sessions(engine=engine, maker=maker, translate=translate, idle_timeout=setup.idle, store=store_of(job))
-        return self._with_steps(made)
+        return self._equipped(made)
 
-    def _with_steps(self, sessions: Sessions) -> Sessions:
-        """These sessions, with connections for the steps of their handlers if they have an engine."""
-        if sessions.checkpoints is not None or sessions.engine is None:
+    def _equipped(self, sessions: Sessions) -> Sessions:
+        """These sessions, with injected values, and with connections for the steps of their handlers if they have an engine."""
+        setup, checkpoints = self._setup, sessions.checkpoints
+        if sessions.life is self.life:
             return sessions
-        setup = self._setup
-        connector = Connector(sessions.engine, setup.lease, setup.pooled, sessions.translate, sessions.store)
-        return replace(sessions, checkpoints=Checkpoints(connector))
+        if sessions.engine is not None:
+            connector = Connector(sessions.engine, setup.lease, setup.pooled, sessions.translate, sessions.store)
+            checkpoints = Checkpoints(connector)
+        return replace(sessions, checkpoints=checkpoints, life=self.life)
 
 
 def _named(name: str) -> Any:

@@ -6,7 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -33,6 +33,8 @@ logger = get_logger(__name__)
 
 #: Seconds that a child may take to end when it was asked to.
 _LEAVE = 10.0
+#: Seconds between two checks whether they have, while a worker leaves.
+_LEAVE_CHECK = 0.02
 #: A child may keep memory that its jobs needed, and the next job would be killed for it. So a job with a memory limit gets another
 #: child if this child keeps more than this share of the memory that the limit leaves a new child.
 _KEPT = 0.5
@@ -54,6 +56,10 @@ class Children:
         self._leaving: list[tuple[float, Child]] = []
         """Children that were asked to end, and until when they may take."""
         self._closed = False
+        self._hooked: Collection[AnyTask] = ()
+        """A task of each registry whose hooks the children call. Written before there is a child."""
+        self._leave_gently = False
+        """Whether a child may have something to do when it ends. Written before there is a child."""
 
     def check(self, registry: Registry, queues: Collection[str]) -> None:
         """Start a child, if these queues may have jobs for it, and let it find their tasks. It waits for the first job.
@@ -63,6 +69,9 @@ class Children:
         tasks = [task for task in registry if task.executor is not None and serves(queues, task.queue)]
         if not tasks:
             return
+        homes = {id(task.registry): task for task in tasks if task.registry.start_hooks or task.registry.stop_hooks}
+        self._hooked = homes.values()
+        self._leave_gently = bool(homes) or any(task.injected is not None for task in tasks)
         try:
             self.give_back(self._start(tasks))
         except ChildUnavailable as error:
@@ -105,12 +114,18 @@ class Children:
         return how
 
     def close(self) -> None:
-        """Kill all children, with or without a job, and start no more."""
+        """Kill all children, with or without a job, and start no more. Those without a job may call their stop hooks first."""
         with self._lock:
             self._closed = True
             everyone, idle = list(self._all), self._idle
             self._idle = []
             leaving, self._leaving = self._leaving, []
+        if self._leave_gently:
+            until = monotonic() + _LEAVE
+            for child in idle:
+                child.leave()
+            while monotonic() < until and any(child.is_ready() for child in idle):
+                sleep(_LEAVE_CHECK)
         for child in everyone:
             child.kill()
         for child in (*idle, *(child for _, child in leaving)):
@@ -124,7 +139,7 @@ class Children:
             self._all.add(child)
         begun = monotonic()
         try:
-            child.begin(self._setup.now(tasks))
+            child.begin(self._setup.now(tasks, self._hooked))
         except BaseException:
             with self._lock:
                 self._all.discard(child)

@@ -323,6 +323,7 @@ class Claimer:
             times.append(moves)
         if (survey := self._surveys.next_at()) is not None:
             times.append(survey)
+        times += [at for slots in self._all_slots.values() if slots.gathers and (at := slots.next_at) < math.inf]
         return max(min(times) - monotonic(), 0.0) if times else 1.0
 
     # ---- a round
@@ -362,6 +363,8 @@ class Claimer:
         changes = self._writer.take(_BATCH)
         if self._limited.any:
             self._limited.note_ends(self._runs.queues(changes))
+            ended = {change.id for change in changes}
+            self._limited.end_charges(lambda job_id: job_id not in ended and self._runs.holds(job_id))
         overlaps = self._may_overlap and alike(changes)
         wanted = self._wanted(connection, changes, overlaps=overlaps)
         if not changes and not wanted:
@@ -409,6 +412,7 @@ class Claimer:
         """Do the steps before the outcomes and the claim. Returns whether skipped jobs were claimed."""
         for slots in self._all_slots.values():
             slots.measure()
+            slots.start_gathered(due_by=self.moves_at)
         if self._writer.asked:
             self._writer.look_up(lambda: self._begin_apart(connection), connection)
             self._limited.freed = True
@@ -556,7 +560,7 @@ class Claimer:
         if not (exchange.is_full and self._may_overlap and self._demand.free()):
             self._take_in(connection)
         elif exchange.limited:  # the next claim begins with the keys behind these
-            self._limited.after_claim(connection, exchange.wanted, exchange.states)
+            self._limited.after_claim(connection, exchange.wanted, exchange.states, began=exchange.began)
             exchange.noted = True
 
     def _take_in(self, connection: sa.Connection) -> None:
@@ -588,15 +592,32 @@ class Claimer:
             return
         jobs = self._intake.take(connection, exchange.jobs, claimed_at=exchange.began)
         self._connection.in_doubt = False
+        self._start_gathered(exchange, jobs)
         if exchange.limited:
             got = Counter(job.queue for job in jobs)
-            overlooks = not exchange.noted and self._limited.after_claim(connection, got, exchange.states)
+            overlooks = not exchange.noted and self._limited.after_claim(
+                connection, got, exchange.states, began=exchange.began
+            )
+            self._limited.handed_over()
             if quiet and not jobs:
                 self._shortage.leave_if_dry(connection, self._limited.dry)
         else:
             overlooks = self._shortage.after_claim(connection, wanted, jobs, quiet=quiet, swept=exchange.swept)
         if overlooks:
             self._mode = Mode.BISECTING
+
+    def _start_gathered(self, exchange: Exchange, jobs: list[ClaimedJob]) -> None:
+        """Start the batches that wait for more jobs, in queues where nothing else is due."""
+        for name, asked in exchange.wanted.items():
+            slots = self._all_slots[name]
+            if slots.gathers:
+                got = sum(job.queue == name for job in jobs)
+                if exchange.limited:
+                    more_due = got > 0 or (name in exchange.states and exchange.states[name].rate_in is not None)
+                else:
+                    more_due = got >= asked or self._demand.timers[name].notified
+                if not more_due:
+                    slots.start_gathered(name)
 
     def _claim_by_bisection(self, connection: sa.Connection, wanted: Mapping[str, int], *, quiet: bool) -> None:
         done = self._poison.claim_by_bisection(connection, wanted)

@@ -38,7 +38,7 @@ class Throttle:
         held = taken - slots.stuck  # a handler that timed out may never give its slot back
         most = max(int(slots.limit * self.share), 1)
         if held < most:
-            return min(free, most - held)
+            return min(free, int((most - held) * slots.per_slot))
         return min(free, 1) if self._stands_still(slots) and taken < slots.limit else 0
 
     def _stands_still(self, slots: Slots) -> bool:
@@ -212,7 +212,7 @@ class Demand:
         if limited := self.is_limited(slots.name):
             most, room = slots.limit, min(room, self._unheld(slots))
         else:
-            most, room = slots.limit + slots.ahead, room - coming
+            most, room = int((slots.limit + slots.ahead) * slots.per_slot), room - coming
         if coming:
             return room if room >= most * _WORTH_A_CLAIM else 0
         if not limited and slots.ahead and not slots.waiting:
@@ -227,7 +227,8 @@ class Demand:
             return 0  # handlers are slower than claims: these jobs are for them, at once
         if not held and slots.ahead >= most and not self.is_capped(slots.name):
             most *= 2  # handlers end before the next claim, so half of these wait for one claim
-        return min(max((most + 1) // 2, _SMALL), most - held - coming)
+        per_slot = slots.per_slot  # 1 but for batch tasks
+        return min(max(int((most + 1) // 2 * per_slot), _SMALL), int((most - held) * per_slot) - coming)
 
     def _begin(self, timer: PollTimer) -> None:
         """Begin a claim of a queue, which sees the jobs that were announced before."""

@@ -29,6 +29,7 @@ from ..connections.pool import Deadline
 from ..connections.service import Connector
 from ..running.call import with_inputs
 from ..running.executor import Executor
+from ..running.gathering import Member
 from ..running.run import Run, Runs, Stop
 from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
@@ -223,6 +224,7 @@ class Intake:
         others = by_queue.get(EVERY_QUEUE)
         unsettled = self.runs.unsettled
         runs: list[Run] = []
+        gathered: set[str] = set()
         for job in jobs:
             task = known(job.task)
             if task is not None and job.extra is not None and is_newer(job, task.version):
@@ -232,14 +234,19 @@ class Intake:
             if task is None or batch is None:
                 self._end(job, Released())
                 continue
-            run = Run(job, task, now, claimed_at, unsettled)
+            if task.batch is None:
+                run = Run(job, task, now, claimed_at, unsettled)
+            else:
+                run = Member(job, task, now, claimed_at, unsettled)
+                gathered.add(job.queue if job.queue in by_queue else EVERY_QUEUE)
             runs.append(run)
             batch.append(run)
         for lost in self.runs.add(runs):
             self._lose(lost)
         for name, batch in by_queue.items():
             if batch:
-                for run in self.all_slots[name].feed(batch):  # the worker leaves
+                slots = self.all_slots[name]
+                for run in slots.gather(batch) if name in gathered else slots.feed(batch):  # the worker leaves
                     self.executor.give_up(run, Released())
         self.observer.claim(len(jobs))
         self.demand.claimed += len(jobs)  # afterwards: a thread that sees `max_jobs` reached may close the slots

@@ -16,6 +16,7 @@ from ...sql.limits.claims import KeyCursor, KnownLimits, LimitedRequest, QueueAn
 from ..connections.service import Connector
 from .demand import Demand, Gates
 from .poison.skipped import SkippedJobs
+from .shares import TimeShares, charges_said
 
 
 @dataclass(slots=True)
@@ -101,6 +102,8 @@ class LimitedQueues:
         self._cursors: dict[str, KeyCursor] = {}
         self._scans: dict[str, KeyScan] = {}
         """The scans of queues of which the claims have not visited all keys yet."""
+        self._shares: dict[str, TimeShares] = {}
+        """The charges of the queues whose keys share their time."""
         self._ignored: frozenset[str] = frozenset()
         """Queues whose last claim picked jobs, and did not get them all."""
 
@@ -114,6 +117,7 @@ class LimitedQueues:
         self.stale = self.stale or self._known != _NONE
         self._cursors = {queue: cursor for queue, cursor in self._cursors.items() if queue in self._queues}
         self._scans = {queue: scan for queue, scan in self._scans.items() if queue in self._queues}
+        self._shares = {}
 
     def has(self, queue: str) -> bool:
         """Whether this queue must be claimed from under limits. For any thread."""
@@ -153,6 +157,16 @@ class LimitedQueues:
                 self._unannounced = True
                 self._use_freed(queue)
 
+    def end_charges(self, runs: Callable[[int], bool]) -> None:
+        """End the charges of jobs that no longer run. `runs`: whether the job with this id does."""
+        for shares in self._shares.values():
+            shares.end(runs, monotonic())
+
+    def handed_over(self) -> None:
+        """Note that the jobs of the last answer that was taken in have their slots."""
+        for shares in self._shares.values():
+            shares.handed_over()
+
     def _use_freed(self, queue: str) -> None:
         """Poll for a job that may use a freed permit: of this queue, or of any queue where tasks have limits."""
         self._demand.notify(None if self._known.tasks else queue)
@@ -181,6 +195,7 @@ class LimitedQueues:
             but=self._skipped.ids(),
             opener=self._opener,
             freed=self._unannounced,
+            charges=charges_said(self._shares, monotonic()),
             inline=inline,
         )
 
@@ -196,16 +211,22 @@ class LimitedQueues:
         connection: sa.Connection,
         got: Mapping[str, int],
         states: Mapping[str, QueueAnswer],
+        *,
+        began: float,
     ) -> bool:
         """Decide when each of these queues is claimed from again. Returns whether claims overlook jobs.
 
-        `got`: by queue, how many jobs were claimed.
+        `got`: by queue, how many jobs were claimed. `began`: when the claim began, by `monotonic()`.
         """
         self._unannounced = False
         timers, now, dry, waiting = self._demand.timers, monotonic(), set[str](), dict[str, QueueAnswer]()
         for name, answer in states.items():
             scan = self._scans.pop(name, None) or KeyScan.at(self._cursors.get(name, KeyCursor()))
             self._cursors[name] = answer.cursor
+            if answer.started is not None:
+                self._shares.setdefault(name, TimeShares()).start(answer.started, began)
+            elif self._shares:
+                self._shares.pop(name, None)
             if got[name] or timers[name].notified:
                 timers[name].now()
             elif (state := scan.go_on(answer, now)) is None:

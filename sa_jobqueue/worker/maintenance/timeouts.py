@@ -16,7 +16,8 @@ from ...tasks.registry import Registry
 from ...util.log import get_logger
 from ..claiming.claimer import Claimer
 from ..connections.service import Connector
-from ..running.executor import Executor
+from ..running.batches import BatchExecutor
+from ..running.gathering import Member
 from ..running.run import Run, Runs, Stop
 from ..running.slots import Slots
 from ..running.timeouts import is_late, timed_out
@@ -34,7 +35,7 @@ class Timeouts:
 
     runs: Runs
     all_slots: Mapping[str, Slots]
-    executor: Executor
+    executor: BatchExecutor
     watchdog: Watchdog
     claimer: Claimer
     hoard: float
@@ -62,24 +63,48 @@ class Timeouts:
 
     def _give_up(self, run: Run, *, blocked: bool) -> None:
         slots, error = self.all_slots[run.job.queue], timed_out(run)
+        if isinstance(run, Member):
+            self._give_up_member(slots, run, blocked=blocked)
+            return
         slots.abandon(run)
-        blocks = run.task.is_async and blocked
-        if blocks:
-            why = "the event loop it runs on is blocked"
-        elif run.task.is_async:
-            why = "it was cancelled, and does not come to its end"
-        else:
-            why = "its thread may still run"
-        if not self.executor.give_up(run, Failed(error, describe(error)), f"; {why}"):
+        if not self.executor.give_up(run, Failed(error, describe(error)), _goes_on(run, blocked=blocked)):
             slots.keep(run)
             return
+        self._stop(run, blocked=blocked)
+
+    def _give_up_member(self, slots: Slots, run: Member, *, blocked: bool) -> None:
+        """Give up the batch whose timeout is over, with all its jobs; or one of its jobs, at its deadline."""
+        batch = run.batch
+        if batch is None or batch.timeout_at is None or batch.timeout_at > monotonic():
+            error = timed_out(run)
+            self.executor.give_up(run, Failed(error, describe(error)), "; its batch goes on, and runs again without it")
+            self.claimer.wake()
+            return
+        runs = list(batch.runs)
+        slots.abandon(batch)
+        if not self.executor.give_up_batch(batch, _goes_on(run, blocked=blocked)):
+            slots.keep(batch)
+            return
+        runs[0].abandoned = True  # for the watchdog
+        for each in runs:
+            self._stop(each, blocked=blocked)
+
+    def _stop(self, run: Run, *, blocked: bool) -> None:
         # Only now: a handler that is asked to stop may come back at once, and then its own end would count.
-        if blocks:
+        if run.task.is_async and blocked:
             # No cancel: if the loop answers again, asyncio's own timeout cancels the handler.
             run.stop = run.stop or Stop.TIMEOUT
         else:
             self.runs.stop(run, Stop.TIMEOUT)  # an async handler is cancelled once more, in its cleanup perhaps
         self.claimer.wake()
+
+
+def _goes_on(run: Run, *, blocked: bool) -> str:
+    if not run.task.is_async:
+        return "; its thread may still run"
+    return (
+        f"; {'the event loop it runs on is blocked' if blocked else 'it was cancelled, and does not come to its end'}"
+    )
 
 
 # ---- Hearing of cancels sooner than by the renewal of leases.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ...arguments.context import ClaimedJob
 from ...rules.lifecycle import OUTCOMES, Change
-from ...tasks.middleware import Callback
+from ...tasks.middleware import Attempt, Callback
 from ...util.log import get_logger
 
 
@@ -68,36 +69,43 @@ _lock = threading.Lock()
 
 def outcome_of(ending: RunEnding) -> str:
     """The name of an attempt's outcome, as callbacks get it."""
-    if ending is LOST or isinstance(ending, MaybeWritten):
+    if type(ending) is not ToWrite and (ending is LOST or isinstance(ending, MaybeWritten)):
         return "lost"
     return OUTCOMES[ending.change.event]
 
 
-class AttemptEnd:
-    """The callbacks of an attempt, each called once. For any thread: a run may be given up while its handler still runs."""
+class AttemptEnd(Attempt):
+    """An attempt, with its callbacks, each called once. For any thread: a run may be given up while its handler still runs."""
 
-    __slots__ = ("_callbacks", "_end", "_job")
+    __slots__ = ("_callbacks", "_end")
 
-    def __init__(self, job: ClaimedJob) -> None:
-        self._job = job
+    def __init__(self, job: ClaimedJob) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self._job, self._began, self._meta = job, time.time(), None  # not by super(), which takes 0.1 µs
         self._callbacks: list[Callback] | None = None  # under the lock
-        self._end: tuple[str, BaseException | None] | None = None  # under the lock
+        self._end: tuple[str | RunEnding, BaseException | None] | None = None  # under the lock
 
-    def add(self, callback: Callback) -> None:
+    def at_end(self, callback: Callback) -> None:
         """Call `callback` at the end of the attempt, or now if the attempt has ended already."""
         with _lock:
             if (end := self._end) is None:
                 self._callbacks = [*(self._callbacks or ()), callback]
                 return
-        self._call(callback, *end)
+        ending, error = end
+        self._call(callback, ending if isinstance(ending, str) else outcome_of(ending), error)
+
+    def end_unheard(self, ending: RunEnding, error: BaseException | None) -> bool:
+        """End the attempt, if it has no callback. False: it has, and `tell` is to call it."""
+        with _lock:
+            if self._callbacks is None:
+                self._end = ending, _without_traceback(error)
+        return self._end is not None
 
     def tell(self, outcome: str, error: BaseException | None) -> None:
         """Call the callbacks with how the attempt has ended; the second time does nothing."""
         with _lock:
             if self._end is not None:
                 return
-            # A traceback refers to the run, and so to this: a cycle that only the garbage collector would free.
-            self._end = outcome, None if error is None or error.__traceback__ is not None else error
+            self._end = outcome, _without_traceback(error)
             callbacks, self._callbacks = self._callbacks, None
         if callbacks is not None:
             for callback in reversed(callbacks):
@@ -112,6 +120,39 @@ class AttemptEnd:
                     "job %d: a callback of its middleware failed at the end of the attempt: %r", self._job.id, failure,
                     exc_info=failure, extra=self._job.fields,
                 )  # fmt: skip
+
+
+def _without_traceback(error: BaseException | None) -> BaseException | None:
+    """The exception, if it has no traceback: that refers to the run, and so to its attempt, a cycle that only the garbage collector would free."""
+    return None if error is None or error.__traceback__ is not None else error
+
+
+class BatchEnd(AttemptEnd):
+    """The attempt of a batch, next to the attempts of its jobs."""
+
+    __slots__ = ("_jobs",)
+
+    def __init__(self, job: ClaimedJob, jobs: Sequence[AttemptEnd]) -> None:
+        super().__init__(job)
+        self._jobs = jobs
+
+    @property
+    def of_batch(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def jobs(self) -> Sequence[Attempt]:
+        """The attempts of its jobs."""
+        return self._jobs
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Task, queue, and `jobs`, their number."""
+        return {"task": self.task, "queue": self.queue, "jobs": len(self._jobs)}
+
+    def __repr__(self) -> str:
+        return f"<Attempt of {len(self._jobs)} jobs of {self.task}>"
 
 
 class Telling:

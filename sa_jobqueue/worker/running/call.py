@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from functools import partial
+from functools import cache, partial
 from threading import Lock
 from types import TracebackType
 from typing import Any, NamedTuple, TypeVar
@@ -21,10 +21,9 @@ from ...errors import JobStopped, MiddlewareError, SessionUnavailable
 from ...rules.lifecycle import JobStatus, extra
 from ...rules.outcomes import Discard
 from ...sql.workflows.pruning import Input
-from ...tasks.middleware import Attempt, Middleware, installed
+from ...tasks.middleware import Middleware, installed
 from ...tasks.upcasts import version_of
 from ...util.log import get_logger
-from .attempt_end import AttemptEnd
 from .reopening import Sessions
 from .run import Run
 from .steps import Steps
@@ -158,72 +157,96 @@ async def _as_async(values: list[Any]) -> AsyncGenerator[Any]:
 _NOT_ONCE = "generator didn't "
 
 
-def surrounded(run: Run, layers: Sequence[Middleware], handler: Callable[..., Any]) -> Callable[..., Any]:
-    """`handler` inside these layers. Raises JobStopped if the run was given up meanwhile: then nothing is entered."""
-    run.attempt_end = end = AttemptEnd(run.job)
+#: `__exit__` of a context manager.
+_Exit = Callable[[type[BaseException] | None, BaseException | None, TracebackType | None], object]
+
+
+# Loops, because nested `with` statements took 0.5 µs longer for each layer (Python 3.11, November 2026).
+def call_inside(
+    layers: Sequence[Middleware], run: Run, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call a `def` handler inside these layers. Raises JobStopped if the run was given up meanwhile: then nothing is entered."""
+    exits: list[_Exit] = []
+    in_handler = False
+    try:
+        _enter(layers, run, exits)
+        in_handler = True
+        value = handler(*args, **kwargs)
+        in_handler = False
+        while exits:
+            exits.pop()(None, None, None)
+    except BaseException as error:
+        _unwind(layers, exits, error if in_handler else _refused(layers[len(exits)], error))
+        return None
+    return value
+
+
+async def call_async_inside(
+    layers: Sequence[Middleware], run: Run, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Like `call_inside`, for an `async def` handler."""
+    exits: list[_Exit] = []
+    in_handler = False
+    try:
+        _enter(layers, run, exits)
+        in_handler = True
+        value = await handler(*args, **kwargs)
+        in_handler = False
+        while exits:
+            exits.pop()(None, None, None)
+    except BaseException as error:
+        _unwind(layers, exits, error if in_handler else _refused(layers[len(exits)], error))
+        return None
+    return value
+
+
+def _enter(layers: Sequence[Middleware], run: Run, exits: list[_Exit]) -> None:
+    """Enter the context managers of the layers, and add their `__exit__` to `exits`."""
+    attempt = run.begin_attempt()
     if run.settled:  # checked only now: a thread that gives it up later finds the callbacks
         raise JobStopped(f"job {run.job.id} was given up before its handler was called")
-    attempt, around = Attempt(run.job, end.add), _await if run.task.is_async else _call
-    return lambda *args, **kwargs: around(layers, attempt, partial(handler, *args, **kwargs))
-
-
-def _call(layers: Sequence[Middleware], attempt: Attempt, handler: Callable[[], Any]) -> Any:
-    if not layers:
-        return handler()
-    with _Layer(layers[0], attempt):
-        return _call(layers[1:], attempt, handler)
-    return None  # it has suppressed the handler's exception
-
-
-async def _await(layers: Sequence[Middleware], attempt: Attempt, handler: Callable[[], Any]) -> Any:
-    if not layers:
-        return await handler()
-    with _Layer(layers[0], attempt):
-        return await _await(layers[1:], attempt, handler)
-    return None
-
-
-class _Layer:
-    """A middleware's context manager. Errors in it are reported with its name."""
-
-    __slots__ = ("_attempt", "_exit", "_middleware")
-
-    def __init__(self, middleware: Middleware, attempt: Attempt) -> None:
-        self._middleware, self._attempt = middleware, attempt
-        self._exit: Callable[..., object]
-
-    def __enter__(self) -> None:
-        manager: Any = self._middleware.around(self._attempt)
+    for layer in layers:
+        manager: Any = layer.around(attempt)
         try:
-            enter, self._exit = manager.__enter__, manager.__exit__
+            enter, leave = manager.__enter__, manager.__exit__
         except AttributeError:
             raise MiddlewareError(
-                f"{type(self._middleware).__qualname__}.around() returned {manager!r}; it must return a context manager, with "
+                f"{type(layer).__qualname__}.around() returned {manager!r}; it must return a context manager, with "
                 "__enter__ and __exit__: is @contextmanager missing, or is it an async one?"
             ) from None
-        try:
-            enter()
-        except RuntimeError as error:
-            self._refuse(error)
-            raise
+        enter()
+        exits.append(leave)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+
+def _unwind(layers: Sequence[Middleware], exits: list[_Exit], error: BaseException) -> None:
+    """Leave the layers that were entered, the innermost first, with an exception. Raises what is left of it, unless a layer suppresses it."""
+    left: BaseException | None = error
+    while exits:
+        leave = exits.pop()
         try:
+            if left is None:
+                leave(None, None, None)
             # What stops a handler is no Exception: if it were suppressed, the job that was broken off would complete.
-            return bool(self._exit(kind, error, trace)) and isinstance(error, Exception)
-        except RuntimeError as failure:
-            if failure is not error:
-                self._refuse(failure)
-            raise
+            elif leave(type(left), left, left.__traceback__) and isinstance(left, Exception):
+                left = None
+        except BaseException as failure:
+            left = failure if failure is left else _refused(layers[len(exits)], failure)
+    try:
+        if left is not None:
+            raise left
+    finally:
+        del left, error  # with their traceback they would refer to themselves
 
-    def _refuse(self, error: RuntimeError) -> None:
-        if str(error).startswith(_NOT_ONCE):
-            raise MiddlewareError(
-                f"{type(self._middleware).__qualname__}.around() must yield once, and end when an exception comes out of its "
-                f"yield: {error}"
-            ) from error
+
+def _refused(layer: Middleware, error: BaseException) -> BaseException:
+    """The exception for what a layer has raised itself."""
+    if not (isinstance(error, RuntimeError) and str(error).startswith(_NOT_ONCE)):
+        return error
+    refused = MiddlewareError(
+        f"{type(layer).__qualname__}.around() must yield once, and end when an exception comes out of its yield: {error}"
+    )
+    refused.__cause__ = error
+    return refused
 
 
 logger = get_logger(__name__)
@@ -276,25 +299,44 @@ class Call:
 
     def _invoke(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         run = self.run
-        job, task = run.job, run.task
+        task = run.task
         run.undecoded = False
         handler: Callable[..., Any] = task.handler
+        context = None if task.context is None else self._context()
+        layers = installed.around
+        if task.is_filled:
+            handler = self._filled(handler, context, kwargs)
+        if layers:
+            call = call_async_inside if task.is_async else call_inside
+            return call(layers, run, handler, args if context is None else (context, *args), kwargs)
+        if context is None:
+            return handler(*args, **kwargs)
+        return handler(context, *args, **kwargs)
+
+    def _context(self) -> JobContext | AsyncJobContext:
+        run, lines = self.run, self.run.task.keep_logs
+        if run.task.is_async:
+            return AsyncJobContext(run.job, self._open_async, run.notice_stop, self._notes, lines, self._open_steps)
+        return JobContext(run.job, self._open, run.notice_stop, self._notes, lines, self._open_steps)
+
+    def _filled(
+        self, handler: Callable[..., Any], context: JobContext | AsyncJobContext | None, kwargs: dict[str, Any]
+    ) -> Callable[..., Any]:
+        """`handler` with the objects that its arguments refer to, and with its injected values, as far as `kwargs` has not got them."""
+        task, life = self.run.task, self._sessions.life
         if task.takes_objects:
             if task.is_async:
-                handler = partial(call_async_with_objects, run, self._open_async, handler)
+                handler = partial(call_async_with_objects, self.run, self._open_async, handler)
             else:
-                handler = partial(call_with_objects, run, self._open, handler)
-        if layers := installed.around:
-            handler = surrounded(run, layers, handler)
-        if task.context is None:
-            return handler(*args, **kwargs)
-        if task.is_async:
-            async_context = AsyncJobContext(
-                job, self._open_async, run.notice_stop, self._notes, task.keep_logs, self._open_steps
-            )
-            return handler(async_context, *args, **kwargs)
-        context = JobContext(job, self._open, run.notice_stop, self._notes, task.keep_logs, self._open_steps)
-        return handler(context, *args, **kwargs)
+                handler = partial(call_with_objects, self.run, self._open, handler)
+        if (injected := task.injected) is None:
+            return handler
+        if (ready := life.ready.get(injected)) is not None:
+            kwargs.update(ready)
+            return handler
+        call = life.call_async if task.is_async else life.call
+        only = cache(self._context if context is None else lambda: context)
+        return partial(call, self.run, injected, only, handler)
 
     def settle(self) -> bool:
         """Whether this call decides the run's outcome: another thread may have given the run up."""

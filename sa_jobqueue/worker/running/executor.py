@@ -26,6 +26,7 @@ from ...sql.claims import is_data_fault
 from ...util.log import get_logger
 from .attempt_end import LOST, InDoubt, Lost, MaybeWritten, RunEnding, Telling, ToWrite, outcome_of
 from .call import Call
+from .gathering import Unit
 from .joblog import JobLog
 from .reopening import Sessions
 from .run import Run, Stop
@@ -37,7 +38,7 @@ logger = get_logger(__name__)
 
 _FAILURES = {Event.RETRY, Event.FAIL}
 #: Seconds, on average, until a job runs again that went back because there was no connection for its session.
-_AGAIN = 1.0
+AGAIN = 1.0
 #: In place of a handler's value.
 _RAISED = object()
 
@@ -92,7 +93,7 @@ class Executor:
             value = await (call.invoke() if seconds is None else within(seconds, run, call.invoke()))
             run.runner = None  # from here on a cancel would come too late: the outcome is about to be written
             if runner.cancelling() and not self.leaving():
-                await _take_back(runner, run)
+                await take_back(runner, run)
             decided = self._decide(run, of_value(run, value))
             if call.transaction is None and call.steps is None:
                 self._end(run, self._conclude(call, decided, value))
@@ -102,7 +103,7 @@ class Executor:
             error = await self._record_others(call, error)
             run.runner = None
             if not (leaving := self.leaving()):
-                await _take_back(runner, run)
+                await take_back(runner, run)
             # The loop itself is ending if it has cancelled the runner, and not on behalf of this run.
             cancelled = isinstance(error, asyncio.CancelledError) and not run.interrupted and runner.cancelling() > 0
             if leaving and cancelled:
@@ -152,11 +153,13 @@ class Executor:
             unopened = None if transaction is None else transaction.unopened
             if call.steps is not None:
                 unopened = unopened or call.steps.unopened
-            if unopened is None or not may_go_back(run, error):
+            if call.steps is not None and call.steps.is_lost:
+                decided = LOST
+            elif unopened is None or not may_go_back(run, error):
                 decided = self._decide(run, of_error(run, error))
             else:
                 self._pause(run.job.queue, *unopened)
-                decided = self._decide(run, Released(_AGAIN * random.uniform(0.5, 1.5)))
+                decided = self._decide(run, Released(AGAIN * random.uniform(0.5, 1.5)))
         except BaseException as failure:  # the application's: a rule, an exception's own method, a log filter
             decided = ToWrite(unruly(run, failure))
         if transaction is None or (committing := transaction.committing) is None:
@@ -208,7 +211,7 @@ class Executor:
             if not isinstance(error, SQLAlchemyError) or (isinstance(error, DBAPIError) and is_data_fault(error)):
                 return self._decide(call.run, Failed(error, describe(error)))
             logger.warning("job %d could not be suspended: %r", call.run.job.id, error, extra=call.run.job.fields)
-            return self._decide(call.run, Released(_AGAIN * random.uniform(0.5, 1.5)))
+            return self._decide(call.run, Released(AGAIN * random.uniform(0.5, 1.5)))
 
     # ---- the end of a run
 
@@ -250,7 +253,7 @@ class Executor:
             if error is not None or self._log.says_all or change.error is not None:
                 with suppress(BaseException):  # of the application's log filters and handlers: the outcome stands
                     self._log.ends(run, change, error, note or "")
-        if run.attempt_end is None:
+        if run.attempt_end is None or run.attempt_end.end_unheard(ending, error):
             self._report(run, ending)
         elif note is not None:
             self._report(run, ending)
@@ -268,7 +271,7 @@ def is_suspended(ending: RunEnding | None) -> TypeGuard[ToWrite]:
     return isinstance(ending, ToWrite) and ending.change.event is Event.SUSPEND
 
 
-async def _take_back(runner: asyncio.Task[Any], run: Run) -> None:
+async def take_back(runner: asyncio.Task[Any], run: Unit) -> None:
     """Undo the cancels that the handler itself made of its task: they concern this job only."""
     ours = 1 if run.interrupted else 0
     if runner.cancelling() <= ours:

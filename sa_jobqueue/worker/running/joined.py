@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from threading import Lock
 from time import monotonic
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast
@@ -36,12 +37,15 @@ from ...sql.workflows.pruning import Input
 from ...tasks.registry import Registry
 from ...util.sqlalchemy_internals import savepoints_since
 from .attempt_end import LOST, RunEnding, ToWrite, Written
+from .batches import BatchCall, Mixed, in_halves, is_for_all
 from .call import Call, with_inputs
+from .gathering import BatchRun, Member
+from .life import Life, at_once
 from .reopening import Sessions
 from .run import Run
 from .steps import Checkpoints, Steps
 from .timeouts import timeout_of, within
-from .transaction import SHARED, HandlerTransaction, refuse
+from .transaction import SHARED, HandlerTransaction, refuse, written
 from .verdict import of_error, of_value, suspends, unstarted
 
 #: Results of other jobs that are read at once.
@@ -75,7 +79,7 @@ class JoinedTransaction(HandlerTransaction):
 
     def __init__(self, session: Session, *, outer: Session, job: type[JobMixin], store: Store) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.session, self._outer, self._job, self._store = session, outer, job, store
-        self.committing, self.unopened = None, None
+        self.committing, self.unopened, self.committing_all = None, None, {}
         self._closed, self._opening = False, Lock()
         self._savepoints: dict[sa.Connection, sa.NestedTransaction] = {}
         self._released: dict[sa.Connection, list[str]] = {}
@@ -129,6 +133,20 @@ class JoinedTransaction(HandlerTransaction):
         self._closed = True
         self._end(keep=True)
         return True
+
+    def complete_all(self, changes: Sequence[Change]) -> Mapping[int, Answer] | None:
+        """Keep what the handler of a batch wrote, together with `changes`: see `HandlerTransaction.complete_all`."""
+        self._come_back()
+        self.session.flush()
+        if self.session.autobegin or self.session.in_transaction():
+            self.session.commit()
+        if not self._savepoints:
+            return None
+        self._closed = True
+        answers = self._write_all(connection_of(self._outer, self._job), changes)
+        if Answer.LOST not in answers.values():
+            self._end(keep=True)
+        return answers
 
     def complete(self, change: Change) -> RunEnding:
         """Keep what the handler wrote, together with `change`; if the claim is no longer valid, nothing."""
@@ -217,11 +235,6 @@ R = TypeVar("R")
 T = TypeVar("T")
 #: Where in its range a backoff's jitter lies: each time at the same place.
 MIDDLE = 0.5
-
-
-async def at_once(work: Callable[[], R]) -> R:
-    """Do it here and now."""
-    return work()
 
 
 class _JoinedCheckpoints(Checkpoints):
@@ -349,9 +362,10 @@ class JoinedRuns(Generic[R]):
         self._session, self._registry, self._job = outer, registry, job
         self._store, self._given = store_of(job), notes
         self._records = self._store
+        self.life = Life(registry.start_hooks, registry.stop_hooks)
         self._sessions = JoinedSessions(
             maker=registry.sessionmaker, async_maker=registry.async_sessionmaker, store=self._store, outer=outer, job=job,
-            transaction=self.transaction,
+            transaction=self.transaction, life=self.life,
         )  # fmt: skip
         outer.flush()
 
@@ -387,6 +401,112 @@ class JoinedRuns(Generic[R]):
             return await on(lambda: self._fail(call, failure))
         finally:
             self._steps.end()
+
+    async def run_alone(self, run: Run, on: Callable[[Callable[[], R]], Awaitable[R]]) -> R:
+        """Like `run_async`, in an event loop that ends with it, so the shared values that were made in it are closed, too."""
+        try:
+            return await self.run_async(run, on)
+        finally:
+            await self.life.close(at_once)
+
+    async def run_batch_alone(
+        self, batch: BatchRun, on: Callable[[Callable[[], list[R]]], Awaitable[list[R]]]
+    ) -> list[R]:
+        """`run_alone` for a batch."""
+        try:
+            return await self.run_batch_async(batch, on)
+        finally:
+            await self.life.close(at_once)
+
+    def run_batch(self, batch: BatchRun) -> list[R]:
+        """Run a batch of a `def` handler, in halves where it fails."""
+        told, parts = list[R](), [batch]
+        while parts:
+            if (call := self._begin_batch(parts.pop(0), told)) is not None:
+                try:
+                    told += self._succeed_batch(call, call.invoke())
+                except BaseException as error:
+                    parts = [*self._fail_batch(call, error, told), *parts]
+        return told
+
+    async def run_batch_async(
+        self, batch: BatchRun, on: Callable[[Callable[[], list[R]]], Awaitable[list[R]]]
+    ) -> list[R]:
+        """`run_batch` for an `async def` handler. `on`: see `run_async`."""
+        told, parts = list[R](), [batch]
+        while parts:
+            if (call := self._begin_batch(parts.pop(0), told)) is not None:
+                try:
+                    seconds = call.batch.task.timeout
+                    value = await (call.invoke() if seconds is None else within(seconds, call.run, call.invoke()))
+                    told += await on(partial(self._succeed_batch, call, value))
+                except BaseException as error:
+                    left: list[BatchRun] = []
+                    told += await on(partial(self._fail_batch_into, call, error, left))
+                    parts = [*left, *parts]
+        return told
+
+    def _begin_batch(self, batch: BatchRun, told: list[R]) -> BatchCall | None:
+        for run in batch.runs:
+            run.started = monotonic()
+            run.settled = (outcome := unstarted(run)) is not None
+            if outcome is not None:
+                told.append(self._ended(run, outcome))
+        batch.runs = [run for run in batch.runs if not run.settled]
+        if not batch.runs:
+            return None
+        call = BatchCall(batch, self._sessions, self._given)
+        if batch.runs:
+            return call
+        told += self._end_failures(call)
+        return None
+
+    def _succeed_batch(self, call: BatchCall, value: Any) -> list[R]:
+        """The handler of a batch has returned `value`."""
+        runs = call.batch.runs
+        outcomes = cast("list[Outcome]", call.outcomes(value))  # no other worker can have claimed the jobs
+        changes = [self._decide(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)]
+        answers = None if call.transaction is None else call.transaction.complete_all(changes)
+        call.close()
+        told = self._end_failures(call)
+        kept = written(changes, answers) if answers is not None else {}
+        for run, change in zip(runs, changes, strict=True):
+            change = kept.get(change.id) or self._write(change)  # noqa: PLW2901
+            result = None if change.result is None else load(change.result)
+            told.append(self._told(run, change, call.batch.singled_out.get(run.job.id), result))
+        if call.batch.end is not None:
+            call.batch.end.tell("completed", None)
+        return told
+
+    def _fail_batch(self, call: BatchCall, error: BaseException, told: list[R]) -> list[BatchRun]:
+        """The handler of a batch has raised `error`. Returns the batches to run next."""
+        call.close(failed=True)
+        if not isinstance(error, (Exception, JobStopped, BaseExceptionGroup)):
+            raise error
+        told += self._end_failures(call)
+        runs = call.batch.runs
+        if call.batch.end is not None:
+            call.batch.end.tell("released", error)
+        if isinstance(error, Mixed):
+            groups: dict[Any, list[Member]] = defaultdict(list)
+            for run in runs:
+                groups[run.group].append(run)
+            return [BatchRun.of(part) for part in groups.values()]
+        if not is_for_all(call, error):
+            return [BatchRun.of(part) for part in in_halves(runs)]
+        for run in runs:
+            told.append(self._ended(run, of_error(run, error), error))
+        return []
+
+    def _fail_batch_into(self, call: BatchCall, error: BaseException, parts: list[BatchRun]) -> list[R]:
+        told: list[R] = []
+        parts += self._fail_batch(call, error, told)
+        return told
+
+    def _end_failures(self, call: BatchCall) -> list[R]:
+        """End the jobs that were not in the call."""
+        failures, call.failures = call.failures, []
+        return [self._ended(run, of_error(run, error), error) for run, error in failures]
 
     def _begin(self, run: Run, on: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Call:
         run.started = monotonic()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import TypeVar
 
@@ -26,6 +26,7 @@ from ...sql.workflows.pruning import Input
 from ...tasks.calls import AsyncSessionMaker, SessionMaker
 from ...util.log import get_logger
 from .attempt_end import InDoubt, MaybeWritten, RunEnding, ToWrite, Written
+from .life import Life
 from .run import Run, Runs
 from .slots import Slots
 from .steps import Checkpoints
@@ -162,6 +163,8 @@ class Sessions:
     idle_timeout: float | None = None
     store: Store = default_store
     checkpoints: Checkpoints | None = None
+    life: Life = field(default_factory=Life)
+    """Makes the values that handlers have injected."""
 
     def open(self) -> tuple[Session, HandlerTransaction]:
         """A session for a `def` handler, and its transaction."""

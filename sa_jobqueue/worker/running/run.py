@@ -8,16 +8,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, StrEnum
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from ...arguments.context import ClaimedJob
 from ...rules.lifecycle import Change
 from ...sql.apply import Answer
+from ...tasks.middleware import Attempt
 from ...tasks.tasks import Task
 from ...util.log import get_logger
 from ..tally import Observer
 from .attempt_end import AttemptEnd
 from .notes import JobReports
+
+R = TypeVar("R", bound="Run")
 
 
 class WorkflowsToAdvance:
@@ -56,10 +59,12 @@ class Kind(Enum):
     ASYNC = 0
     THREAD = 1
     PROCESS = 2  # a thread that waits for a child process
+    BATCH_ASYNC = 3
+    BATCH_THREAD = 4
 
 
 #: Used for each run: an attribute access on the enum takes 0.06 µs in Python 3.11.
-_ASYNC, _THREAD, _PROCESS = Kind
+_ASYNC, _THREAD, _PROCESS, *_ = Kind
 
 
 class Stop(StrEnum):
@@ -128,6 +133,11 @@ class Run:
         # that it searches that much more often (0.6 µs a job where it is not tuned; November 2026).
         self._unsettled = unsettled
         self._unsettled.add(self)
+
+    def begin_attempt(self) -> Attempt:
+        """The attempt for middleware, when the handler is about to be called."""
+        self.attempt_end = attempt = AttemptEnd(self.job)
+        return attempt
 
     @property
     def elapsed(self) -> float:
@@ -209,6 +219,13 @@ class Runs:
             self._lost.update({(run.job.id, run.job.claim_token): run for run in lost})
         return lost
 
+    def renew(self, runs: Iterable[R], by: Callable[[R], R]) -> list[R]:
+        """Replace runs by others of the same claims, as far as the claims are held."""
+        with self._lock:
+            made = [by(run) for run in runs if self._held.get(run.job.id) is run]
+            self._held.update({run.job.id: run for run in made})
+        return made
+
     def lose(self, run: Run) -> bool:
         """Note that this claim is lost; False if it was not held."""
         with self._lock:
@@ -249,6 +266,10 @@ class Runs:
         self._observer.lost(changes, runs)
         for change in changes:
             logger.info("job %d: the outcome (%s) came too late; its claim was over", change.id, change.event.value)
+
+    def holds(self, job_id: int) -> bool:
+        """Whether this process holds a claim of the job."""
+        return job_id in self._held
 
     def queues(self, changes: Iterable[Change]) -> set[str | None]:
         """The queues of these claims; None stands for jobs that were given no slot."""

@@ -10,14 +10,15 @@ import contextvars
 import decimal
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
 from ...util.log import get_logger
-from .executor import Executor
+from .batches import BatchExecutor
+from .gathering import Unit, runs_of
 from .run import Kind, Run
 from .slots import Slots
 
@@ -37,12 +38,17 @@ class Runners:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        executor: Executor,
+        executor: BatchExecutor,
         ended: Callable[[Slots, str], None],
         in_child: Callable[[Run], None],
     ) -> None:
         self._loop, self._executor, self._ended = loop, executor, ended
-        self._execute = {Kind.THREAD: executor.run, Kind.PROCESS: in_child}
+        self._execute: Mapping[Kind, Callable[[Any], None]] = {
+            Kind.THREAD: executor.run, Kind.PROCESS: in_child, Kind.BATCH_THREAD: executor.run_batch
+        }  # fmt: skip
+        self._execute_async: Mapping[Kind, Callable[[Any, asyncio.Task[Any]], Awaitable[None]]] = {
+            Kind.ASYNC: executor.run_async, Kind.BATCH_ASYNC: executor.run_batch_async
+        }  # fmt: skip
         self._loop_thread = threading.get_ident()
         self._context = contextvars.copy_context()
         self._decimal = self._context.run(own_decimal_context)
@@ -57,12 +63,12 @@ class Runners:
     def call(self, slots: Slots, kind: Kind) -> None:
         """Bring one more runner to these slots, or note there that none comes. For any thread."""
         try:
-            if kind is not Kind.ASYNC:
+            if kind not in self._execute_async:
                 self._call_thread(slots, kind)
             elif threading.get_ident() == self._loop_thread:
-                self._loop.call_soon(self._spawn, slots)
+                self._loop.call_soon(self._spawn, slots, kind)
             else:
-                self._loop.call_soon_threadsafe(self._spawn, slots)
+                self._loop.call_soon_threadsafe(self._spawn, slots, kind)
         except Exception as error:  # the host allows no more threads, or has no memory for one; the loop is closed
             self._not_coming(slots, error)
 
@@ -79,9 +85,9 @@ class Runners:
 
     # ---- tasks
 
-    def _spawn(self, slots: Slots) -> None:
+    def _spawn(self, slots: Slots, kind: Kind) -> None:
         coming = [slots]
-        runner = self._pull_async(slots, coming)
+        runner = self._pull_async(slots, kind, coming)
         try:
             # Not by `context=`, which a task factory of the application's need not take.
             task = self._context.copy().run(self._loop.create_task, runner)
@@ -98,13 +104,13 @@ class Runners:
         self._tasks.add(task)
         task.add_done_callback(gone)
 
-    async def _pull_async(self, slots: Slots, coming: list[Slots]) -> None:
+    async def _pull_async(self, slots: Slots, kind: Kind, coming: list[Slots]) -> None:
         coming.clear()
-        execute = self._executor.run_async
+        execute = self._execute_async[kind]
         runner = asyncio.current_task()
         assert runner is not None
         turn = monotonic()
-        run = slots.next(Kind.ASYNC)
+        run = slots.next(kind)
         while run is not None:
             if not run.settled:
                 try:
@@ -113,9 +119,9 @@ class Runners:
                 except asyncio.CancelledError as error:
                     if self._executor.leaving():
                         raise
-                    self._executor.broke(run, error)
+                    self._broke(run, error)
                 except BaseException as error:
-                    self._executor.broke(run, error)
+                    self._broke(run, error)
                 if run.started is not None and run.started > turn + _TURN:
                     self._ended(slots, run.job.queue)
                     await self._let_others(runner)
@@ -152,7 +158,7 @@ class Runners:
     def _work(self) -> None:
         while (coming := self._wait()) is not None:
             slots, kind = coming
-            running: list[Run] = []
+            running: list[Unit] = []
             try:
                 self._context.copy().run(self._pull, slots, kind, running)
             except BaseException as error:
@@ -172,17 +178,17 @@ class Runners:
             with suppress(IndexError):
                 return self._coming.popleft()
 
-    def _interrupted(self, slots: Slots, running: list[Run], error: BaseException) -> None:
+    def _interrupted(self, slots: Slots, running: list[Unit], error: BaseException) -> None:
         """Handle such an exception between two jobs. `running`: the job that still has its slot, if any."""
         logger.error("a thread of handlers was interrupted between two jobs: %r", error)
         slots.not_coming()
         run = running[0] if running else None
         if run is not None:
-            self._executor.broke(run, error)
+            self._broke(run, error)
         slots.next(None, ended=run)  # this calls another thread
         self._ended(slots, run.job.queue if run is not None else slots.name)
 
-    def _pull(self, slots: Slots, kind: Kind, running: list[Run]) -> None:
+    def _pull(self, slots: Slots, kind: Kind, running: list[Unit]) -> None:
         execute = self._execute[kind]
         run = slots.next(kind)
         while run is not None:
@@ -192,12 +198,16 @@ class Runners:
                     decimal.setcontext(self._decimal.copy())
                     execute(run)
                 except BaseException as error:
-                    self._executor.broke(run, error)
+                    self._broke(run, error)
             run = self._following(run, slots, running)
 
     # ---- both
 
-    def _following(self, run: Run, slots: Slots, running: list[Run] | None = None) -> Run | None:
+    def _broke(self, unit: Unit, error: BaseException) -> None:
+        for run in runs_of([unit]):
+            self._executor.broke(run, error)
+
+    def _following(self, run: Unit, slots: Slots, running: list[Unit] | None = None) -> Unit | None:
         """The next job for the runner of `run`, which has ended. None where that left context variables behind.
 
         `running` is emptied as the slot is given back.

@@ -11,9 +11,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from math import ceil, inf
 from time import monotonic
 
 from ...sql.workers import EVERY_QUEUE
+from .gathering import BatchRun, Gathering, Unit, runs_of
 from .run import Kind, Run
 
 #: Seconds after which a runner that was called and has not come means a blocked event loop. Normally it takes milliseconds.
@@ -21,6 +23,8 @@ _BLOCKED = 1.0
 #: Jobs are claimed ahead for this many seconds: enough for some rounds of finish and claim, also where handlers leave the
 #: service thread little of the interpreter. (With half as much, 4 of 32 threads that use ctx.session had no job.)
 _AHEAD = 0.2
+#: Jobs of batch tasks in one claim at most.
+_MOST_JOBS = 2_000
 
 
 class AllSlots(dict[str, "Slots"]):
@@ -48,14 +52,18 @@ class Slots:
         self._most = buffer
         self._buffer = 0.0
         """Jobs to claim ahead. The service thread writes it; maintenance sets it to 0 when jobs have waited too long."""
-        self._waiting: deque[Run] = deque()
+        self._waiting: deque[Unit] = deque()
+        self._gathering = Gathering()
+        """Batches that take more jobs. Under the lock; the service thread reads `per_slot`."""
+        self._along = self._ended_along = 0
+        """Jobs that have shared the slot of another job of their batch: begun and ended, so far."""
         self._lock = threading.Lock()
         self.running = 0
         """Slots taken."""
         self._called: float | None = None
         """When a runner was called that has not come yet; no other is called meanwhile."""
         self.ended = 0
-        """Jobs whose handlers have come back, so far."""
+        """Slots that were given back, so far."""
         self._measured = (monotonic(), 0)  # the service thread's own
         self._closed = False
         self.stuck = 0
@@ -67,17 +75,51 @@ class Slots:
             if self._closed:
                 return runs
             self._waiting.extend(runs)
+            self._gathering.per_slot = min(self._gathering.per_slot, 1.0)
             wanted = self._wanted()
-        if wanted is not None:
-            self._call(self, wanted)
+        self._bring(wanted)
         return []
 
-    def next(self, kind: Kind | None, ended: Run | None = None) -> Run | None:
+    def gather(self, runs: list[Run]) -> list[Run]:
+        """`feed`, where some of the jobs are of batch tasks."""
+        with self._lock:
+            if self._closed:
+                return runs
+            self._waiting.extend(self._gathering.add(runs))
+            wanted = self._wanted()
+        self._bring(wanted)
+        return []
+
+    def start_gathered(self, queue: str | None = None, *, due_by: float = inf) -> None:
+        """Let batches wait for more jobs no longer: see `Gathering.start`."""
+        if self._gathering:
+            with self._lock:
+                self._waiting.extend(self._gathering.start(queue, due_by=due_by))
+                wanted = self._wanted()
+            self._bring(wanted)
+
+    def begin_again(self, batches: list[BatchRun]) -> list[Run]:
+        """Let these batches, whose jobs have begun before, start first. Returns their runs if the slots are closed, else nothing."""
+        with self._lock:
+            if self._closed:
+                return list(runs_of(batches))
+            for batch in reversed(batches):
+                batch.arrived = monotonic()
+                self._waiting.appendleft(batch)
+            wanted = self._wanted()
+        self._bring(wanted)
+        return []
+
+    def _bring(self, wanted: Kind | None) -> None:
+        if wanted is not None:
+            self._call(self, wanted)
+
+    def next(self, kind: Kind | None, ended: Unit | None = None) -> Unit | None:
         """The next job for a runner of this kind, which has just come or whose last job has `ended`; None: there is no job for it.
 
         A runner that takes no other job passes None as `kind`.
         """
-        run: Run | None = None
+        run: Unit | None = None
         wanted: Kind | None = None
         with self._lock:
             if ended is None:
@@ -87,11 +129,16 @@ class Slots:
                 self.ended += 1
                 if ended.abandoned:
                     self._keep(ended)
+                if type(ended) is BatchRun:
+                    self._ended_along += ended.along
             waiting = self._waiting
             if waiting and self.running < self._open:
                 if waiting[0].kind is kind:
                     run = waiting.popleft()
                     self.running += 1
+                    if type(run) is BatchRun:
+                        self._gathering.taken(run)
+                        self._along += run.begin()
                 if self._called is None:
                     wanted = self._wanted()
         if wanted is not None:
@@ -110,18 +157,18 @@ class Slots:
         with self._lock:
             self._called = None
 
-    def abandon(self, run: Run) -> None:
+    def abandon(self, run: Unit) -> None:
         """Note that a handler has timed out and cannot be stopped; its slot stays taken until it comes back."""
         with self._lock:
             run.abandoned = True
             self.stuck += 1
 
-    def keep(self, run: Run) -> None:
+    def keep(self, run: Unit) -> None:
         """Undo `abandon`, because the run has ended after all."""
         with self._lock:
             self._keep(run)
 
-    def _keep(self, run: Run) -> None:
+    def _keep(self, run: Unit) -> None:
         if run.abandoned:
             run.abandoned = False
             self.stuck -= 1
@@ -131,7 +178,26 @@ class Slots:
         with self._lock:
             if self._closed or not self._open or not self.hungry:
                 return 0
-            return max(self.limit + self.ahead - self.running - len(self._waiting), 0)
+            free = max(self.limit + self.ahead - self.running - len(self._waiting), 0)
+            if self.per_slot == 1.0:  # nearly always
+                return free
+            return min(max(int((free - self._gathering.slots) * self.per_slot), 0), _MOST_JOBS)
+
+    @property
+    def per_slot(self) -> float:
+        """How many jobs a slot takes, measured on the jobs that came last: more than 1 where they are of batch tasks."""
+        return self._gathering.per_slot
+
+    @property
+    def gathers(self) -> bool:
+        """Whether a batch takes more jobs."""
+        return bool(self._gathering)
+
+    @property
+    def next_at(self) -> float:
+        """When the next batch starts that waits for more jobs; infinite if none waits."""
+        with self._lock:
+            return self._gathering.next_at
 
     @property
     def ahead(self) -> int:
@@ -160,14 +226,17 @@ class Slots:
     def stale(self, seconds: float) -> list[Run]:
         """Remove and return the jobs that have waited longer than `seconds` for a slot."""
         before = monotonic() - seconds
-        taken: list[Run] = []
+        taken: list[Unit] = []
         with self._lock:
             while self._waiting and self._waiting[0].arrived <= before:
                 taken.append(self._waiting.popleft())
             if taken:
                 # The buffer was sized for faster jobs. Left alone, as many would be claimed ahead again, then half of that, ...
                 self._buffer = 0.0
-        return taken
+            for batch in taken if self._gathering else ():
+                if isinstance(batch, BatchRun):
+                    self._gathering.taken(batch)
+        return list(runs_of(taken))
 
     def pause(self) -> None:
         """Start and claim no more jobs for now. Jobs that wait too long go back, as they do behind slow handlers."""
@@ -187,13 +256,19 @@ class Slots:
         with self._lock:
             self._closed = True
             left, self._waiting = self._waiting, deque()
-            return left
+            return list(runs_of([*left, *self._gathering.clear()]))
 
     @property
     def started(self) -> int:
         """Jobs that got a slot, so far."""
         with self._lock:
-            return self.ended + self.running
+            return self.ended + self.running + self._along
+
+    @property
+    def jobs_ended(self) -> int:
+        """Jobs whose handlers have come back, so far."""
+        with self._lock:
+            return self.ended + self._ended_along
 
     @property
     def paused(self) -> bool:
@@ -202,5 +277,8 @@ class Slots:
 
     @property
     def waiting(self) -> int:
-        """Jobs claimed and not started."""
-        return len(self._waiting)
+        """Jobs claimed and not started; those of a batch count as one."""
+        if not self._gathering:
+            return len(self._waiting)
+        with self._lock:
+            return len(self._waiting) + ceil(self._gathering.slots)

@@ -344,6 +344,8 @@ class Steps:
         """The wait for which the handler's run ends."""
         self._ended = False
         """Whether the handler has raised. Then no more steps begin."""
+        self.is_lost = False
+        """A step could not be recorded, because the claim is no longer valid."""
         self.unopened: tuple[sa.Engine, str] | None = None
         """The engine that had no connection for the last step's session, and the reason; see `HandlerTransaction.unopened`."""
         self._running: set[asyncio.Task[Any]] = set()
@@ -452,7 +454,10 @@ class Steps:
             return self._store.record_step(connection, self._job.id, self._job.claim_token, step, took=took)
 
         if not self._try(step.name, write, connection):
-            raise JobStopped(f"job {self._job.id}: its claim was lost; step {step.name!r} is not recorded")
+            self.is_lost = True
+            text = f"job {self._job.id}: its claim was lost; step {step.name!r} is not recorded"
+            logger.warning("%s", text, extra=self._job.fields)
+            raise JobStopped(text)
         self._recorded[step.name] = step
 
     # ---- steps
@@ -497,8 +502,8 @@ class Steps:
                 continue
             finally:
                 current_step.reset(token)
-            result = results.encode(value, limit=self._limit, task=f"{self._job.task}, step {full}")
-            step = Recorded(full, "step", call.revision, digest, result, is_ours=True)
+            result = results.encode(value, limit=self._limit, of=f"task {self._job.task!r}, step {full!r}")
+            step = Recorded(full, "step", call.revision, digest, result)
             self.record(step, monotonic() - began)
             return _typed(step, results.hint)
 
@@ -539,8 +544,8 @@ class Steps:
                 tries += 1
                 await asyncio.sleep(self._delay(error, call, tries, began))
                 continue
-            result = results.encode(value, limit=self._limit, task=f"{self._job.task}, step {full}")
-            step = Recorded(full, "step", call.revision, digest, result, is_ours=True)
+            result = results.encode(value, limit=self._limit, of=f"task {self._job.task!r}, step {full!r}")
+            step = Recorded(full, "step", call.revision, digest, result)
             await self._unstopped(self.acall(self.record, step, monotonic() - began))
             return _typed(step, results.hint)
 
@@ -615,7 +620,7 @@ class Steps:
         try:
             yield session
             if found is None:
-                step = Recorded(full, "step", 1, _NOTHING, None, is_ours=True)
+                step = Recorded(full, "step", digest=_NOTHING)
                 if not transaction.commit_step(partial(self.record, step, None)):
                     self.record(step)
                 self.passing(full, recorded=True)
@@ -638,7 +643,7 @@ class Steps:
         try:
             yield session
             if found is None:
-                step = Recorded(full, "step", 1, _NOTHING, None, is_ours=True)
+                step = Recorded(full, "step", digest=_NOTHING)
                 record = partial(self.record, step, None)
                 if not await session.run_sync(lambda _: transaction.commit_step(record)):
                     await self.acall(self.record, step)
@@ -662,7 +667,7 @@ class Steps:
         if full in self._passed or not self._earlier <= self._asked_for():
             self._passed.add(full)
             return False
-        self.record(Recorded(full, "patch", 1, None, None, is_ours=True))
+        self.record(Recorded(full, "patch"))
         return True
 
     def callback_url(self, name: str, expires_in: Duration) -> Callable[[], CallbackUrl]:
@@ -692,7 +697,7 @@ class Steps:
         if (found := self._find(full)) is None:
             now = self._patiently(f"step {full!r}", self._seconds_now)
             made = [signal, math.ceil(now + seconds), secrets.token_urlsafe(12), callbacks.newest]
-            self.record(found := Recorded(full, "callback", 1, None, json.dumps(made), is_ours=True))
+            self.record(found := Recorded(full, "callback", result=json.dumps(made)))
         *ticket, key = json.loads(found.result or "[]")
         return callbacks.sign(Ticket(*ticket), key)
 
@@ -744,10 +749,9 @@ class Steps:
             if isinstance(taken, Recorded):
                 found = taken
             elif taken is not None:
-                found = Recorded(full, "signal", 1, None, taken, is_ours=True)
+                found = Recorded(full, "signal", result=taken)
             elif self._is_over(full):
-                found = Recorded(full, "timeout", 1, None, None, is_ours=True)
-                self.record(found)
+                self.record(found := Recorded(full, "timeout"))
             else:
                 raise _suspended(self._job.id, wait._replace(question=_asked(question, hint)))
             cast("dict[str, Recorded]", self._recorded)[full] = found
@@ -766,7 +770,7 @@ class Steps:
             return
         if not self._is_over(wait.step):
             raise _suspended(self._job.id, wait)
-        self.record(Recorded(wait.step, "sleep", 1, None, None, is_ours=True))
+        self.record(Recorded(wait.step, "sleep"))
 
     def join(self, ids: Sequence[int]) -> Callable[[], list[Any]]:
         """Name the step, and return the call that reads the results of other jobs, with `Failed` for each job that did not complete."""
@@ -782,15 +786,8 @@ class Steps:
             if any(end is None for end in ends.values()):
                 raise _suspended(self._job.id, wait)
             data = [_as_json(cast(JobEnd, ends[job_id])) for job_id in ids]
-            found = Recorded(
-                wait.step,
-                "join",
-                1,
-                digest,
-                encode_value(data, what=f"job {self._job.id}: what ctx.join returns", limit=self._limit),
-                is_ours=True,
-            )
-            self.record(found)
+            text = encode_value(data, what=f"job {self._job.id}: what ctx.join returns", limit=self._limit)
+            self.record(found := Recorded(wait.step, "join", 1, digest, text))
         return [_from_json(entry) for entry in json.loads(found.result or "[]")]
 
     def _ends(self, ids: Sequence[int]) -> dict[int, JobEnd | None]:

@@ -6,7 +6,7 @@ Everything here is synchronous code over a `Session`; an async handler's runs in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Any, NoReturn
@@ -68,6 +68,8 @@ class HandlerTransaction:
         self._translate, self._idle, self._store = translate or {}, idle, store
         self.committing: Change | None = None
         """The change that was sent with the commit; None: no commit was sent."""
+        self.committing_all: Mapping[int, Change] = {}
+        """By job, the changes that were sent with the commit of a batch."""
         self._closed = self._altered = self._others = False
         self._opening, self._lock = Lock(), Lock()
         """Held while the connection is opened; and held around `_closed` with `connection`, because a task or thread that the handler
@@ -250,23 +252,9 @@ class HandlerTransaction:
         `close` next.
         """
         session = self.session
-        if self._is_left_busy():
-            raise SessionUnavailable(
-                "the handler left a COPY or another command open on the connection of ctx.session; nothing is committed"
-            )
-        session.flush()
-        if self.connection is None:
-            if session.autobegin or session.in_transaction():
-                session.commit()  # its listeners may write
-            if self.connection is None:
-                return ToWrite(change)  # it was not used, or only for other databases
-        connection = self.connection
-        if not connection.in_transaction():
-            self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
-        given = connection.get_execution_options()
-        if given is not self._options:  # set by the handler, for its own statements
-            translate = self._options.get("schema_translate_map")
-            connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
+        if (connection := self._flushed()) is None:
+            return ToWrite(change)
+        given = self._with_own_options(connection)
         command = self._command(connection, change)
         if command is None:
             answer = self._write(connection, change)
@@ -283,6 +271,52 @@ class HandlerTransaction:
             return Written(change) if commit(connection, self._raw, command) else LOST
         connection.commit()
         return Written(change)
+
+    def complete_all(self, changes: Sequence[Change]) -> Mapping[int, Answer] | None:
+        """Commit what the handler of a batch wrote together with all of `changes`. Returns the answer for each job; if one of them is LOST,
+        nothing is committed. None: the session was never used, so each change must still be written. In any case call `close` next.
+        """
+        session = self.session
+        if (connection := self._flushed()) is None:
+            return None
+        given = self._with_own_options(connection)
+        answers = self._write_all(connection, changes)
+        if Answer.LOST in answers.values():
+            return answers
+        if given is not self._options:
+            connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
+        if session.in_transaction():
+            session.commit()
+        self._closed = True
+        self.committing_all = written(changes, answers)
+        connection.commit()
+        return answers
+
+    def _flushed(self) -> sa.Connection | None:
+        """Flush the session. Returns its connection, in its transaction; None: the session was not used, or only for other databases."""
+        session = self.session
+        if self._is_left_busy():
+            raise SessionUnavailable(
+                "the handler left a COPY or another command open on the connection of ctx.session; nothing is committed"
+            )
+        session.flush()
+        if self.connection is None:
+            if session.autobegin or session.in_transaction():
+                session.commit()  # its listeners may write
+            if self.connection is None:
+                return None
+        connection = self.connection
+        if not connection.in_transaction():
+            self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
+        return connection
+
+    def _with_own_options(self, connection: sa.Connection) -> Mapping[str, Any]:
+        """Undo the options that the handler has set on the connection for its own statements. Returns them."""
+        given: Mapping[str, Any] = connection.get_execution_options()
+        if given is not self._options:
+            translate = self._options.get("schema_translate_map")
+            connection.execution_options(schema_translate_map=translate, stream_results=False, yield_per=None)
+        return given
 
     def commit_step(self, record: Callable[[sa.Connection], None]) -> bool:
         """Commit the writes together with the record of a step; `record` raises if the claim is no longer valid.
@@ -342,6 +376,20 @@ class HandlerTransaction:
                 raise
             return self._write(connection, kept_for_now(change, fault_of(error)))
 
+    def _write_all(self, connection: sa.Connection, changes: Sequence[Change]) -> Mapping[int, Answer]:
+        """`_write`, for a batch."""
+        if not any(change.deletes for change in changes):
+            return self._store.apply(connection, changes, waiting=True)
+        try:
+            with connection.begin_nested():
+                return self._store.apply(connection, changes, waiting=True)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            fault = fault_of(error)
+            kept = [kept_for_now(change, fault) if change.deletes else change for change in changes]
+            return self._store.apply(connection, kept, waiting=True)
+
     def close(self, *, failed: bool = False) -> None:
         """Roll back what was not committed and give the connection back, or close it.
 
@@ -381,6 +429,11 @@ class HandlerTransaction:
             if spoiled or (failed and leftovers.may_be_dropped(connection.engine.pool)):
                 connection.invalidate()
         connection.close()
+
+
+def written(changes: Sequence[Change], answers: Mapping[int, Answer]) -> dict[int, Change]:
+    """By job, the changes as they were written."""
+    return {change.id: change.cancelled if answers[change.id] is Answer.CANCELLED else change for change in changes}
 
 
 def _close_late(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> NoReturn:

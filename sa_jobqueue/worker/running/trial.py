@@ -34,7 +34,8 @@ from ...tasks.tasks import AnyTask
 from ..connections.service import setting
 from .attempt_end import ToWrite, outcome_of
 from .effects import Comparison, Effects, Writes
-from .joined import JoinedRuns, JoinedTransaction, at_once, with_all_inputs
+from .joined import JoinedRuns, JoinedTransaction, with_all_inputs
+from .life import at_once
 from .notes import Line, line_from
 from .run import Run
 
@@ -172,12 +173,15 @@ class _Trial(JoinedRuns[Tried]):
         job = with_all_inputs(job, self._store, self._connection)
         job = job._replace(attempt=min(job.attempt + 1, job.max_attempts))
         run = Run(job, task, monotonic(), monotonic(), set())
-        if not task.is_async:
-            tried = self.run(run)
-        elif is_async:
-            tried = await_only(self.run_async(run, greenlet_spawn))
+        wait = await_only if is_async else asyncio.run
+        if task.is_async:
+            tried = wait(self.run_alone(run, greenlet_spawn if is_async else at_once))
         else:
-            tried = asyncio.run(self.run_async(run, at_once))
+            try:
+                tried = self.run(run)
+            finally:
+                if not self.life.is_empty:
+                    wait(self.life.close(at_once))
         if self._is_kept:
             self._comparison.compare()
         return tried

@@ -48,7 +48,8 @@ _IN_FAILED_TRANSACTION = "25P02"
 _UNRUN = (CoroutineType, GeneratorType, AsyncGeneratorType)
 #: The files between the worker and the handler: a traceback begins below them.
 _OURS = frozenset(
-    str(Path(__file__).with_name(name)) for name in ("executor.py", "call.py", "timeouts.py", "joined.py")
+    str(Path(__file__).with_name(name))
+    for name in ("executor.py", "batches.py", "call.py", "timeouts.py", "joined.py", "life.py")
 )
 
 

@@ -88,6 +88,8 @@ WITH page AS MATERIALIZED (
     FROM %(when_full_1)s::VARCHAR
     AND sa_jobqueue.job_limit.max_waiting IS NOT DISTINCT
     FROM NULL
+    AND sa_jobqueue.job_limit.share IS NOT DISTINCT
+    FROM %(share_1)s::VARCHAR
     AND NOT sa_jobqueue.job_limit.held
     AND sa_jobqueue.job_limit.declared IS NULL
     FOR UPDATE SKIP LOCKED

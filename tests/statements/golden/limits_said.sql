@@ -1,16 +1,29 @@
 SELECT sa_jobqueue.job_limit.owner,
     sa_jobqueue.job_limit.name,
-    sa_jobqueue.job_limit.running IS NOT NULL
-OR sa_jobqueue.job_limit.rate_count IS NOT NULL
-OR sa_jobqueue.job_limit.rate_seconds IS NOT NULL
-OR sa_jobqueue.job_limit.rate_burst IS NOT NULL
-OR sa_jobqueue.job_limit.key_running IS NOT NULL
-OR sa_jobqueue.job_limit.key_rate_count IS NOT NULL
-OR sa_jobqueue.job_limit.key_rate_seconds IS NOT NULL
-OR sa_jobqueue.job_limit.key_rate_burst IS NOT NULL
-OR sa_jobqueue.job_limit.max_waiting IS NOT NULL
-OR sa_jobqueue.job_limit.strict
-OR sa_jobqueue.job_limit.when_full != 'wait' AS limited,
+    sa_jobqueue.job_limit.running IS DISTINCT
+FROM NULL
+OR sa_jobqueue.job_limit.rate_count IS DISTINCT
+FROM NULL
+OR sa_jobqueue.job_limit.rate_seconds IS DISTINCT
+FROM NULL
+OR sa_jobqueue.job_limit.rate_burst IS DISTINCT
+FROM NULL
+OR sa_jobqueue.job_limit.key_running IS DISTINCT
+FROM NULL
+OR sa_jobqueue.job_limit.key_rate_count IS DISTINCT
+FROM NULL
+OR sa_jobqueue.job_limit.key_rate_seconds IS DISTINCT
+FROM NULL
+OR sa_jobqueue.job_limit.key_rate_burst IS DISTINCT
+FROM NULL
+OR sa_jobqueue.job_limit.strict IS DISTINCT
+FROM false
+OR sa_jobqueue.job_limit.when_full IS DISTINCT
+FROM %(when_full_1)s::VARCHAR
+OR sa_jobqueue.job_limit.max_waiting IS DISTINCT
+FROM NULL
+OR sa_jobqueue.job_limit.share IS DISTINCT
+FROM %(share_1)s::VARCHAR AS limited,
     sa_jobqueue.job_limit.held,
     sa_jobqueue.job_limit.running,
     date_part('epoch', now() - sa_jobqueue.job_limit.paused_at) AS paused,

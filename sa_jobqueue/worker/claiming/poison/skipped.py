@@ -20,6 +20,7 @@ from ....rules.lifecycle import Rules, decide
 from ....rules.outcomes import Released
 from ....sql.apply import Answer
 from ...connections.service import Connector
+from ...running.gathering import DEATHS
 from ...running.run import Runs
 from ...running.writer import OutcomeWriter
 from ..recovery import may_be_a_jobs
@@ -165,10 +166,6 @@ class SkippedJobs:
         return max(min(times), self._rests_until) if times else None
 
 
-#: A job whose workers have died this often is a suspect.
-_DEATHS = 2
-
-
 @dataclass(frozen=True, slots=True)
 class Suspects:
     """Separates suspects, the jobs whose workers died twice: at most one suspect runs in this process at a time.
@@ -185,7 +182,7 @@ class Suspects:
 
     @property
     def _often(self) -> int:
-        return min(_DEATHS, max(self.max_rescues - 1, 1))
+        return min(DEATHS, max(self.max_rescues - 1, 1))
 
     @property
     def one_may_run(self) -> bool:

@@ -1,0 +1,143 @@
+"""The context of a batch handler, which gets the arguments of many jobs in one call.
+
+@task(batch=Batching(500))
+def index(ctx: BatchContext, orders: list[Order]) -> None: ...
+"""
+
+from __future__ import annotations
+
+import logging
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from ..errors import JobStopped, OptionError, StepError
+from ..rules.outcomes import Retry
+from ..rules.retry import Duration
+from .context import ClaimedJob, HandlerContext, JobContext, JobFacts, JobLogger, S, logger
+
+
+class BatchJob(JobFacts):
+    """A job of a batch, in `BatchContext.jobs`."""
+
+    __slots__ = ()
+
+    def __init__(self, job: ClaimedJob) -> None:
+        self._job = job
+
+    @property
+    def idempotency_key(self) -> str:
+        """A text that is the same in all attempts of the job: for systems that take a key to do something once."""
+        return str(self._job.id)
+
+    def __repr__(self) -> str:
+        return f"<BatchJob {self._job.id} of {self._job.task}, attempt {self._job.attempt}>"
+
+
+class Batched(Protocol):
+    """What the worker gives a batch's context."""
+
+    @property
+    def claimed(self) -> Sequence[ClaimedJob]: ...
+    @property
+    def singled_out(self) -> dict[int, BaseException]: ...
+    def notice_stop(self) -> bool: ...
+
+
+class BatchHandlerContext(Generic[S]):
+    """What both contexts of batches share. The worker makes it."""
+
+    __slots__ = ("_batch", "_logger", "_mine", "_open_session", "_session", "jobs")
+
+    def __init__(self, batch: Batched, open_session: Callable[[], S]) -> None:
+        self._batch = batch
+        self._open_session: Callable[[], S] = open_session
+        self._session: S | None = None
+        self._logger: logging.LoggerAdapter[logging.Logger] | None = None
+        self.jobs: tuple[BatchJob, ...] = tuple(map(BatchJob, batch.claimed))
+        """The jobs of the batch, in the order of the items in each list of arguments."""
+        self._mine = frozenset(self.jobs)
+
+    @property
+    def session(self) -> S:
+        """A session in a transaction that the worker owns, opened on first use. What the handler writes through it commits together with the
+        completions of all jobs of the batch, or not at all.
+        """
+        if self._session is None:
+            self._session = self._open_session()
+        return self._session
+
+    def fail(self, job: BatchJob, error: BaseException) -> None:
+        """Let the attempt of one job fail with `error`; the other jobs go on. The task's retry policy decides about the job, as if its handler
+        had raised `error`. A `Snooze`, `Cancel`, `Discard` or `RateLimited` ends it as that says.
+
+        Nothing is undone: what the handler wrote for the job commits with the batch, unless the handler itself rolls it back
+        (`ctx.session.begin_nested()`).
+
+        Raises OptionError for what is no job of this batch, and for what is no exception.
+        """
+        if not isinstance(error, BaseException):
+            raise OptionError(f'ctx.fail takes an exception, not {error!r}: ctx.fail(job, ValueError("no address"))')
+        if job not in self._mine:
+            raise OptionError(f"ctx.fail and ctx.retry take a job of this batch, ctx.jobs[0] say, not {job!r}")
+        self._batch.singled_out[job.job_id] = error
+
+    def retry(self, job: BatchJob, after: Duration | None = None, *, reason: str = "") -> None:
+        """Run one job again, after `after` (seconds or timedelta; by default the retry policy decides). Its attempt counts, as with `Retry`."""
+        self.fail(job, Retry(after, reason=reason))
+
+    @property
+    def cancelled(self) -> bool:
+        """True once the whole batch should stop: it timed out, its worker is stopping, or each of its jobs was cancelled or lost. If a
+        handler has seen True and then returns, its writes roll back, and no job is completed.
+        """
+        return self._batch.notice_stop()
+
+    def raise_if_cancelled(self) -> None:
+        """Raise `JobStopped` if `cancelled` is true. It is no `Exception`: an `except Exception` on the way lets it pass."""
+        if self._batch.notice_stop():
+            raise JobStopped(f"the batch of {len(self.jobs)} jobs is to stop")
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger whose records carry task, queue and `jobs`, the number of jobs."""
+        if self._logger is None:
+            first = self._batch.claimed[0]
+            self._logger = JobLogger(logger, {"task": first.task, "queue": first.queue, "jobs": len(self.jobs)})
+        return self._logger
+
+    if not typing.TYPE_CHECKING:  # to type checkers an attribute that is not there is an error
+
+        def __getattr__(self, name: str) -> Any:
+            if name in _OF_ONE_JOB:
+                raise StepError(
+                    f"ctx.{name} is refused in a batch handler, which has {len(self.jobs)} jobs: steps, waits and progress belong to "
+                    "one job; give the task no batch=..., or enqueue another task for them"
+                )
+            if hasattr(JobFacts, name) or name == "idempotency_key":
+                raise AttributeError(f"a batch has several jobs: ctx.jobs[0].{name}, say")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+#: The attributes of `JobContext` that are of one job alone.
+_OF_ONE_JOB = {
+    name
+    for cls in (JobContext, HandlerContext)
+    for name in vars(cls)
+    if not (name.startswith("_") or hasattr(BatchHandlerContext, name) or hasattr(BatchJob, name))
+}
+
+
+class BatchContext(BatchHandlerContext[Session]):
+    """The context of a `def` batch handler; `session` is a `sqlalchemy.orm.Session`."""
+
+    __slots__ = ()
+
+
+class AsyncBatchContext(BatchHandlerContext[AsyncSession]):
+    """The context of an `async def` batch handler; `session` is an `AsyncSession`."""
+
+    __slots__ = ()

@@ -1,0 +1,251 @@
+"""Jobs of batch tasks on their way to a slot: they are gathered into batches, each of which takes one slot and is one call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf
+from time import monotonic
+from typing import Any, TypeAlias
+
+from ...arguments.context import ClaimedJob
+from ...rules.lifecycle import extra
+from ...tasks.batching import Group
+from ...tasks.middleware import Attempt
+from ...tasks.tasks import Task
+from ...tasks.upcasts import version_of
+from .attempt_end import AttemptEnd, BatchEnd
+from .run import Kind, Run, Stop
+
+#: A job that has lost this many workers may be why: it runs alone.
+DEATHS = 2
+
+
+class Member(Run):
+    """The run of a job that is in a batch. Its lease, cancel, deadline and outcome are its own; the handler's call is the batch's."""
+
+    __slots__ = ("batch", "group")
+
+    def __init__(
+        self, job: ClaimedJob, task: Task[Any, Any, Any], arrived: float, claimed_at: float, unsettled: set[Run]
+    ) -> None:
+        super().__init__(job, task, arrived, claimed_at, unsettled)
+        # Written under the lock of the slots, before the handler is called.
+        self.batch: BatchRun | None = None
+        # The value of `Batching.by`. The claimer writes it, and a runner, once objects are loaded, before the run is gathered again.
+        self.group: Group = _group_of(job, task)
+
+    def again(self) -> Member:
+        """Another run of the same claim, which has an outcome of its own."""
+        made = Member(self.job, self.task, monotonic(), self.claimed, self._unsettled)
+        made.renewed, made.group = self.renewed, self.group
+        made.stop = self.stop
+        return made
+
+    def begin_attempt(self) -> Attempt:
+        """The attempt of the batch. Each job has callbacks of its own for its end."""
+        assert self.batch is not None
+        attempts: list[AttemptEnd] = []
+        for run in self.batch.runs:
+            run.attempt_end = attempt = AttemptEnd(run.job)
+            attempts.append(attempt)
+        self.batch.end = end = BatchEnd(self.job, attempts)
+        return end
+
+    def ask_to_stop(self, why: Stop) -> None:
+        """Note that this job should stop. The handler's call is stopped once all of its jobs should: see `BatchRun.notice_stop`."""
+        if self.stop is None:
+            self.stop = why
+            if self.batch is not None:
+                self.batch.interrupt()
+
+
+def current_text(job: ClaimedJob, task: Task[Any, Any, Any]) -> str:
+    """The job's arguments as JSON text, of the version that the handler takes."""
+    text = job.args or ""
+    is_old = job.extra is not None or task.version != 1
+    return task.upcasts.current(text, version_of(extra(job))) if is_old else text
+
+
+def _group_of(job: ClaimedJob, task: Task[Any, Any, Any]) -> Group:
+    try:
+        return None if task.grouping is None else task.grouping.stored(current_text(job, task))
+    except Exception:  # its annotations cannot be resolved: the attempt fails with the reason
+        return None
+
+
+class BatchRun:
+    """Jobs of one task that run in one call.
+
+    It stands for its jobs where a slot is taken, and given back. The slots' lock protects `runs` until a runner has taken it. After
+    that the runner alone changes them; maintenance reads them.
+    """
+
+    def __init__(self, first: Member) -> None:
+        batching = first.task.batch
+        assert batching is not None
+        self.task, self.size = first.task, batching.size
+        self.key = first.job.queue, first.task.name, first.group
+        self.kind = Kind.BATCH_ASYNC if first.task.is_async else Kind.BATCH_THREAD
+        self.runs: list[Member] = []
+        self.job = first.job
+        """A job of it, which has the queue."""
+        self.start_at = monotonic() + batching.seconds
+        """When it starts although it is not full. Under the slots' lock."""
+        self.arrived = inf
+        """When it could start. Under the slots' lock."""
+        self.started: float | None = None
+        self.timeout_at: float | None = None
+        """When the call's timeout is over. The runner writes it, maintenance reads it."""
+        self.abandoned = self.interrupted = self.noticed = False
+        """As in `Run`."""
+        self.runner: asyncio.Task[Any] | None = None
+        self.end: AttemptEnd | None = None
+        """The callbacks of middleware for the end of the call. The runner writes it, maintenance reads it."""
+        self.settled = False
+        """Never: its runs are."""
+        self.singled_out: dict[int, BaseException] = {}
+        """By job, what the handler has called for single jobs, by `ctx.fail` and `ctx.retry`."""
+        self.along = 0
+        """How many jobs share its slot with the first. Under the slots' lock."""
+        self.add(first)
+
+    @classmethod
+    def of(cls, runs: Sequence[Member]) -> BatchRun:
+        """A batch of these jobs."""
+        made = cls(runs[0])
+        for run in runs[1:]:
+            made.add(run)
+        return made
+
+    def begin(self) -> int:
+        """Note that it has a slot, and return `along`."""
+        self.along = len(self.runs) - 1
+        return self.along
+
+    def add(self, run: Member) -> None:
+        """Put a job into it."""
+        self.runs.append(run)
+        run.batch = self
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more jobs."""
+        return len(self.runs) >= self.size
+
+    @property
+    def claimed(self) -> Sequence[ClaimedJob]:
+        """Its jobs."""
+        return [run.job for run in self.runs]
+
+    @property
+    def stops(self) -> bool:
+        """Whether each of its jobs should stop."""
+        return all(run.stop is not None for run in self.runs)
+
+    def notice_stop(self) -> bool:
+        """Whether the handler should end; if so, notes that it knows."""
+        if not self.stops:
+            return False
+        self.noticed = True
+        return True
+
+    def interrupt(self) -> None:
+        """Cancel an async handler, if all of its jobs should stop. On the event loop."""
+        if self.runner is not None and not self.interrupted and self.stops:
+            self.interrupted = self.runner.cancel()
+
+
+Unit: TypeAlias = Run | BatchRun
+"""What takes a slot."""
+
+
+def runs_of(units: Iterable[Unit]) -> Iterator[Run]:
+    """The runs of all jobs in these units."""
+    for unit in units:
+        if isinstance(unit, BatchRun):
+            yield from unit.runs
+        else:
+            yield unit
+
+
+class Gathering:
+    """The batches of a queue's slots that take more jobs. The slots' lock protects it."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str, Group], BatchRun] = {}
+        """By queue, task and group."""
+        self.per_slot = 1.0
+        """How many jobs a slot takes, as measured on the jobs that came last. 1 where no jobs are of batch tasks."""
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add(self, runs: Iterable[Run]) -> list[Unit]:
+        """Put jobs into batches. Returns what can start: batches that need not wait for more jobs, and the runs of other tasks, in the order of their first jobs."""
+        ready: list[Unit] = []
+        slots, count, made, tasks = 0.0, 0, 0, set[str]()
+        for run in runs:
+            count += 1
+            if not isinstance(run, Member):
+                slots += 1
+                ready.append(run)
+                continue
+            if run.job.rescues >= DEATHS:
+                slots += 1
+                self._start(BatchRun(run), ready)
+                continue
+            tasks.add(run.task.name)
+            key = run.job.queue, run.task.name, run.group
+            if (batch := self._open.get(key)) is None:
+                batch = self._open[key] = BatchRun(run)
+                made += 1
+                if run.task.batch is not None and not run.task.batch.seconds:
+                    self._start(batch, ready)
+            else:
+                batch.add(run)
+            slots += 1 / batch.size
+            if batch.is_full:
+                self._start(batch, ready)
+                self.taken(batch)
+        # Where `by` makes many small batches, each takes a slot.
+        self.per_slot = max(count / max(slots, made - len(tasks)), 1.0)
+        return ready
+
+    def _start(self, batch: BatchRun, ready: list[Unit]) -> None:
+        if batch.arrived == inf:
+            batch.arrived = monotonic()
+            ready.append(batch)
+
+    def taken(self, batch: BatchRun) -> None:
+        """Let this batch take no more jobs."""
+        if self._open.get(batch.key) is batch:
+            del self._open[batch.key]
+
+    def start(self, queue: str | None = None, *, due_by: float = inf) -> list[Unit]:
+        """The batches that wait for more jobs of this queue, or of any, no longer: those whose wait is over at `due_by`."""
+        ready: list[Unit] = []
+        for batch in self._open.values():
+            if batch.start_at <= due_by and queue in (None, batch.key[0]):
+                self._start(batch, ready)
+        return ready
+
+    def clear(self) -> list[Unit]:
+        """Take out all batches that wait for more jobs."""
+        waiting, self._open = self.waiting, {}
+        return waiting
+
+    @property
+    def waiting(self) -> list[Unit]:
+        """The batches that wait for more jobs."""
+        return [batch for batch in self._open.values() if batch.arrived == inf]
+
+    @property
+    def next_at(self) -> float:
+        """When the wait of a batch is over."""
+        return min((batch.start_at for batch in self._open.values() if batch.arrived == inf), default=inf)
+
+    @property
+    def slots(self) -> float:
+        """How many slots the jobs that wait for more jobs will take."""
+        return sum(len(batch.runs) / batch.size for batch in self._open.values() if batch.arrived == inf)

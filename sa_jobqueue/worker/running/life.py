@@ -1,0 +1,370 @@
+"""Injected values, and the hooks at the start and stop of a worker.
+
+A value for a `def` handler is made on the thread of the handler that needs it first. A shared value for `async def` handlers is made and closed
+in a task of its own on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from ...arguments.injected import Injected, Provided
+from ...errors import HookError, JobStopped
+from ...util.log import get_logger
+from .run import Run
+
+logger = get_logger(__name__)
+
+T = TypeVar("T")
+#: Does work that may block, and waits for it.
+Apart: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+#: In place of a value whose maker was stopped.
+_AGAIN = object()
+
+
+async def at_once(work: Callable[[], T]) -> T:
+    """Do it here and now."""
+    return work()
+
+
+class Life:
+    """The shared values and the hooks of a process, or of a `drain` of the testing kit. `start`, `stop`: the hooks.
+
+    For any thread; `call_async`, `begin` and `end` are for the event loop of the `async def` handlers.
+    """
+
+    def __init__(self, start: Sequence[Callable[[], Any]] = (), stop: Sequence[Callable[[], Any]] = ()) -> None:
+        self._start, self._stop = start, stop
+        self._context = contextvars.copy_context()
+        """The context variables of providers of the scope "worker": not those of the job that needs them first."""
+        self.ready: dict[Injected, dict[str, Any]] = {}
+        """The values of each handler that needs only shared values, once they are made. Read without the lock."""
+        # Under the lock.
+        self._made_or_making: dict[Provided, Future[Any]] = {}
+        self._closers: list[tuple[Provided, Callable[[Apart], Awaitable[object]]]] = []
+        """The functions that close the values, in the order in which the values were made."""
+        self._over = False
+        self._lock = threading.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()  # the loop keeps only weak references
+        self._has_begun = False
+
+    # ---- beginning and end
+
+    async def begin(self, apart: Apart) -> None:
+        """Call the start hooks in order. Raises HookError for the first that fails."""
+        for hook in self._start:
+            try:
+                await _called(hook, apart)
+            except (Exception, SystemExit) as error:
+                raise HookError(f"on_worker_start: {_name(hook)} failed: {type(error).__name__}: {error}") from error
+        self._has_begun = True
+
+    async def end(self, apart: Apart) -> None:
+        """Close all values and call the stop hooks, in the reverse order. What fails is logged. The second time does nothing."""
+        with self._lock:
+            self._over = True
+        await self.close(apart)
+        has_begun, self._has_begun = self._has_begun, False
+        for hook in reversed(self._stop) if has_begun else ():
+            try:
+                await _called(hook, apart)
+            except (Exception, SystemExit) as error:
+                logger.error("on_worker_stop: %s failed: %r", _name(hook), error, exc_info=error)
+
+    async def close(self, apart: Apart) -> None:
+        """Close the values of the scope "worker", the last that was made first. They are made again when a job needs them."""
+        with self._lock:
+            self._made_or_making.clear()
+            self.ready.clear()
+        while self._closers:
+            value, close = self._closers.pop()
+            try:
+                await close(apart)
+            except Exception as error:
+                _log_unclosed(value, error)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to begin or end."""
+        return not (self._start or self._stop or self._closers)
+
+    # ---- a handler's call
+
+    def call(
+        self,
+        run: Run,
+        injected: Injected,
+        context: Callable[[], Any],
+        handler: Callable[..., Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Call a `def` handler with its values. Those of the attempt are closed when it has returned or raised."""
+        made, managers = dict[Provided, Any](), list[tuple[Provided, Any]]()
+        error: BaseException | None = None
+        returned: Any = None
+        try:
+            for name, value in injected.values:
+                kwargs[name] = self._made(value, made, managers, context)
+            self._note_ready(injected, kwargs)
+            returned = handler(*args, **kwargs)
+        except BaseException as raised:
+            error = raised
+        while managers:
+            value, manager = managers.pop()
+            try:
+                manager.__exit__(
+                    None if error is None else type(error), error, None if error is None else error.__traceback__
+                )
+            except BaseException as failure:
+                error = _after(failure, error, value, run)
+        try:
+            if error is not None:
+                raise error
+            return returned
+        finally:
+            del error  # with its traceback it would refer to itself
+
+    async def call_async(
+        self,
+        run: Run,
+        injected: Injected,
+        context: Callable[[], Any],
+        handler: Callable[..., Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Like `call`, for an `async def` handler."""
+        made, managers = dict[Provided, Any](), list[tuple[Provided, Any]]()
+        error: BaseException | None = None
+        returned: Any = None
+        try:
+            for name, value in injected.values:
+                kwargs[name] = await self._made_async(value, made, managers, context)
+            self._note_ready(injected, kwargs)
+            returned = await handler(*args, **kwargs)
+        except BaseException as raised:
+            error = raised
+        while managers:
+            value, manager = managers.pop()
+            try:
+                await _exit(value, manager, error)
+            except BaseException as failure:
+                error = _after(failure, error, value, run)
+        try:
+            if error is not None:
+                raise error
+            return returned
+        finally:
+            del error
+
+    def _note_ready(self, injected: Injected, given: dict[str, Any]) -> None:
+        """Let the next call take the values from `ready`, if all are of the scope "worker", and still there."""
+        values = {name: given[name] for name, _ in injected.values}
+        with self._lock:
+            made = [self._made_or_making.get(value) for _, value in injected.values]
+            if all(
+                known and known.done() and known.result() is given[name]
+                for known, name in zip(made, values, strict=True)
+            ):
+                self.ready[injected] = values
+
+    # ---- values of an attempt
+
+    def _made(
+        self,
+        value: Provided,
+        made: dict[Provided, Any],
+        managers: list[tuple[Provided, Any]],
+        context: Callable[[], Any],
+    ) -> Any:
+        if value.scope == "worker":
+            return self._shared(value)
+        if value not in made:
+            given = {name: self._made(needed, made, managers, context) for name, needed in value.takes}
+            if value.context is not None:
+                given[value.context] = context()
+            if value.manager is None:
+                made[value] = value.provider(**given)
+            else:
+                manager = value.manager(**given)
+                made[value] = manager.__enter__()
+                managers.append((value, manager))
+        return made[value]
+
+    async def _made_async(
+        self,
+        value: Provided,
+        made: dict[Provided, Any],
+        managers: list[tuple[Provided, Any]],
+        context: Callable[[], Any],
+    ) -> Any:
+        if value.scope == "worker":
+            return await self._shared_async(value)
+        if value not in made:
+            given = {name: await self._made_async(needed, made, managers, context) for name, needed in value.takes}
+            if value.context is not None:
+                given[value.context] = context()
+            made[value], manager = await _entered(value, given)
+            if manager is not None:
+                managers.append((value, manager))
+        return made[value]
+
+    # ---- values of the scope "worker": each is made once, also if many ask at once
+
+    def _claimed(self, value: Provided) -> tuple[Future[Any], bool]:
+        """A future for the value, and whether the caller is to make the value."""
+        with self._lock:
+            if (known := self._made_or_making.get(value)) is not None:
+                return known, False
+            if self._over:
+                raise JobStopped(f"the worker leaves, and calls {value.name} no more")
+            self._made_or_making[value] = making = Future[Any]()
+            making.set_running_or_notify_cancel()  # a task that waits cannot cancel it for the others
+            return making, True
+
+    def _shared(self, value: Provided) -> Any:
+        found: Any = _AGAIN
+        while found is _AGAIN:
+            making, is_maker = self._claimed(value)
+            if is_maker:
+                self._context.copy().run(self._make, value, making)
+            found = making.result()
+        return found
+
+    def _make(self, value: Provided, making: Future[Any]) -> None:
+        try:
+            given = {name: self._shared(needed) for name, needed in value.takes}
+            manager = None if value.manager is None else value.manager(**given)
+            shared = value.provider(**given) if manager is None else manager.__enter__()
+        except BaseException as error:
+            self._failed(value, making, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        close = None if manager is None else partial(manager.__exit__, None, None, None)
+        if not self._succeeded(value, making, shared, close and (lambda apart: apart(close))) and close is not None:
+            close()
+
+    async def _shared_async(self, value: Provided) -> Any:
+        found: Any = _AGAIN
+        while found is _AGAIN:
+            making, is_maker = self._claimed(value)
+            if is_maker:
+                # In a task of its own: the job that needs it first may be cancelled, and what is entered and left in one task may use
+                # anyio's scopes. Not by `context=`, which a task factory of the application's need not take.
+                task = self._context.copy().run(asyncio.get_running_loop().create_task, self._live(value, making))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            found = making.result() if making.done() else await asyncio.wrap_future(making)
+        return found
+
+    async def _live(self, value: Provided, making: Future[Any]) -> None:
+        """Make a value, keep it until it is to be closed, and close it."""
+        over, task = asyncio.Event(), asyncio.current_task()
+
+        async def close(_: Apart) -> None:
+            over.set()
+            assert task is not None
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+
+        try:
+            given = {name: await self._shared_async(needed) for name, needed in value.takes}
+            shared, manager = await _entered(value, given)
+        except BaseException as error:
+            self._failed(value, making, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        is_kept = self._succeeded(value, making, shared, None if manager is None else close)
+        if manager is None:
+            return
+        try:
+            if is_kept:
+                await over.wait()
+        except BaseException as error:  # the loop ends, or what the provider has started cancels this task
+            self._forget(value)
+            await _exit(value, manager, error)
+            raise
+        await _exit(value, manager, None)
+
+    def _succeeded(
+        self, value: Provided, making: Future[Any], shared: Any, close: Callable[[Apart], Awaitable[object]] | None
+    ) -> bool:
+        """Share what was made. False: the worker has left meanwhile, so the caller closes it."""
+        with self._lock:
+            if is_kept := not self._over:
+                if close is not None:
+                    self._closers.append((value, close))
+            else:
+                self._made_or_making.pop(value, None)
+        making.set_result(shared if is_kept else _AGAIN)
+        return is_kept
+
+    def _failed(self, value: Provided, making: Future[Any], error: BaseException) -> None:
+        """Tell the handlers that wait. The next job that needs the value tries again. So do the handlers that wait, if the maker was only stopped."""
+        self._forget(value)
+        if isinstance(error, Exception):
+            making.set_exception(error)
+        else:
+            making.set_result(_AGAIN)
+
+    def _forget(self, value: Provided) -> None:
+        with self._lock:
+            self._made_or_making.pop(value, None)
+            self.ready.clear()
+
+
+async def _entered(value: Provided, given: dict[str, Any]) -> tuple[Any, Any]:
+    """Call a provider. Returns the value, and the context manager that closes it, if there is any."""
+    if value.manager is None:
+        made = value.provider(**given)
+        return (await made if value.awaits else made), None
+    manager = value.manager(**given)
+    return (await manager.__aenter__() if value.awaits else manager.__enter__()), manager
+
+
+async def _exit(value: Provided, manager: Any, error: BaseException | None) -> None:
+    given = (None, None, None) if error is None else (type(error), error, error.__traceback__)
+    if value.awaits:
+        await manager.__aexit__(*given)
+    else:
+        manager.__exit__(*given)
+
+
+def _after(failure: BaseException, error: BaseException | None, value: Provided, run: Run) -> BaseException | None:
+    """The exception with which an attempt goes on after closing a value has raised `failure`: only what stops the handler takes its place."""
+    if failure is error:
+        return error
+    if not isinstance(failure, Exception):
+        return failure
+    _log_unclosed(value, failure, run)
+    return error
+
+
+def _log_unclosed(value: Provided, error: Exception, run: Run | None = None) -> None:
+    job, fields = ("", {}) if run is None else (f"job {run.job.id}: ", run.job.fields)
+    logger.error("%s%s could not close its value: %r", job, value.name, error, exc_info=error, extra=fields)
+
+
+def _name(hook: Callable[[], Any]) -> str:
+    return getattr(hook, "__qualname__", None) or repr(hook)
+
+
+async def _called(hook: Callable[[], Any], apart: Apart) -> None:
+    if inspect.iscoroutinefunction(hook):
+        await hook()
+    else:
+        await apart(hook)
