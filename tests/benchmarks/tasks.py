@@ -122,8 +122,8 @@ async def write(ctx: AsyncJobContext, n: int) -> None:
 
 @task(registry=REGISTRY, name="write_batch", batch=Batching(500))
 def write_batch(ctx: BatchContext, n: list[int]) -> None:
-    """Insert a row for each job."""
-    ctx.session.execute(insert(notes), [{"n": number} for number in n])
+    """Insert a row for each job, all in one statement."""
+    ctx.session.execute(insert(notes).returning(notes.c.n), [{"n": number} for number in n])
 
 
 @task(registry=REGISTRY, name="write_sync")
