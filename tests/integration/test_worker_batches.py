@@ -38,6 +38,7 @@ from sa_jobqueue import (
     task,
 )
 from sa_jobqueue.errors import OptionError, TaskError
+from sa_jobqueue.testing import check_replay, work_one
 from sa_jobqueue.testing import drain as drain_in
 from tests.support.commands import start_command
 from tests.support.databases import driver_url
@@ -718,4 +719,13 @@ def test_the_testing_kit_runs_batches(engine: Engine, registry: Registry) -> Non
         assert found.outcomes == {"completed": 5, "failed": 1}
         assert [ran.result for ran in found if ran.task == "double"] == [0, 2, 4]
         assert sorted(session.scalars(select(Entry.n))) == [1, 2]
+        job, other = enqueue(write, 7), enqueue(write, 8)
+        session.add_all([job, other])
+        session.flush()
+        assert work_one(session, other, registry=registry).outcome == "completed"
+        assert calls[-1] == [8]
+        with pytest.raises(
+            TaskError, match="check_replay is for handlers that may have steps, and 'write' runs in batches"
+        ):
+            check_replay(session, job, registry=registry)
         session.rollback()
