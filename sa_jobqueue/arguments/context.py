@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 
 from ..errors import JobStopped, OptionError
 from ..rules.lifecycle import extra
+from ..rules.limits import checked_units
 from ..rules.outcomes import RateLimited
 from ..rules.retry import Duration, RetryPolicy, seconds_of
 
@@ -170,6 +171,9 @@ class Notes(Protocol):
     def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
         """Take how far the job is: `fraction` from 0 to 1, and perhaps a text."""
 
+    def use(self, job: ClaimedJob, used: Mapping[str, int]) -> None:
+        """Take what the job has used of named units."""
+
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
         """The sink for this claim's log records; it keeps the last `limit`."""
         ...
@@ -268,6 +272,17 @@ class HandlerContext(JobFacts, Generic[S]):
         """
         checked = _checked_message(message)
         self._notes.report(self._job, _checked_fraction(fraction), checked)
+
+    def used(self, **units: int) -> None:
+        """Report how much of named units this run has used, 0 to 999,999,999 each: `ctx.used(tokens=1834)`. It takes the place of what the
+        job was enqueued with, `options(units={"tokens": 1800})`, in the rates of the unit. A later report takes the place of an earlier one.
+
+        It returns at once, in an async handler too. The worker writes it within about a quarter of a second, unless the job was claimed again
+        meanwhile. The next attempt takes what the job was enqueued with once more.
+
+        Raises OptionError, a ValueError, for any other amount.
+        """
+        self._notes.use(self._job, checked_units(units, least=0))
 
     @property
     def cancelled(self) -> bool:

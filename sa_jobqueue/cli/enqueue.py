@@ -55,6 +55,12 @@ class CallOptions(Options):
         str | None, typer.Option(metavar="KEY", help="A key by which jobs are ordered, limited and served in turn.")
     ] = None
     units: Annotated[int | None, typer.Option(metavar="N", help="How much of a rate a job takes. Default: 1.")] = None
+    unit: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="UNIT=N", help="How much of a named unit a job takes, as in tokens=1800. Can be repeated."
+        ),
+    ] = None
 
 
 def enqueue(
@@ -199,7 +205,7 @@ def call_of(config: Config, given: CallOptions, *, registry: Registry | None = N
     With --app the task must exist, and the arguments are checked against its handler. Raises ConfigurationError or PayloadError.
     """
     options |= asdict(given)
-    name, text = options.pop("task"), options.pop("arguments")
+    name, text, named = options.pop("task"), options.pop("arguments"), options.pop("unit")
     registry = load_registry(config) if registry is None else registry
     task = registry.get(name)
     if task is None and config.app:
@@ -209,6 +215,8 @@ def call_of(config: Config, given: CallOptions, *, registry: Registry | None = N
             f"--app {', '.join(config.app)}: no task named {name!r}{hint} (--app '' enqueues by name, unchecked)"
         )
     target: Task[..., ..., Any] | TaskName = (TaskName(name) if task is None else task).options(**options)
+    if named:
+        target = target.options(units=dict(_named_units(text) for text in named))
     if text == "-":
         if sys.stdin is None:
             raise PayloadError("the arguments must come from stdin, which is closed")
@@ -222,6 +230,13 @@ def call_of(config: Config, given: CallOptions, *, registry: Registry | None = N
         args, kwargs = target.decode(text, what="the arguments")
         return target.call(*args, **kwargs)
     return target.call(**arguments)
+
+
+def _named_units(text: str) -> tuple[str, int]:
+    unit, _, amount = text.rpartition("=")
+    if not amount.isdecimal() or not unit:
+        raise OptionError(f"--unit must be a name and a number, as in tokens=1800, not {text!r}")
+    return unit, int(amount)
 
 
 def object_of(text: str, what: str) -> dict[str, Any]:

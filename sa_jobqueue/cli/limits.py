@@ -12,6 +12,7 @@ import typer
 from ..errors import ConfigurationError, OptionError
 from ..models import WorkerRow
 from ..rules.limits import (
+    Limits,
     Owner,
     WhenFull,
     checked_max_waiting,
@@ -19,9 +20,11 @@ from ..rules.limits import (
     checked_share,
     checked_weight,
     checked_when_full,
+    further_rate,
     rate_columns,
-    rate_said,
+    rates_said,
     read_rate,
+    read_unit_rate,
 )
 from ..rules.words import age
 from ..sql.limits.admin import change_limits
@@ -118,6 +121,13 @@ def set_(
     burst: Annotated[
         int | None, typer.Option(metavar="N", help="Jobs that may start at once; 1 if --rate is given alone.")
     ] = None,
+    unit_rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="UNIT=N/TIME[:BURST]|none",
+            help="Named units that may start in a time: tokens=200000/1m:5000. Repeatable; replaces all of them.",
+        ),
+    ] = None,
     key_running: Annotated[
         str | None, typer.Option(metavar="N|none", help="Jobs of each key that may run at once.")
     ] = None,
@@ -152,12 +162,16 @@ def set_(
 
     sa-jobqueue limits set sync --running 50 --rate 500/1m --burst 50
     sa-jobqueue limits set sync --key 42 --running 3 --weight 5
+    sa-jobqueue limits set llm --unit-rate tokens=200000/1m:5000
     sa-jobqueue limits set shop.sync --task --key-running 1
     """
     changes: dict[str, Any] = {}
     if running is not None:
         changes["running"] = checked_running(_number(running, "--running"))
     changes |= _rate(rate, burst, "")
+    if unit_rate:
+        rates = [] if unit_rate == ["none"] else [read_unit_rate(text) for text in unit_rate]
+        changes["rates"] = [further_rate(rate) for rate in Limits(rates=rates).rates or ()] or None
     of_keys: dict[str, Any] = {}
     if key_running is not None:
         of_keys["key_running"] = checked_running(_number(key_running, "--key-running"))
@@ -172,7 +186,7 @@ def set_(
         of_keys["share"] = checked_share(share)
     if target.key is not None and of_keys:
         raise ConfigurationError(
-            "--key takes --running, --rate, --burst and --weight; the others are for all keys of a queue or task"
+            "--key takes --running, --rate, --burst, --unit-rate and --weight; the others are for all keys of a queue or task"
         )
     if weight is not None:
         if target.key is None:
@@ -310,7 +324,7 @@ def _narrow_line(line: tuple[object, ...], row: Any) -> tuple[object, ...]:
 
 
 def _rate_text(row: Any, prefix: str) -> str:
-    return rate_said(*(row[f"{prefix}rate_{part}"] for part in ("count", "seconds", "burst")))
+    return rates_said(row, prefix)
 
 
 def _of_each_key(row: Any) -> str:

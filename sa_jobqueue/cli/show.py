@@ -17,6 +17,7 @@ from ..health.one_job import StepSeen, archived_lines, read_steps, schedule_said
 from ..models import ArchivedJob, Job, Progress
 from ..rules.failures import error_text, moment_said
 from ..rules.lifecycle import LIVE, JobStatus
+from ..rules.limits import units_said
 from ..rules.reasons import WaitReason
 from ..rules.words import age, duration, size
 from ..sql.chosen import reading_of
@@ -262,8 +263,8 @@ def _print_head(job: Job | ArchivedJob, reading: str, worker: str, schedule: str
     )
     if schedule and (job.ticks or 1) > 1:
         schedule += f" · stands for {job.ticks} ticks"
-    units = None if job.units is None else f"{job.units:,}"
     extras: dict[str, Any] = job.extras if isinstance(job.extras, dict) else {}  # by hand it may be any JSON
+    units = units_said(job.units, extras)
     details = {
         "worker": worker or None, "schedule": schedule or None, "key": job.key, "about": job.subject, "units": units, "version": extras.get("version"),
         "unique key": job.unique_key, "on failure": _task_of(extras.get("on_failure")), "on success": _task_of(extras.get("on_success")),

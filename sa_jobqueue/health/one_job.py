@@ -38,7 +38,7 @@ _TIMES = (
     "created_at", "run_at", "claimed_at", "lease_expires_at", "cancel_requested_at", "finished_at", "purge_at", "expires_at", "deadline_at",
     "tick_at",
 )  # fmt: skip
-_LONG = ("args", "meta", "result", "errors")
+_LONG = ("args", "meta", "result", "errors", "extras")
 _FIRST: sa.ColumnElement[Any] = sa.literal_column("timestamptz '0002-01-01 00:00+00'")
 _LAST: sa.ColumnElement[Any] = sa.literal_column("timestamptz '9999-01-01 00:00+00'")
 #: What an SQLSTATE begins with where the connection is gone or going, and not what is read at fault.

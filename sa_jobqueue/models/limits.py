@@ -52,6 +52,10 @@ class LimitRow(Base):
     """What becomes of the jobs of a key beyond `max_waiting`."""
     max_waiting: Mapped[int | None] = mapped_column(sa.Integer)
     """How many jobs of a key may wait; None: any number."""
+    rates: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
+    """Further rates: of a named `unit`, or one more without a unit (""), each with `count`, `seconds` and `burst`."""
+    key_rates: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
+    """Those of each key, unless its `KeyRow` has others."""
     share: Mapped[str] = mapped_column(server_default=sa.text("'starts'"))
     """What keys get equal shares of: "starts" or "time"."""
     paused_at: Mapped[datetime | None]
@@ -79,6 +83,9 @@ class LimitRow(Base):
             name="job_limit_when_full_check",
         ),
         sa.CheckConstraint("max_waiting BETWEEN 0 AND 1000000", name="job_limit_max_waiting_check"),
+        sa.CheckConstraint(
+            "jsonb_typeof(rates) = 'array' AND jsonb_typeof(key_rates) = 'array'", name="job_limit_rates_check"
+        ),
         sa.CheckConstraint("share IN ('starts', 'time')", name="job_limit_share_check"),
     )
 
@@ -96,6 +103,8 @@ class KeyRow(Base):
     rate_count: Mapped[int | None] = mapped_column(sa.Integer)
     rate_seconds: Mapped[float | None]
     rate_burst: Mapped[int | None] = mapped_column(sa.Integer)
+    rates: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
+    """In place of the owner's `key_rates`; None: those hold."""
     weight: Mapped[int] = mapped_column(sa.SmallInteger, server_default=sa.text("1"))
     """How many jobs the key gets in its turn."""
     paused_at: Mapped[datetime | None]
@@ -107,6 +116,8 @@ class KeyRow(Base):
         sa.CheckConstraint("char_length(key) BETWEEN 1 AND 200", name="job_key_key_check"),
         sa.CheckConstraint("running >= 1", name="job_key_running_check"),
         _rate_check("job_key"),
+        sa.CheckConstraint("jsonb_typeof(rates) = 'array'", name="job_key_rates_check"),
+        sa.Index("job_key_rates_idx", "owner", "name", postgresql_where=sa.text("rates IS NOT NULL")),
         sa.CheckConstraint("weight BETWEEN 1 AND 1000", name="job_key_weight_check"),
     )
 

@@ -8,7 +8,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 from ..errors import OptionError
@@ -28,6 +29,8 @@ MOST_JOBS = 1_000_000
 _HEAVIEST = 1_000
 #: The largest numbers of a rate, which PostgreSQL keeps as integers.
 _MOST_UNITS = 1_000_000_000
+#: Characters of the name of a unit, and the most that a job takes of it.
+_LONGEST_UNIT, _MOST_NAMED = 100, 999_999_999
 #: The shortest and the longest period of a rate, in seconds: a microsecond, a year.
 _SHORTEST, _LONGEST = 0.000_001, 365.25 * 86_400
 
@@ -40,14 +43,20 @@ class Rate:
     which none did; then the others follow singly. So no window of the length `per` has more than `count + burst` starts.
     `count` and `burst` are 1 to 1,000,000,000. A job counts as its `units`.
 
+    `unit`: the name of what is counted, 1 to 100 characters, as in `Rate(200_000, per=60, burst=20_000, unit="tokens")`. A job takes of it
+    what its `options(units={"tokens": 1800})` say, and nothing without them. "": the jobs, or their `units=3`.
+
     Raises OptionError for a value that cannot be used.
     """
 
     count: int
     per: Duration = 1.0
     burst: int = 1
+    unit: str = ""
 
     def __post_init__(self) -> None:
+        if self.unit != "":
+            checked_unit(self.unit)
         checked_number(self.count, "a rate's count", 1, _MOST_UNITS)
         checked_number(self.burst, "a rate's burst", 1, _MOST_UNITS)
         seconds = checked_duration(self.per, "a rate's per")
@@ -60,25 +69,28 @@ class Rate:
 class KeyLimits:
     """The limits of the jobs of each key by itself: how many may run at once, and how fast they may start.
 
-    `running`: 1 to 1,000,000; with 1 they run in turn. None: no such limit. Raises OptionError for a value that cannot be used.
+    `running`: 1 to 1,000,000; with 1 they run in turn. `rate`: a single rate; or `rates`: several, all of which hold, at most one for each
+    unit and period. None: no such limit. Raises OptionError for a value that cannot be used.
     """
 
     running: int | None = None
     rate: Rate | None = None
+    rates: Sequence[Rate] | None = None
 
     def __post_init__(self) -> None:
-        _check(self.running, self.rate)
+        _check(self)
 
     def columns(self, prefix: str = "key_") -> dict[str, Any]:
         """The columns of `LimitRow` that say this; with the prefix "" those of `KeyRow`."""
-        return limit_columns(prefix, running=self.running, rate=self.rate)
+        return limit_columns(prefix, running=self.running, rates=_all_rates(self))
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of a queue, or of a task in any queue. They hold over all workers together; the strictest wins.
 
-    `running`: how many of its jobs may run at once, 1 to 1,000,000. `rate`: how fast they may start. `per_key`: the limits
+    `running`: how many of its jobs may run at once, 1 to 1,000,000. `rate`: how fast they may start; or `rates`: several rates, all of which
+    hold, at most one for each unit and period. `per_key`: the limits
     of the jobs of each key by itself. None: no such limit.
 
     `strict`: a job that was claimed and is queued again goes first in its key, and while it waits, no other job of that key starts.
@@ -102,9 +114,10 @@ class Limits:
     when_full: WhenFull = "wait"
     max_waiting: int | None = None
     share: Share = "starts"
+    rates: Sequence[Rate] | None = None
 
     def __post_init__(self) -> None:
-        _check(self.running, self.rate)
+        _check(self)
         if self.per_key is not None and not isinstance(self.per_key, KeyLimits):
             raise OptionError(f"limits: per_key must be KeyLimits(...) or None, not {self.per_key!r}")
         if not isinstance(self.strict, bool):
@@ -116,7 +129,7 @@ class Limits:
     def columns(self) -> dict[str, Any]:
         """The columns of `LimitRow` that say this, also those that say that there is no limit."""
         return {
-            **limit_columns(running=self.running, rate=self.rate),
+            **limit_columns(running=self.running, rates=_all_rates(self)),
             **(self.per_key or KeyLimits()).columns(),
             "strict": self.strict,
             "when_full": self.when_full,
@@ -125,9 +138,24 @@ class Limits:
         }
 
 
-def limit_columns(prefix: str = "", *, running: int | None, rate: Rate | None) -> dict[str, Any]:
+def limit_columns(prefix: str = "", *, running: int | None, rates: Sequence[Rate]) -> dict[str, Any]:
     """The columns of a limit, each with `prefix` before its name."""
-    return {f"{prefix}running": running, **rate_columns(rate, prefix)}
+    first = next((rate for rate in rates if not rate.unit), None)
+    further = [rate for rate in rates if rate is not first]
+    return {
+        f"{prefix}running": running,
+        **rate_columns(first, prefix),
+        f"{prefix}rates": [further_rate(rate) for rate in further] or None,
+    }
+
+
+def further_rate(rate: Rate) -> dict[str, Any]:
+    """A rate beside that of the columns of its own, as a row keeps it."""
+    return {"unit": rate.unit, "count": rate.count, "seconds": rate.per, "burst": rate.burst}
+
+
+def _all_rates(limits: KeyLimits | Limits) -> Sequence[Rate]:
+    return (limits.rates or ()) if limits.rate is None else (limits.rate,)
 
 
 def rate_columns(rate: Rate | None, prefix: str = "") -> dict[str, Any]:
@@ -143,13 +171,32 @@ def read_rate(text: str, *, burst: int | None = None) -> Rate:
     """A rate as a person writes it: "500/1m", "20/s". Raises ValueError for another text, OptionError for numbers that cannot be used.
 
     >>> read_rate("500/1m", burst=50)
-    Rate(count=500, per=60.0, burst=50)
+    Rate(count=500, per=60.0, burst=50, unit='')
     """
     found = _RATE.fullmatch(text.strip())
     if found is None:
         raise ValueError(f"{text!r} is not a rate; expected a number and a time, as in 500/1m or 20/s")
     per = read_duration(found[2] if found[2][0].isdigit() else f"1{found[2]}")
     return Rate(int(found[1].replace(",", "")), per=per.total_seconds(), burst=1 if burst is None else burst)
+
+
+def read_unit_rate(text: str) -> Rate:
+    """A rate of a named unit as a person writes it: "tokens=200000/1m", "tokens=200000/1m:5000" with a burst. Raises OptionError for another text.
+
+    >>> read_unit_rate("tokens=200000/1m:5000")
+    Rate(count=200000, per=60.0, burst=5000, unit='tokens')
+    """
+    unit, _, rest = text.partition("=")
+    rate, _, burst = rest.partition(":")
+    try:
+        read = read_rate(rate, burst=int(burst) if burst else None)
+    except ValueError as error:
+        if isinstance(error, OptionError):
+            raise
+        raise OptionError(
+            f"{text!r} is not a rate of a unit; expected as in tokens=200000/1m or tokens=200000/1m:5000"
+        ) from None
+    return replace(read, unit=checked_unit(unit))
 
 
 def rate_said(count: int | None, seconds: float | None, burst: int | None = 1) -> str:
@@ -161,6 +208,25 @@ def rate_said(count: int | None, seconds: float | None, burst: int | None = 1) -
     if count is None or seconds is None:
         return ""
     return f"{count:,}/{_span(seconds)}" + (f", burst {burst:,}" if burst is not None and burst > 1 else "")
+
+
+def rates_said(row: Mapping[str, Any], prefix: str = "") -> str:
+    """All rates of a row, in the columns with this prefix: "500/1m; 200,000/1m tokens, burst 20,000"."""
+    first = rate_said(*(row[f"{prefix}rate_{part}"] for part in ("count", "seconds", "burst")))
+    others = [
+        f"{rate['count']:,}/{_span(rate['seconds'])} {rate['unit']}".rstrip()
+        + (f", burst {rate['burst']:,}" if rate["burst"] > 1 else "")
+        for rate in row[f"{prefix}rates"] or ()
+    ]
+    return "; ".join(filter(None, [first, *others]))
+
+
+def units_said(units: int | None, extras: object) -> str | None:
+    """How much of rates a job takes, from its columns, of which `extras` may be any JSON: "3, 1,800 tokens". None: as any job."""
+    named = extras.get("units") if isinstance(extras, dict) else None
+    amounts = named.items() if isinstance(named, dict) else ()
+    parts = ["" if units is None else f"{units:,}", *(f"{n:,} {unit}" for unit, n in amounts if type(n) is int)]
+    return ", ".join(filter(None, parts)) or None
 
 
 def _span(seconds: float) -> str:
@@ -211,7 +277,34 @@ def checked_weight(value: object) -> int:
     return checked_number(value, "limits: weight", 1, _HEAVIEST)
 
 
-def _check(running: object, rate: object) -> None:
-    checked_running(running)
+def checked_unit(value: object) -> str:
+    """The name of a unit."""
+    if not isinstance(value, str) or not 1 <= len(value) <= _LONGEST_UNIT or not value.isprintable():
+        raise OptionError(f"a unit must be a name of 1 to {_LONGEST_UNIT} printable characters, not {value!r}")
+    return value
+
+
+def checked_units(value: Mapping[str, int], least: int = 1) -> dict[str, int]:
+    """Amounts of named units."""
+    return {
+        checked_unit(name): checked_number(amount, f"units: {name!r}", least, _MOST_NAMED)
+        for name, amount in value.items()
+    }
+
+
+def _check(limits: KeyLimits | Limits) -> None:
+    checked_running(limits.running)
+    rate, rates = limits.rate, limits.rates
     if rate is not None and not isinstance(rate, Rate):
         raise OptionError(f"limits: rate must be Rate(count, per=seconds) or None, not {rate!r}")
+    if rates is None:
+        return
+    if rate is not None:
+        raise OptionError("limits: rate and rates exclude each other: put the rate into rates=[...]")
+    if isinstance(rates, str) or not isinstance(rates, Sequence) or not all(isinstance(one, Rate) for one in rates):
+        raise OptionError(f"limits: rates must be a list of Rate(count, per=seconds) or None, not {rates!r}")
+    object.__setattr__(limits, "rates", tuple(rates) or None)
+    if len({(one.unit, one.per) for one in rates}) < len(rates):
+        raise OptionError(
+            "limits: rates has two rates of one unit and one period: only the lower would count, so take the other off"
+        )

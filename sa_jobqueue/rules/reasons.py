@@ -58,7 +58,7 @@ class WaitReason(NamedTuple):
     seconds: float | None = None
     """The period of a rate."""
     reason: str | None = None
-    """The pause's reason, the last error's message, or the question to a person."""
+    """The pause's reason, the unit of a rate, the last error's message, or the question to a person."""
     since: datetime | None = None
     """When it began."""
     workflow_id: int | None = None
@@ -284,7 +284,9 @@ KINDS: Mapping[What, Kind] = {
     ),
     "running": Kind(lambda wait, _: f"{_whose(wait, 'limit')}: {wait.used} of {wait.limit} running{_jobs(wait)}"),
     "rate": Kind(
-        lambda wait, at: f"{_whose(wait, 'rate')}: {wait.limit} in {wait.seconds:g} s{_until(wait, at, ', until ')}"
+        lambda wait, at: (
+            f"{_whose(wait, 'rate')}: {wait.limit}{f' {wait.reason}' if wait.reason else ''} in {wait.seconds:g} s{_until(wait, at, ', until ')}"
+        )
     ),
     "pressure": Kind(_pressure),
     "busy": Kind(_busy),

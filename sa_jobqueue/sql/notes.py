@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB, insert
 
-from ..models import Job, JobMixin, LogPart, companions_of, status_in
+from ..models import Job, JobMixin, LogPart, companions_of, schema_function, status_in
 from ..rules.lifecycle import LIVE
 from .ends import fence
 from .parts import FIRST_ID, ONE, array, columns_of, materialized, members, rows, table_of
@@ -24,6 +24,15 @@ from .tables import StorePart
 MAX_RUNS = 20
 #: How long the keys of `once` are kept.
 ONCE_KEPT = sa.literal_column("interval '30 days'", sa.Interval)
+
+
+def correct_units(*, id: int, token: int | None, used: str, job: type[JobMixin] = Job) -> sa.Executable:
+    """Take from rates what a job has used, in place of what it was enqueued with, if no other claim of it came later. `used`: by unit, what was taken
+    so far, null for the estimate, and what was used; JSON.
+    """
+    values = (sa.bindparam("used_id", id, sa.BigInteger), sa.bindparam("used_token", token, sa.BigInteger))
+    given = sa.cast(sa.bindparam("used_units", used, sa.Text), JSONB)
+    return sa.select(schema_function("further_correct", table_of(job).schema, *values, given, of=sa.Boolean()))
 
 
 def write_progress(
@@ -275,6 +284,10 @@ class JobNotes(StorePart):
         """Write the progress of jobs. Returns the claims that are still valid."""
         names = ("note_ids", "note_tokens", "note_fractions", "note_messages", "note_ended")
         return self._write(connection, self._write_progress, names, reports)
+
+    def correct_units(self, connection: sa.Connection, id: int, token: int | None, used: str) -> None:
+        """Take from rates what a job has used of their units; see `JobReports.take_use`."""
+        connection.execute(correct_units(id=id, token=token, used=used, job=self.job))
 
     def write_logs(self, connection: sa.Connection, parts: Sequence[LogLines]) -> Claims:
         """Write log lines. Returns the claims that are still valid, or have just ended."""

@@ -28,12 +28,17 @@ def with_follow_ups(
 
     `record`: whether the job's result is stored; None: that is not known. Raises `error` for what cannot be a follow-up.
     """
-    found: dict[str, Any] = {} if extras is None else load(extras)
-    for option, task in given.items():
-        if task is False:
-            found.pop(option, None)
-        elif task is not None:
-            found[option] = _stored(option, task, error, record=record)
+    stored = {
+        option: None if task is False else _stored(option, task, error, record=record)
+        for option, task in given.items()
+        if task is not None
+    }
+    return with_extras(extras, stored)
+
+
+def with_extras(extras: str | None, given: Mapping[str, Any]) -> str | None:
+    """The `extras` of a job with these values by name, as JSON text; None takes a value off."""
+    found = {name: value for name, value in {**load(extras or "{}"), **given}.items() if value is not None}
     return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if found else None
 
 

@@ -23,10 +23,11 @@ from ..arguments.storable import encode_plain, load, shown, unstorable_text
 from ..arguments.subjects import Subject
 from ..errors import JobQueueError, OptionError, PayloadError, SubjectError
 from ..models import AT_ONCE, TASK_GROUP, JobMixin, checked_due
+from ..rules.limits import checked_units
 from ..rules.retry import Duration, checked_duration
 from ..util.urls import SECRET, SENSITIVE
 from .calls import Call
-from .followups import with_follow_ups
+from .followups import with_extras, with_follow_ups
 from .middleware import before_enqueue, installed
 
 #: Characters of a key.
@@ -281,7 +282,7 @@ class Enqueueable:
         expires_in: Duration | Literal[False] | None = None,
         deadline: Duration | datetime | Literal[False] | None = None,
         key: str | Literal[False] | None = None,
-        units: int | None = None,
+        units: int | Mapping[str, int] | None = None,
         debounce: Duration | Literal[False] | None = None,
         max_wait: Duration | None = None,
         subject: object | Subject | Literal[False] | None = None,
@@ -301,7 +302,7 @@ class Enqueueable:
         been made by then, the job is cancelled; a snooze gives its attempt back. `deadline`: the same, as a duration or a datetime,
         for all attempts together: no attempt begins after it, and a running attempt is stopped at it. False: no such limit.
         `key`: by which the job is ordered, limited and served in turn, 1 to 200 characters; False: none. `units`: how much of a
-        rate it takes, 1 to 32,767.
+        rate it takes, 1 to 32,767; or of named units, as in {"tokens": 1800}, 1 to 999,999,999 each, which replace earlier ones; {}: of none.
         `debounce`: the job is due after this time, in seconds or as a timedelta; if the task is called again while it waits, with
         the same `key`, if any, it takes the new arguments and waits for that time again, but not longer than `max_wait` after
         it was enqueued. The later call's own job is cancelled, as a duplicate. False: no such wait.
@@ -341,7 +342,9 @@ class Enqueueable:
             changes |= _checked_beside(subject, columns, after)
             followed = {"on_failure": on_failure, "on_success": on_success}
             record = vars(self).get("record")  # a task's
-            changes["extras"] = with_follow_ups(self._options.extras, followed, OptionError, record=record)
+            changes["extras"] = with_follow_ups(
+                changes.get("extras", self._options.extras), followed, OptionError, record=record
+            )
         changed = object.__new__(type(self))
         vars(changed).update(vars(self))
         changed._options = replace(self._options, **changes)
@@ -499,7 +502,9 @@ def _checked_turn(old: Options, key: object, units: object, debounce: object, ma
     changes: dict[str, Any] = {}
     if key is not None:
         changes["key"] = None if key is False else checked_key(key)
-    if units is not None:
+    if isinstance(units, Mapping):
+        changes["extras"] = with_extras(old.extras, {"units": checked_units(units) or None})
+    elif units is not None:
         changes["units"] = checked_int(units, "units", 1, MAX_UNITS, OptionError)
     if debounce is not None or max_wait is not None:
         changes["debounce"] = _checked_debounce(old.debounce, debounce, max_wait)

@@ -23,9 +23,13 @@ class _Heard:
         self.is_stopping = False
         self.progress: list[tuple[float, str | None]] = []
         self.lines: list[str] = []
+        self.used: dict[str, int] = {}
 
     def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
         self.progress.append((fraction, message))
+
+    def use(self, job: ClaimedJob, used: Mapping[str, int]) -> None:
+        self.used |= used
 
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
         return lambda record: self.lines.append(record.getMessage())
@@ -64,6 +68,11 @@ class _FakeContext(HandlerContext[S]):
     def said(self) -> list[tuple[float, str | None]]:
         """The values that the handler has given to `ctx.progress`, each with its message."""
         return self._heard.progress
+
+    @property
+    def units(self) -> dict[str, int]:
+        """What the handler has given to `ctx.used`, by the names of the units."""
+        return self._heard.used
 
     @property
     def lines(self) -> list[str]:

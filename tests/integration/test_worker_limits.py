@@ -22,15 +22,18 @@ from sa_jobqueue import (
     Job,
     JobContext,
     JobStatus,
+    Rate,
     Registry,
     Retry,
     Snooze,
     Unique,
     Worker,
     enqueue,
+    statements,
     task,
 )
 from sa_jobqueue.arguments.context import ClaimedJob
+from sa_jobqueue.models import LimitState
 from sa_jobqueue.sql.admin import Locked
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import release_jobs
@@ -41,6 +44,7 @@ from tests.support import heavy, pooler
 from tests.support.databases import connect
 from tests.support.factory import TABLE, make_job, make_jobs
 from tests.support.limits import key, limit, no_limit, rate
+from tests.support.nightly import nightly
 from tests.support.waiting import wait_until
 from tests.support.working import (
     add,
@@ -573,6 +577,28 @@ def test_jobs_in_child_processes_have_limits(engine: Engine, url: str) -> None:
     for name in ("k0", "k1"):
         of_key = [row for row in found if row.concurrency_key == name]
         assert all(earlier.finished_at <= later.claimed_at for earlier, later in pairwise(of_key))
+
+
+@pytest.mark.parametrize("in_child", [False, *nightly(True)])
+def test_what_a_handler_has_used_takes_the_place_of_its_estimate(engine: Engine, url: str, in_child: bool) -> None:
+    """A job that was to take 900 of 1,000 tokens has used 100: then a second one need not wait."""
+    registry = heavy.registry if in_child else Registry()
+    asks: Any = heavy.uses if in_child else task(registry=registry, name="asks")(_uses)
+    with engine.begin() as connection:
+        tokens = Rate(1_000, per=1_000_000, burst=1_000, unit="tokens")
+        connection.execute(statements.set_limit("default", rates=[tokens]))
+
+    for _ in range(2):
+        add(engine, enqueue(asks.options(units={"tokens": 900}), 100))
+        drain(url, registry, queues={"default": 4})
+
+    assert statuses(engine) == [JobStatus.COMPLETED] * 2
+    with engine.connect() as connection:
+        assert connection.scalar(select(LimitState.owed)) == pytest.approx(200, abs=1)
+
+
+def _uses(ctx: JobContext, tokens: int) -> None:
+    ctx.used(tokens=tokens)
 
 
 def test_jobs_of_a_dead_worker_keep_their_permits_until_they_are_rescued(

@@ -28,6 +28,12 @@ NEVER = RetryPolicy(no_retry=(BaseException,))
 MIB = 2**20
 
 
+@task(registry=registry, name="uses", executor="process")
+def uses(ctx: JobContext, tokens: int) -> None:
+    """Report in a child process what it has used."""
+    ctx.used(tokens=tokens)
+
+
 def say(name: str) -> None:
     """Leave this process's id in a file."""
     with open(Path(os.environ["HEAVY_FOLDER"]) / name, "a", encoding="ascii") as out:

@@ -33,6 +33,8 @@ def limits_are_typed(registry: Registry) -> None:
 async def statements_are_executables(session: Session, async_session: AsyncSession) -> None:
     assert_type(set_limit("sync", running=None, rate=Rate(3), per_key=None, strict=True), Executable)
     assert_type(set_limit("sync", share="time"), Executable)
+    assert_type(set_limit("llm", rates=[Rate(500, per=60), Rate(200_000, per=60, unit="tokens")]), Executable)
+    assert_type(sync.options(units={"tokens": 1_800}).call(1), Call)
     assert_type(set_limit(sync, key="42", weight=5, when_full="wait", max_waiting=None), Executable)
     for statement in (pause(sync, reason="audit"), resume("sync", key="42"), remove_limit("sync", owner="task")):
         session.execute(statement)
@@ -43,6 +45,8 @@ async def statements_are_executables(session: Session, async_session: AsyncSessi
 def what_cannot_be_is_an_error(registry: Registry) -> None:
     Limits(when_full="drop")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Limits(share="jobs")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    sync.options(units={"tokens": "many"})  # type: ignore[dict-item]  # pyright: ignore[reportArgumentType]
+    Limits(rates=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Rate("3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     registry.queue("sync", limits=3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     sync.options(key=42)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

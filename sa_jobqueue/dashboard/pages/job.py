@@ -13,6 +13,7 @@ from ...health.explain import explain_each, explain_job
 from ...health.one_job import JobSeen, StepSeen, archived_lines, read_job, read_steps, schedule_said
 from ...models import GATE, TASK_GROUP
 from ...rules.lifecycle import FINISHED, HELD, Event, JobStatus, sources
+from ...rules.limits import units_said
 from ...rules.reasons import WaitReason
 from ...rules.words import size
 from ...sql.parts import in_calendar, table_of
@@ -69,6 +70,7 @@ def read_one(context: PageContext) -> dict[str, Any]:
     return {
         "now": seen.now,
         "job": job,
+        "units": units_said(job.units, job.extras),
         "reading": seen.reading,
         "sums_up": not context.access.is_partial,
         "key": None if (job.concurrency_key or TASK_GROUP).startswith(TASK_GROUP) else job.concurrency_key,

@@ -14,7 +14,7 @@ from ...health.one_job import clamped
 from ...health.work import LimitUse, PausedKey, read_limit_uses, read_paused_keys, read_workers
 from ...models import status_literal
 from ...rules.lifecycle import JobStatus
-from ...rules.limits import rate_said
+from ...rules.limits import rate_said, rates_said
 from ...sql.limits.use import full_rates, ready_of_key, running_of_keys, stuck_permits
 from ...sql.parts import table_of
 from ...sql.store import store_of
@@ -114,8 +114,8 @@ def _shown(row: Any, used: Counter[_Of], waiting: Mapping[_Of, int]) -> dict[str
     of, shown = _of(row), {**row}
     for prefix in _RATES:
         if f"{prefix}rate_count" in row:
-            count, seconds, burst = (row[f"{prefix}rate_{part}"] for part in ("count", "seconds", "burst"))
-            shown |= {f"{prefix}said": rate_said(count, seconds, burst), f"{prefix}rate": rate_said(count, seconds)}
+            count, seconds = (row[f"{prefix}rate_{part}"] for part in ("count", "seconds"))
+            shown |= {f"{prefix}said": rates_said(row, prefix), f"{prefix}rate": rate_said(count, seconds)}
     more = {
         "key": of.key,
         "seen": shown_limits(row),
@@ -162,7 +162,7 @@ LIMITS = Page("limits", "Limits and keys", "/limits", read_limits, adds_up=True)
 
 #: The limits of a key without a row.
 _NO_LIMITS = {
-    **dict.fromkeys(("running", "rate_count", "rate_seconds", "rate_burst", "paused_at", "blocked_until")), "weight": 1,
+    **dict.fromkeys(("running", "rate_count", "rate_seconds", "rate_burst", "rates", "paused_at", "blocked_until")), "weight": 1,
 }  # fmt: skip
 
 

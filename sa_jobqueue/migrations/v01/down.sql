@@ -39,6 +39,11 @@ DROP FUNCTION {schema}.pick_limited(
 DROP FUNCTION {schema}.drop_waiting(text, text, text, text, integer, bigint[]);
 DROP FUNCTION {schema}.ready_keys(text, text, text, integer);
 DROP FUNCTION {schema}.permits_freed(integer);
+DROP FUNCTION {schema}.further_full(bigint);
+DROP FUNCTION {schema}.further_correct(bigint, bigint, jsonb);
+DROP FUNCTION {schema}.further_used(bigint[], timestamptz);
+DROP FUNCTION {schema}.further_waits(bigint[], bigint[], timestamptz, text[]);
+DROP FUNCTION {schema}.further_rates(bigint[], boolean);
 DROP FUNCTION {schema}.rate_owed(timestamptz, timestamptz, double precision, timestamptz, integer, double precision);
 
 DROP TABLE {schema}.job_limit;

@@ -26,6 +26,126 @@ RETURN greatest(least(
     extract(epoch FROM free_at - clock)::double precision,
     owed * seconds / count - extract(epoch FROM clock - owed_at)::double precision), 0) * count / seconds;
 
+-- The rates beside those of the columns, mostly of named units: a row for each of them and each of these jobs that takes something of it.
+-- `slot`: the key of its state, whose owner has the unit and the seconds behind it. `level`: 1 of a key, 2 of a task, 3 of a queue. An amount
+-- that is no such number, written by hand, counts as 1. `also_free`: also the rates of which a job takes nothing.
+CREATE FUNCTION {schema}.further_rates(ids bigint[], also_free boolean DEFAULT false) RETURNS TABLE (
+    place bigint, slot text[], level integer, unit text, count integer, seconds double precision, burst integer, amount double precision
+) LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $body$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY SELECT j.place, ARRAY[o.owner || ' ' || r.unit || '/' || r.seconds, o.name, s.key],
+        CASE WHEN s.key <> '' THEN 1 WHEN o.owner = 'task' THEN 2 ELSE 3 END, r.unit, r.count, r.seconds, r.burst, a.amount
+    FROM unnest($1) WITH ORDINALITY AS j (id, place) CROSS JOIN LATERAL (
+        SELECT job.queue, job.task, job.concurrency_key, job.units, job.extras FROM {schema}.job WHERE job.id = j.id OFFSET 0) AS job
+    CROSS JOIN LATERAL (VALUES ('queue', job.queue), ('task', job.task)) AS o (owner, name)
+    LEFT JOIN {schema}.job_limit AS l ON l.owner = o.owner AND l.name = o.name
+    LEFT JOIN {schema}.job_key AS k ON k.owner = o.owner AND k.name = o.name AND k.key = job.concurrency_key
+    CROSS JOIN LATERAL (
+        SELECT '' AS key, l.rates
+        UNION ALL SELECT job.concurrency_key, coalesce(k.rates, l.key_rates) WHERE job.concurrency_key >= chr(2) COLLATE "C") AS s
+    CROSS JOIN LATERAL jsonb_to_recordset(s.rates) AS r (unit text, count integer, seconds double precision, burst integer)
+    CROSS JOIN LATERAL (SELECT CASE WHEN r.unit = '' THEN coalesce(job.units, 1) WHEN job.extras -> 'units' -> r.unit IS NULL THEN 0
+        WHEN job.extras -> 'units' ->> r.unit ~ '^\d{1,9}$' THEN (job.extras -> 'units' ->> r.unit)::double precision ELSE 1 END AS amount) AS a
+    WHERE a.amount > 0 OR $2;
+END
+$body$;
+
+-- Which of these jobs must wait for such rates: by their places a level, 0 where a job may start. `picked`: jobs of the queue that are to start now, and
+-- are not in the states. `shut`: the slots for which a job waits, which a smaller job does not pass.
+CREATE FUNCTION {schema}.further_waits(ids bigint[], picked bigint[], clock timestamptz, INOUT shut text[], OUT levels integer[], OUT again_at timestamptz)
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $body$
+#variable_conflict use_column
+DECLARE
+    slots text[]; owed double precision[]; bursts integer[]; steps double precision[];
+    taker record; slot integer; behind double precision; level integer;
+BEGIN
+    levels := array_fill(0, ARRAY[cardinality(ids)]);
+    SELECT array_agg(w.slot::text), array_agg(w.owed), array_agg(w.burst), array_agg(w.step) INTO slots, owed, bursts, steps FROM (
+        SELECT DISTINCT ON (r.slot) r.slot, r.burst, r.seconds / r.count AS step,
+            coalesce({schema}.rate_owed(s.free_at, s.owed_at, s.owed, clock, r.count, r.seconds), 0)
+            + coalesce((SELECT sum(p.amount) FROM {schema}.further_rates(picked) AS p WHERE p.slot = r.slot), 0) AS owed
+        FROM {schema}.further_rates(ids) AS r
+        LEFT JOIN {schema}.limit_state AS s ON s.owner = r.slot[1] AND s.name = r.slot[2] AND s.key = r.slot[3]) AS w;
+    FOR taker IN
+        SELECT r.place, array_agg(array_position(slots, r.slot::text)) AS slots, array_agg(r.amount) AS amounts, array_agg(r.level) AS levels
+        FROM {schema}.further_rates(ids) AS r GROUP BY r.place ORDER BY r.place
+    LOOP
+        level := 0;
+        FOR n IN 1 .. cardinality(taker.slots) LOOP
+            slot := taker.slots[n];
+            -- A job of more units than the burst starts where all of the burst is left.
+            behind := owed[slot] + least(taker.amounts[n], bursts[slot]) - bursts[slot];
+            IF behind > 0.000001 OR slots[slot] = ANY (shut) THEN
+                level := greatest(level, taker.levels[n]);
+                shut := shut || slots[slot];
+                again_at := least(again_at, clock + greatest(least(behind * steps[slot], 1e10), 0.001) * interval '1 second');
+            END IF;
+        END LOOP;
+        levels[taker.place] := level;
+        FOR n IN 1 .. CASE WHEN level = 0 THEN cardinality(taker.slots) ELSE 0 END LOOP
+            owed[taker.slots[n]] := owed[taker.slots[n]] + taker.amounts[n];
+        END LOOP;
+    END LOOP;
+END
+$body$;
+
+-- The further rates that keep a queued job waiting now, and until when they do if nothing else starts.
+CREATE FUNCTION {schema}.further_full(job_id bigint) RETURNS TABLE (
+    owner text, name text, key text, unit text, count integer, seconds double precision, until timestamptz
+) LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT split_part(r.slot[1], ' ', 1), r.slot[2], nullif(r.slot[3], ''), r.unit, r.count, r.seconds,
+        statement_timestamp() + least(w.behind * r.seconds / r.count, 1e10) * interval '1 second'
+    FROM {schema}.further_rates(ARRAY[job_id]) AS r
+    LEFT JOIN {schema}.limit_state AS s ON s.owner = r.slot[1] AND s.name = r.slot[2] AND s.key = r.slot[3]
+    CROSS JOIN LATERAL (SELECT {schema}.rate_owed(s.free_at, s.owed_at, s.owed, statement_timestamp(), r.count, r.seconds)
+        + least(r.amount, r.burst) - r.burst AS behind) AS w
+    WHERE w.behind > 0.000001;
+END;
+
+-- Takes what a job has used of named units from such rates, {"tokens": [what it has taken so far, or null for what it was enqueued with, what
+-- it has used]}, unless another claim of the job came later.
+CREATE FUNCTION {schema}.further_correct(job_id bigint, token bigint, used jsonb) RETURNS boolean
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    clock timestamptz;
+BEGIN
+    IF NOT EXISTS (SELECT FROM {schema}.job WHERE job.id = $1 AND job.claim_token = $2) THEN
+        RETURN false;
+    END IF;
+    -- As claims do, which write these states under the locks.
+    PERFORM pg_advisory_xact_lock(hashtext('sa_jobqueue owners ' || ({name} || '.job')::regclass::oid), o.place) FROM (
+        SELECT DISTINCT hashtext(split_part(r.slot[1], ' ', 1) || ':' || r.slot[2]) AS place FROM {schema}.further_rates(ARRAY[$1], true) AS r
+        ORDER BY 1) AS o;
+    clock := clock_timestamp();
+    INSERT INTO {schema}.limit_state AS l (owner, name, key, free_at, owed_at, owed)
+    SELECT r.slot[1], r.slot[2], r.slot[3], clock + least(w.owed * (r.seconds / r.count), 1e12) * interval '1 second', clock, w.owed
+    FROM {schema}.further_rates(ARRAY[$1], true) AS r
+    LEFT JOIN {schema}.limit_state AS s ON s.owner = r.slot[1] AND s.name = r.slot[2] AND s.key = r.slot[3]
+    CROSS JOIN LATERAL (SELECT greatest(coalesce({schema}.rate_owed(s.free_at, s.owed_at, s.owed, clock, r.count, r.seconds), 0)
+        + ($3 -> r.unit ->> 1)::double precision - coalesce(($3 -> r.unit ->> 0)::double precision, r.amount), 0) AS owed) AS w
+    WHERE $3 ? r.unit
+    ORDER BY r.slot
+    ON CONFLICT (owner, name, key) DO UPDATE SET free_at = excluded.free_at, owed_at = excluded.owed_at, owed = excluded.owed;
+    RETURN true;
+END
+$body$;
+
+-- Notes what these jobs take of such rates.
+CREATE FUNCTION {schema}.further_used(ids bigint[], clock timestamptz) RETURNS void
+LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+BEGIN
+    INSERT INTO {schema}.limit_state AS l (owner, name, key, free_at, owed_at, owed)
+    SELECT r.slot[1], r.slot[2], r.slot[3], $2 + least(w.owed * (r.seconds / r.count), 1e12) * interval '1 second', $2, w.owed
+    FROM (SELECT f.slot, f.count, f.seconds, sum(f.amount) AS amount FROM {schema}.further_rates($1) AS f GROUP BY 1, 2, 3) AS r
+    LEFT JOIN {schema}.limit_state AS s ON s.owner = r.slot[1] AND s.name = r.slot[2] AND s.key = r.slot[3]
+    CROSS JOIN LATERAL (SELECT coalesce({schema}.rate_owed(s.free_at, s.owed_at, s.owed, $2, r.count, r.seconds), 0) + r.amount AS owed) AS w
+    ORDER BY r.slot
+    ON CONFLICT (owner, name, key) DO UPDATE SET free_at = excluded.free_at, owed_at = excluded.owed_at, owed = excluded.owed;
+END
+$body$;
+
 -- Permits of this worker's jobs are free again: those that wait for some are told at the commit. The gate's cell holds a second of the
 -- epoch until which a worker waits, and behind it, in seven digits, the opener: which worker; 0: several.
 CREATE FUNCTION {schema}.permits_freed(opener integer) RETURNS void LANGUAGE plpgsql
@@ -208,7 +328,7 @@ DECLARE
     -- The keys that have a turn, side by side; the next three are of the first job of each.
     keys text[]; priorities smallint[]; times timestamptz[]; firsts bigint[]; weights integer[]; rooms integer[]; limits integer[];
     key_units integer[]; key_owed double precision[]; asked integer[]; taken integer[]; lows bigint[]; known_lows bigint[];
-    by_time boolean; usual double precision; of_time jsonb; has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
+    further boolean; tasks_further boolean := false; shut text[]; levels integer[]; late_tasks text[]; by_time boolean; usual double precision; of_time jsonb; has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
     -- The jobs found for them, side by side, and the place of the first key that the queue's rate keeps waiting.
     ids bigint[]; places integer[]; tasks text[]; units integer[]; sures boolean[]; all_sure boolean; by_id boolean; resumes boolean; short integer;
     -- All that is picked: of this queue, and of all.
@@ -220,9 +340,11 @@ DECLARE
 BEGIN
     -- Claims of one limited queue or task come one after the other, from here to their commits.
     PERFORM pg_advisory_xact_lock(owner_space, o.place) FROM (
-        SELECT DISTINCT hashtext(l.owner || ':' || l.name) AS place FROM {schema}.job_limit AS l
-        WHERE (l.running IS NOT NULL OR l.rate_count IS NOT NULL)
-            AND ((l.owner = 'queue' AND l.name = ANY (queue_names)) OR (l.owner = 'task' AND l.name = ANY (limited_tasks)))
+        SELECT DISTINCT hashtext(l.owner || ':' || l.name) AS place FROM (
+            SELECT l.owner, l.name FROM {schema}.job_limit AS l
+            WHERE l.running IS NOT NULL OR l.rate_count IS NOT NULL OR l.rates IS NOT NULL OR l.key_rates IS NOT NULL
+            UNION ALL SELECT k.owner, k.name FROM {schema}.job_key AS k WHERE k.rates IS NOT NULL) AS l
+        WHERE ((l.owner = 'queue' AND l.name = ANY (queue_names)) OR (l.owner = 'task' AND l.name = ANY (limited_tasks)))
         ORDER BY 1) AS o;
     -- They may have changed while this claim waited.
     IF (SELECT bit_xor(l.version) FROM {schema}.job_limit AS l) IS DISTINCT FROM known THEN
@@ -241,9 +363,10 @@ BEGIN
         SELECT coalesce(array_agg(t.name), '{}') AS names, array_agg(t.room) AS rooms, array_agg(t.units) AS units, array_agg(t.owed) AS owed,
             coalesce(bool_or(t.by_key), false) AS by_key, coalesce(array_agg(t.name) FILTER (WHERE t.is_strict), '{}') AS stricts,
                 min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
-            coalesce(bool_or(t.room <= 0 AND NOT t.is_paused), false) AS full
+            coalesce(bool_or(t.room <= 0 AND NOT t.is_paused), false) AS full, coalesce(bool_or(t.further), false) AS further
         INTO answer FROM (
-            SELECT l.name, l.key_running IS NOT NULL OR l.key_rate_count IS NOT NULL
+            SELECT l.name, l.rates IS NOT NULL OR l.key_rates IS NOT NULL
+                    OR EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name AND k.rates IS NOT NULL) AS further, l.key_running IS NOT NULL OR l.key_rate_count IS NOT NULL
                     OR l."strict" OR EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name) AS by_key,
                 l."strict" AS is_strict,
                 l.paused_at IS NOT NULL AS is_paused, CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock THEN 0
@@ -259,7 +382,7 @@ BEGIN
             WHERE l.owner = 'task' AND l.name = ANY (limited_tasks)) AS t;
         task_names := answer.names; task_rooms := answer.rooms; task_units := answer.units; task_owed := answer.owed; by_key := answer.by_key; strict_tasks :=
             answer.stricts; tasks_at := answer.again_at;
-        any_permit := answer.full;
+        any_permit := answer.full; tasks_further := answer.further;
     END IF;
     -- Jobs that this worker cannot run would use up rates, and go back: to it, their tasks are as if they were paused.
     FOR place IN 1 .. cardinality(unknown_tasks) LOOP
@@ -302,6 +425,9 @@ BEGIN
             NOT EXISTS (SELECT FROM {schema}.job WHERE job.queue = this AND job.concurrency_key IS NOT NULL AND job.status = 'queued'
                 AND job.run_at <= GREATEST(job.created_at, job.ready_at))
         INTO has_keys, has_states, second_half;
+        shut := '{}'; late_tasks := '{}';
+        further := tasks_further OR coalesce(rule.rates IS NOT NULL OR rule.key_rates IS NOT NULL, false)
+            OR has_keys AND EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.rates IS NOT NULL);
         alike := NOT (has_keys OR has_states OR cardinality(task_names) > 0 OR coalesce(rule.key_running IS NOT NULL
             OR rule.key_rate_count IS NOT NULL OR rule."strict" OR rule.max_waiting IS NOT NULL OR rule.when_full <> 'wait', false));
         -- Under other limits, or none, jobs with lower ids may have been started.
@@ -457,10 +583,14 @@ BEGIN
                 rate_at := least(rate_at, answer.again_at);
             END IF;
             taken := array_fill(0, ARRAY[cardinality(keys)]); short := NULL;
-            has_any_rate := units_left IS NOT NULL OR has_rates OR by_key OR cardinality(array_remove(task_units, NULL)) > 0;
+            has_any_rate := further OR units_left IS NOT NULL OR has_rates OR by_key OR cardinality(array_remove(task_units, NULL)) > 0;
             -- 3. The jobs. Where some keys have fewer, the others get more.
             FOR pass IN 1 .. 6 LOOP
                 EXIT WHEN room <= 0;
+                IF late_tasks <> '{}' THEN
+                    SELECT array_agg(CASE WHEN w.name = ANY (late_tasks) THEN least(w.unit, 0) ELSE w.unit END ORDER BY w.number)
+                    INTO task_units FROM unnest(task_names, task_units) WITH ORDINALITY AS w (name, unit, number);
+                END IF;
                 IF by_time THEN
                     -- As if each job that is started took as long as those of its key did: the next job is one of the key that is charged least.
                     had := 0;
@@ -643,6 +773,38 @@ BEGIN
                         SELECT f.*, bool_and(f.sure) OVER (PARTITION BY f.place ORDER BY f.number) AS goes
                         FROM unnest(ids, places, tasks, units, sures) WITH ORDINALITY AS f (id, place, task, units, sure, number)) AS j
                     WHERE j.goes;
+                END IF;
+                IF further AND ids IS NOT NULL THEN
+                    -- What further rates keep waiting waits with what is behind it in its key. Behind a job that waits for a rate of the queue, all wait.
+                    SELECT * INTO answer FROM {schema}.further_waits(ids, picked, clock, shut);
+                    shut := answer.shut; levels := answer.levels; rate_at := least(rate_at, answer.again_at);
+                    IF 0 < ANY (levels) THEN
+                        FOR n IN 1 .. cardinality(ids) LOOP
+                            CONTINUE WHEN levels[n] = 0;
+                            skipped := skipped || ids[n];
+                            IF keys[places[n]] = '' THEN
+                                asked[places[n]] := asked[places[n]] - 1;
+                            ELSE
+                                limits[places[n]] := 0;
+                            END IF;
+                            IF levels[n] = 2 THEN
+                                late_tasks := late_tasks || tasks[n];
+                            END IF;
+                        END LOOP;
+                        SELECT array_agg(j.id ORDER BY j.number), array_agg(j.place ORDER BY j.number), array_agg(j.task ORDER BY j.number),
+                            array_agg(j.units ORDER BY j.number)
+                        INTO ids, places, tasks, units FROM (
+                            SELECT f.*, f.level = 0 AND (keys[f.place] = '' OR bool_and(f.level = 0) OVER (PARTITION BY f.place ORDER BY f.number)) AS goes
+                            FROM unnest(ids, places, tasks, units, levels) WITH ORDINALITY AS f (id, place, task, units, level, number)) AS j
+                        WHERE j.goes;
+                        FOR n IN 1 .. cardinality(keys) LOOP
+                            rooms[n] := CASE WHEN ids IS NULL OR limits[n] = 0 THEN limits[n] - taken[n] ELSE rooms[n] END;
+                        END LOOP;
+                        IF 3 = ANY (levels) THEN
+                            room := coalesce(cardinality(ids), 0);
+                        END IF;
+                        CONTINUE WHEN ids IS NULL;
+                    END IF;
                 END IF;
                 CONTINUE WHEN ids IS NULL AND (by_id OR resumes);  -- they are locked, or skipped, or before: the next pass looks for all
                 IF ids IS NULL AND by_time THEN
@@ -866,6 +1028,9 @@ BEGIN
                         owed = excluded.owed;
                 END IF;
             END IF;
+        END IF;
+        IF further AND picked <> '{}' THEN
+            PERFORM {schema}.further_used(picked, clock);
         END IF;
         IF cardinality(of_units) > 0 THEN
             INSERT INTO {schema}.limit_state AS l (owner, name, key, free_at, owed_at, owed)

@@ -3,7 +3,8 @@
 -- A permit is a running row: how many run is counted under a lock, by a statement that is younger than the lock. So no permit can leak, and there
 -- is nothing beside the jobs that could drift. The turns of the keys are the order of an index; no row says whose turn it is.
 
--- `owner`: "queue" or "task". `key_...`: what holds for each key, unless `job_key` says otherwise. `version` is a random number, new
+-- `owner`: "queue" or "task". `key_...`: what holds for each key, unless `job_key` says otherwise. `rates`,
+-- `key_rates`: rates of named units, {"unit", "count", "seconds", "burst"} each. `version` is a random number, new
 -- with each change: a claim that knows other versions than there are takes nothing.
 CREATE TABLE {schema}.job_limit (
     owner text NOT NULL,
@@ -19,6 +20,8 @@ CREATE TABLE {schema}.job_limit (
     strict boolean NOT NULL DEFAULT false,
     when_full text NOT NULL DEFAULT 'wait',
     max_waiting integer,
+    rates jsonb,
+    key_rates jsonb,
     share text NOT NULL DEFAULT 'starts',
     paused_at timestamptz,
     pause_reason text,
@@ -41,6 +44,7 @@ CREATE TABLE {schema}.job_limit (
     CONSTRAINT job_limit_when_full_check
         CHECK (when_full IN ('wait', 'drop_newest', 'replace_oldest_waiting', 'cancel_running')),
     CONSTRAINT job_limit_max_waiting_check CHECK (max_waiting BETWEEN 0 AND 1000000),
+    CONSTRAINT job_limit_rates_check CHECK (jsonb_typeof(rates) = 'array' AND jsonb_typeof(key_rates) = 'array'),
     CONSTRAINT job_limit_share_check CHECK (share IN ('starts', 'time'))
 ) WITH (
     autovacuum_vacuum_scale_factor = 0,
@@ -56,6 +60,7 @@ CREATE TABLE {schema}.job_key (
     rate_count integer,
     rate_seconds double precision,
     rate_burst integer,
+    rates jsonb,
     weight smallint NOT NULL DEFAULT 1,
     paused_at timestamptz,
     pause_reason text,
@@ -67,16 +72,20 @@ CREATE TABLE {schema}.job_key (
     CONSTRAINT job_key_rate_check CHECK (
         num_nulls(rate_count, rate_seconds, rate_burst) IN (0, 3)
         AND rate_count >= 1 AND rate_seconds >= 0.000001 AND rate_seconds <= 31557600 AND rate_burst >= 1),
+    CONSTRAINT job_key_rates_check CHECK (jsonb_typeof(rates) = 'array'),
     CONSTRAINT job_key_weight_check CHECK (weight BETWEEN 1 AND 1000)
 ) WITH (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 5000
 );
 
+CREATE INDEX job_key_rates_idx ON {schema}.job_key (owner, name) WHERE rates IS NOT NULL;
+
 -- What claims keep: `free_at`, when a rate would be as if nothing had started (the theoretical arrival time of GCRA), and how many units
 -- it `owed` at the last start, by which another rate can read the state; until when
 -- nothing starts, because the other side has said so; and an id below which no job of the owner runs, as long as its limit has this
--- `version`. `key` is '' for all of them.
+-- `version`. `key` is '' for all of them. The `owner` of the state of a further rate is as "queue tokens/60": with
+-- the unit and the seconds behind it.
 CREATE TABLE {schema}.limit_state (
     free_at timestamptz,
     blocked_until timestamptz,
@@ -139,12 +148,12 @@ $body$;
 REVOKE ALL ON FUNCTION {schema}.limit_changed() FROM PUBLIC;
 
 CREATE TRIGGER job_limit_changed BEFORE INSERT OR DELETE OR UPDATE OF running, rate_count, rate_seconds, rate_burst,
-    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, share, paused_at
+    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, rates, key_rates, share, paused_at
 ON {schema}.job_limit FOR EACH ROW EXECUTE FUNCTION {schema}.limit_changed();
 
 -- A worker's role may write what code declares of a limit, also beside an operator's values. Who may hold a limit is an operator.
 CREATE TRIGGER job_limit_held BEFORE UPDATE OF running, rate_count, rate_seconds, rate_burst,
-    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, share ON {schema}.job_limit FOR EACH ROW
+    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, rates, key_rates, share ON {schema}.job_limit FOR EACH ROW
 WHEN (OLD.held AND NOT pg_catalog.has_column_privilege(OLD.tableoid, 'held', 'UPDATE'))
 EXECUTE FUNCTION {schema}.only_operators('change the limits of %L, which are held');
 

@@ -52,6 +52,7 @@ def set_limit(
     owner: Owner = "queue",
     running: int | Unchanged | None = UNCHANGED,
     rate: Rate | Unchanged | None = UNCHANGED,
+    rates: Sequence[Rate] | Unchanged | None = UNCHANGED,
     per_key: KeyLimits | Unchanged | None = UNCHANGED,
     strict: bool | Unchanged = UNCHANGED,
     when_full: WhenFull | Unchanged = UNCHANGED,
@@ -64,25 +65,29 @@ def set_limit(
     """Change limits: those that are given, as in `Limits`; the others stay. None takes a limit away. Returns the name.
 
     The row is made where it is not there, and from now on it is the operator's: what code declares is not written over it, until
-    `remove_limit`. `per_key` changes both of a key's limits.
+    `remove_limit`. `per_key` changes all of a key's limits. `rate` changes the rate without a unit, `rates` replaces all rates.
 
-    With `key`: `running` and `rate` hold for that key in place of `per_key`, and None means that `per_key` holds. `weight`, 1 to
+    With `key`: `running`, `rate` and `rates` hold for that key in place of `per_key`, and None means that `per_key` holds. `weight`, 1 to
     1,000: how many jobs the key gets in its turn, 1 by default.
 
     Raises OptionError for a value that cannot be used.
     """
     values: dict[str, Any] = {
-        "running": running, "rate": rate, "per_key": per_key, "strict": strict, "when_full": when_full, "max_waiting": max_waiting,
+        "running": running, "rate": rate, "rates": rates, "per_key": per_key, "strict": strict, "when_full": when_full, "max_waiting": max_waiting,
         "share": share,
     }  # fmt: skip
     given = {name: value for name, value in values.items() if value is not UNCHANGED}
-    prefixes = tuple({"rate": "rate_", "per_key": "key_"}.get(name, name) for name in given)
+    if isinstance(rate, Rate) and rate.unit:
+        raise OptionError(
+            f"set_limit: rate is the rate without a unit: write rates=[{rate}], with all rates that are to hold"
+        )
+    prefixes = tuple({"rate": "rate_", "rates": "rate", "per_key": "key_"}.get(name, name) for name in given)
     columns = {name: value for name, value in Limits(**given).columns().items() if name.startswith(prefixes)}
     if weight is not UNCHANGED:
         columns["weight"] = checked_weight(weight)
         if key is None:
             raise OptionError('set_limit: a weight is that of a key: give key="..." with it')
-    if key is not None and (of_owner := given.keys() - {"running", "rate"}):
+    if key is not None and (of_owner := given.keys() - {"running", "rate", "rates"}):
         refused = next(name for name in ("per_key", "strict", "when_full", "max_waiting", "share") if name in of_owner)
         raise OptionError(f"set_limit: {refused} is for all keys of the {owner}, and not for one key")
     return change_limits(name, columns, key=key, owner=owner, limit=limit, limit_key=limit_key)
@@ -272,9 +277,9 @@ def _literal(value: object) -> Any:
 # ---- The limits, with the numbers of jobs that run and wait now.
 
 #: The columns of limits, and other columns that are shown with them.
-_LIMITS = ("running", "rate_count", "rate_seconds", "rate_burst")
+_LIMITS = ("running", "rate_count", "rate_seconds", "rate_burst", "rates")
 _OF_OWNERS = (
-    "key_running", "key_rate_count", "key_rate_seconds", "key_rate_burst", "strict", "when_full", "max_waiting", "share", "held", "declared",
+    "key_running", "key_rate_count", "key_rate_seconds", "key_rate_burst", "key_rates", "strict", "when_full", "max_waiting", "share", "held", "declared",
 )  # fmt: skip
 _PAUSE = ("paused_at", "pause_reason")
 

@@ -106,7 +106,9 @@ def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Exe
         of_task, sa.or_(sa.not_(limits_nothing(limits)), some_key)
     )
     version = sa.select(sa.func.bit_xor(limits.c.version, type_=sa.BigInteger)).scalar_subquery()
-    has_cap = own_row.where(sa.or_(limits.c.running.is_not(None), limits.c.rate_count.is_not(None))).exists()
+    has_cap = own_row.where(
+        sa.or_(*(limits.c[name].is_not(None) for name in ("running", "rate_count", "rates")))
+    ).exists()
     capped = sa.select(sa.func.array_agg(asked.c.name)).where(has_cap).scalar_subquery()
     return sa.select(
         version.label("version"),

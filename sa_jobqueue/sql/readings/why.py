@@ -50,7 +50,7 @@ def why_waiting(job_id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     - `limit` and `used`: how many jobs may run and how many run; for a rate, how many units may start in `seconds`.
     - `job_ids`: the first 20 jobs that run, or that are tried again before this job, or for which it waits.
     - `until`: when the reason ends, if that is known; `since`: when the handler began to wait.
-    - `reason`: the reason of a pause, the question to a person whose signal the handler waits for, or the name of a step.
+    - `reason`: the reason of a pause, the unit of a rate, the question to a person whose signal the handler waits for, or the name of a step.
 
     No row: the job does not wait, or nothing but free slots and the turns of others keeps it waiting.
     """
@@ -78,6 +78,7 @@ def _reasons(job_id: sa.ColumnElement[int], job: type[JobMixin]) -> sa.Select[An
         _full(table, scope, of_key=False),
         _full(table, scope, of_key=True),
         _too_fast(table, asked, scope),
+        _too_fast_in_units(table, asked),
         _behind_parents(table, job_id, table_of(tables.dependency)),
         _row(7, "held").where(
             sa.select(tables.workflow.id)
@@ -264,6 +265,17 @@ def _too_fast(table: sa.Table, asked: sa.CTE, scope: sa.CTE) -> sa.Select[Any]:
         .select_from(scope.join(asked, sa.true()))
         .where(count.is_not(None), behind > sa.literal_column("0.000001"))
     )
+
+
+def _too_fast_in_units(table: sa.Table, asked: sa.CTE) -> sa.Select[Any]:
+    """A further rate lets fewer units start now than the job takes. `reason` is the name of the unit."""
+    call: Any = schema_function("further_full", table.schema, asked.c.id, of=sa.Text())
+    kinds: dict[str, Any] = {"owner": sa.Text(), "name": sa.Text(), "key": sa.Text(), "unit": sa.Text(), "count": sa.Integer(),
+             "seconds": sa.Float(), "until": sa.DateTime(timezone=True)}  # fmt: skip
+    full = call.table_valued(*(sa.column(name, kind) for name, kind in kinds.items()), name="further").lateral()
+    of = {name: full.c[name] for name in ("owner", "name", "key", "until", "seconds")}
+    unit = sa.func.nullif(full.c.unit, sa.literal_column("''"))
+    return _row(5, "rate", limit=full.c["count"], reason=unit, **of).select_from(asked.join(full, sa.true()))
 
 
 def _named(table: sa.Table, *where: sa.ColumnElement[bool]) -> LateralFromClause:

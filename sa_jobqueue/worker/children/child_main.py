@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -34,7 +34,7 @@ from ..running.life import at_once
 from ..running.run import Run, Stop
 from ..running.runners import own_decimal_context
 from .loading import ChildSetup, Loaded
-from .messages import Channel, Message, message_of_line, message_of_progress, message_of_record
+from .messages import Channel, Message, message_of_line, message_of_progress, message_of_record, message_of_use
 
 
 def main(end: int, life: int) -> None:
@@ -208,6 +208,10 @@ class _Notes:
     def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
         """Send the progress of a job."""
         self._send(message_of_progress(job, fraction, message))
+
+    def use(self, job: ClaimedJob, used: Mapping[str, int]) -> None:
+        """Send what a job has used."""
+        self._send(message_of_use(job, used))
 
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
         """A function that sends the records to keep."""

@@ -9,7 +9,7 @@ import pickle
 import socket
 import threading
 from binascii import a2b_base64, b2a_base64
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from ...arguments.context import ClaimedJob
@@ -114,6 +114,11 @@ def message_of_job(job: ClaimedJob, task: AnyTask, elapsed: float) -> Message:
 def message_of_progress(job: ClaimedJob, fraction: float, message: str | None) -> Message:
     """The progress of a job."""
     return {"progress": [fraction, message], "claim": _claim_of(job)}
+
+
+def message_of_use(job: ClaimedJob, used: Mapping[str, int]) -> Message:
+    """What a job has used of named units."""
+    return {"used": dict(used), "claim": _claim_of(job)}
 
 
 def message_of_line(job: ClaimedJob, record: logging.LogRecord) -> Message:

@@ -303,6 +303,8 @@ class ChildRunner:
                 continue
             elif "progress" in message:
                 self.notes.report(run.job, *message["progress"])
+            elif "used" in message:
+                self.notes.use(run.job, message["used"])
             elif "line" in message:
                 self.notes.add_line(run.job, run.task.keep_logs, message["line"])
             else:

@@ -50,6 +50,13 @@ class WriteNotes(Chore):
 
         A text that the database cannot hold does not harm others: the batch is halved until that text is alone.
         """
+        while (use := self._notes.take_use()) is not None:
+            try:
+                with self._connector.begin_one(connection):
+                    self._store.correct_units(connection, *use)
+            except BaseException:
+                self._notes.put_back_use(use)
+                raise
         batch = self._notes.take(all=all)
         if not batch.reports and not batch.logs:
             return False

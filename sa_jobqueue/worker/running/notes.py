@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import TypeAlias
@@ -202,6 +202,10 @@ class JobReports:
         # All of these are written and read under the lock, except to see whether they are empty.
         self._reports: dict[_Key, _Waiting] = {}
         self._sent: dict[_Key, _Waiting] = {}
+        self._uses: dict[_Key, dict[str, tuple[int | None, int]]] = {}
+        """By unit, what its rates take the job to have used, None for what it was enqueued with; and what it has used."""
+        self._used: dict[_Key, dict[str, int]] = {}
+        """What the jobs that run here have reported, by unit."""
         self._logs: dict[_Key, KeptLog] = {}
         """The logs of claims that are held here."""
         self._over: dict[_Key, KeptLog] = {}
@@ -232,6 +236,18 @@ class JobReports:
         if is_first:
             self.wake()
 
+    def use(self, job: ClaimedJob, used: Mapping[str, int]) -> None:
+        """Take what a job has used of named units."""
+        key = (job.id, job.claim_token)
+        with self._lock:
+            before, waiting = self._used.setdefault(key, {}), self._uses.setdefault(key, {})
+            for unit, amount in used.items():
+                waiting[unit] = (waiting[unit][0] if unit in waiting else before.get(unit), amount)
+            before.update(used)
+            if len(self._used) > _MAX_REPORTS:  # of threads that were left behind
+                del self._used[next(iter(self._used))]
+        self.wake()
+
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
         """The sink for this claim's log records; it keeps the last `limit`."""
         log = KeptLog(job, limit, self._has_lines)
@@ -258,7 +274,7 @@ class JobReports:
     @property
     def any(self) -> bool:
         """Whether any job has reports or lines here: otherwise the end of a claim need not be reported."""
-        return bool(self._reports or self._sent or self._logs)
+        return bool(self._reports or self._sent or self._logs or self._used)
 
     def end(self, changes: Iterable[Change], *, applied: bool) -> None:
         """Note that these claims have ended. `applied`: their outcomes are written; otherwise their reports are dropped."""
@@ -279,6 +295,7 @@ class JobReports:
             waiting.ended = applied
             if not applied or len(self._reports) > _MAX_REPORTS:
                 del self._reports[key]
+        self._used.pop(key, None)
         log = self._logs.pop(key, None)
         if log is None:
             return
@@ -296,9 +313,24 @@ class JobReports:
 
     def due_at(self) -> float:
         """When there is something to write, by the monotonic clock; infinity while there is nothing."""
-        if self._reports or self._over:
+        if self._reports or self._over or self._uses:
             return 0.0
         return self._lines_at + _LINES_EVERY if self._lines else float("inf")
+
+    def take_use(self) -> tuple[int, int | None, str] | None:
+        """The id and the token of a claim, and what its job has used, as JSON; None if nothing waits. `put_back_use` if it was not written."""
+        with self._lock:
+            if not self._uses:
+                return None
+            key = next(iter(self._uses))
+            return *key, json.dumps(self._uses.pop(key))
+
+    def put_back_use(self, use: tuple[int, int | None, str]) -> None:
+        """Note that this was not written."""
+        with self._lock:
+            newer = self._uses.setdefault(use[:2], {})
+            for unit, (before, amount) in json.loads(use[2]).items():
+                newer[unit] = (before, newer[unit][1] if unit in newer else amount)
 
     def take(self, *, all: bool = False) -> Batch:
         """The batch to write now; `settle` or `put_back` comes next. `all`: also lines that could wait."""

@@ -189,6 +189,9 @@ class _Trial(JoinedRuns[Tried]):
     def report(self, job: ClaimedJob, fraction: float, message: str | None) -> None:
         """Forget the progress."""
 
+    def use(self, job: ClaimedJob, used: Mapping[str, int]) -> None:
+        """Forget what was used: the try has taken nothing of a rate."""
+
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
         """Keep the last log lines."""
         return lambda record: self._lines.append(line_from(record))

@@ -74,6 +74,8 @@ WITH page AS MATERIALIZED (
     FROM NULL
     AND sa_jobqueue.job_limit.rate_burst IS NOT DISTINCT
     FROM NULL
+    AND sa_jobqueue.job_limit.rates IS NOT DISTINCT
+    FROM NULL
     AND sa_jobqueue.job_limit.key_running IS NOT DISTINCT
     FROM NULL
     AND sa_jobqueue.job_limit.key_rate_count IS NOT DISTINCT
@@ -81,6 +83,8 @@ WITH page AS MATERIALIZED (
     AND sa_jobqueue.job_limit.key_rate_seconds IS NOT DISTINCT
     FROM NULL
     AND sa_jobqueue.job_limit.key_rate_burst IS NOT DISTINCT
+    FROM NULL
+    AND sa_jobqueue.job_limit.key_rates IS NOT DISTINCT
     FROM NULL
     AND sa_jobqueue.job_limit.strict IS NOT DISTINCT
     FROM false

@@ -8,6 +8,8 @@ OR sa_jobqueue.job_limit.rate_seconds IS DISTINCT
 FROM NULL
 OR sa_jobqueue.job_limit.rate_burst IS DISTINCT
 FROM NULL
+OR sa_jobqueue.job_limit.rates IS DISTINCT
+FROM NULL
 OR sa_jobqueue.job_limit.key_running IS DISTINCT
 FROM NULL
 OR sa_jobqueue.job_limit.key_rate_count IS DISTINCT
@@ -15,6 +17,8 @@ FROM NULL
 OR sa_jobqueue.job_limit.key_rate_seconds IS DISTINCT
 FROM NULL
 OR sa_jobqueue.job_limit.key_rate_burst IS DISTINCT
+FROM NULL
+OR sa_jobqueue.job_limit.key_rates IS DISTINCT
 FROM NULL
 OR sa_jobqueue.job_limit.strict IS DISTINCT
 FROM false

@@ -32,6 +32,8 @@ WITH mine AS MATERIALIZED (
         strict=coalesce(CAST(sa_jobqueue.job_limit.declared ->> 'strict' AS BOOLEAN), false),
         when_full=coalesce(CAST(sa_jobqueue.job_limit.declared ->> 'when_full' AS TEXT), 'wait'),
         max_waiting=CAST(sa_jobqueue.job_limit.declared ->> 'max_waiting' AS INTEGER),
+        rates=CAST(sa_jobqueue.job_limit.declared ->> 'rates' AS JSONB),
+        key_rates=CAST(sa_jobqueue.job_limit.declared ->> 'key_rates' AS JSONB),
         share=coalesce(CAST(sa_jobqueue.job_limit.declared ->> 'share' AS TEXT), 'starts'),
         held=false
     WHERE sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR

@@ -25,6 +25,7 @@ WITH mine AS MATERIALIZED (
         rate_count=%(param_2)s::INTEGER,
         rate_seconds=%(param_3)s,
         rate_burst=%(param_4)s::INTEGER,
+        rates=%(param_5)s::JSONB,
         weight=1
     WHERE sa_jobqueue.job_key.owner = %(of_owner)s::VARCHAR
     AND sa_jobqueue.job_key.name = %(of_name)s::VARCHAR

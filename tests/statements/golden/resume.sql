@@ -5,10 +5,12 @@ WITH mine AS MATERIALIZED (
     AND sa_jobqueue.job_limit.rate_count IS NULL
     AND sa_jobqueue.job_limit.rate_seconds IS NULL
     AND sa_jobqueue.job_limit.rate_burst IS NULL
+    AND sa_jobqueue.job_limit.rates IS NULL
     AND sa_jobqueue.job_limit.key_running IS NULL
     AND sa_jobqueue.job_limit.key_rate_count IS NULL
     AND sa_jobqueue.job_limit.key_rate_seconds IS NULL
     AND sa_jobqueue.job_limit.key_rate_burst IS NULL
+    AND sa_jobqueue.job_limit.key_rates IS NULL
     AND sa_jobqueue.job_limit.strict = false
     AND sa_jobqueue.job_limit.when_full = 'wait'
     AND sa_jobqueue.job_limit.max_waiting IS NULL

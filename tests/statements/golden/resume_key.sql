@@ -3,6 +3,7 @@ WITH mine AS MATERIALIZED (
     AND sa_jobqueue.job_key.rate_count IS NULL
     AND sa_jobqueue.job_key.rate_seconds IS NULL
     AND sa_jobqueue.job_key.rate_burst IS NULL
+    AND sa_jobqueue.job_key.rates IS NULL
     AND sa_jobqueue.job_key.weight = 1 AS gone
     FROM sa_jobqueue.job_key
     WHERE sa_jobqueue.job_key.owner = %(of_owner)s::VARCHAR

@@ -243,6 +243,21 @@ FROM (
     WHERE scope.rate_count IS NOT NULL
     AND (sa_jobqueue.rate_owed(scope.free_at, scope.owed_at, scope.owed, statement_timestamp(), scope.rate_count, scope.rate_seconds) + least(asked.units, scope.rate_burst)) - scope.rate_burst > 0.000001
     UNION ALL
+    SELECT 5 AS place,
+        further_1.owner AS owner,
+        further_1.name AS name,
+        further_1.key AS key,
+        'rate' AS what,
+        further_1.count AS "limit",
+        CAST(NULL AS BIGINT) AS used,
+        CAST(NULL AS BIGINT[]) AS job_ids,
+        CASE WHEN (further_1.until < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (further_1.until > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE further_1.until END AS until,
+        further_1.seconds AS seconds,
+        nullif(further_1.unit, '') AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
+    FROM asked
+    JOIN LATERAL sa_jobqueue.further_full(asked.id) AS further_1 ON true
+    UNION ALL
     SELECT 6 AS place,
         CAST(NULL AS TEXT) AS owner,
         CAST(NULL AS TEXT) AS name,
