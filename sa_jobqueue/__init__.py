@@ -78,6 +78,9 @@ __all__ = [
     "every",
     "explain_job",
     "jobs_relationship",
+    "on_change",
+    "on_change_revision",
+    "on_change_sql",
     "once",
     "remove_middleware",
     "statements",
@@ -96,7 +99,9 @@ if TYPE_CHECKING:
     from .arguments.inputs import Failed
     from .arguments.secrets import Secret, SecretKeys, Sensitive
     from .arguments.subjects import Subject
+    from .enqueueing.change_triggers import on_change_revision, on_change_sql
     from .enqueueing.jobs import Enqueue, enqueue, enqueue_many
+    from .enqueueing.on_change import on_change
     from .enqueueing.select import enqueue_select
     from .errors import JobQueueError
     from .health.explain import JobExplanation, explain_job
@@ -136,6 +141,8 @@ else:
             "tasks.calls": "Call",
             "arguments.context": "AsyncJobContext JobContext",
             "enqueueing.jobs": "Enqueue enqueue enqueue_many",
+            "enqueueing.on_change": "on_change",
+            "enqueueing.change_triggers": "on_change_revision on_change_sql",
             "enqueueing.select": "enqueue_select",
             "health.explain": "JobExplanation explain_job",
             "rules.callbacks": "CallbackUrl Callbacks",

@@ -74,6 +74,14 @@ class ClaimedJob(NamedTuple):
         return {"job_id": self.id, "task": self.task, "queue": self.queue, "attempt": self.attempt}
 
 
+def meta_of(job: ClaimedJob) -> Mapping[str, Any]:
+    """The job's `meta`."""
+    if job.meta is None or job.meta == "{}":
+        return {}
+    found = json.loads(job.meta)
+    return found if isinstance(found, dict) else {}
+
+
 class JobFacts:
     """The attributes of the claimed job that a handler's context and middleware's attempt share."""
 
@@ -109,11 +117,7 @@ class JobFacts:
     @property
     def meta(self) -> Mapping[str, Any]:
         """The metadata from the producer: tags, trace context, and the additions of a middleware's `before_enqueue`."""
-        meta = self._job.meta
-        if meta is None or meta == "{}":
-            return {}
-        found = json.loads(meta)
-        return found if isinstance(found, dict) else {}
+        return meta_of(self._job)
 
     @property
     def enqueued_at(self) -> datetime:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache, lru_cache
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -366,10 +366,20 @@ _ASIDE, _LINKED = "sa_jobqueue.aside", "sa_jobqueue.linked"
 _DONE = "sa_jobqueue.completed"
 
 
+class ChangeListener(Protocol):
+    """Enqueues the jobs of changes that a flush writes: see `on_change`."""
+
+    @staticmethod
+    def before_flush(session: Session, context: Any) -> None: ...
+    @staticmethod
+    def after_flush(session: Session, context: Any) -> None: ...
+
+
 class Listeners:
-    """Whether a job was made in this process. Until then each event ends at once."""
+    """Whether a job was made in this process, or a rule declared by `on_change`. Until then each event ends at once."""
 
     needed = False
+    on_change: type[ChangeListener] | None = None
 
 
 def wait_for_keys(job: JobMixin, waiting: PendingArguments) -> None:
@@ -378,10 +388,12 @@ def wait_for_keys(job: JobMixin, waiting: PendingArguments) -> None:
     vars(job)["args"] = UnfinishedJson(vars(job)["args"])
 
 
-def _before_flush(session: Session, _context: object, instances: object) -> None:
+def _before_flush(session: Session, context: object, instances: object) -> None:
     """Set aside the jobs that must wait, and insert those that need not wait for anything."""
     if not Listeners.needed:
         return
+    if Listeners.on_change is not None:
+        Listeners.on_change.before_flush(session, context)
     new = session.new
     jobs = [instance for instance in new if isinstance(instance, JobMixin)]
     if not jobs and _ASIDE not in session.info:
@@ -508,10 +520,12 @@ def _before_insert(_mapper: object, _connection: object, job: JobMixin) -> None:
     session.info.setdefault(_LINKED, []).append(job)
 
 
-def _after_flush(session: Session, *_: Any) -> None:
+def _after_flush(session: Session, context: object) -> None:
     """Write the jobs that were set aside, and complete those that were written too early."""
     if not Listeners.needed:
         return
+    if Listeners.on_change is not None:
+        Listeners.on_change.after_flush(session, context)
     _, aside = session.info.pop(_ASIDE, (None, ()))
     referred_to: Sequence[JobMixin] = session.info.pop(_LINKED, ())
     if aside:

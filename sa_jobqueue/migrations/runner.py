@@ -122,7 +122,7 @@ def current_version(connection: sa.Connection, schema: str | None = None) -> int
     with _plain_errors(name, _MAY_NOT_LOOK):
         if connection.scalar(sa.text("SELECT to_regclass(:table)"), {"table": table}) is None:
             return None
-        version: int | None = connection.scalar(_verbatim(f"SELECT max(version) FROM {table}"))
+        version: int | None = connection.scalar(verbatim(f"SELECT max(version) FROM {table}"))
         return version
 
 
@@ -136,7 +136,7 @@ def check_schema(connection: sa.Connection, schema: str | None = None) -> None:
     found = current_version(connection, name)
     if found == CURRENT:
         return
-    oldest = _verbatim(f"SELECT max(compatible_with) FROM {quote(name)}.schema_version")
+    oldest = verbatim(f"SELECT max(compatible_with) FROM {quote(name)}.schema_version")
     if found is None or found < CURRENT or connection.scalar(oldest) > CURRENT:
         others = _schemas(connection) if found is None else ()
         raise SchemaError(
@@ -151,7 +151,7 @@ def check_schema(connection: sa.Connection, schema: str | None = None) -> None:
 def _schemas(connection: sa.Connection) -> Sequence[str]:
     """Some of the schemas that were migrated, as those of job tables of the application's own."""
     return connection.scalars(
-        _verbatim(
+        verbatim(
             "SELECT nspname FROM pg_namespace WHERE EXISTS (SELECT FROM pg_class JOIN pg_attribute ON attrelid = pg_class.oid "
             "WHERE relnamespace = pg_namespace.oid AND relname = 'schema_version' AND attname = 'compatible_with') "
             "ORDER BY nspname LIMIT 3"
@@ -170,7 +170,7 @@ def _run(op: MigrationOperations, steps: Sequence[Step], schema: str) -> None:
     for step in steps:
         if not step.alone:
             _execute(op, step, schema)
-        elif context.as_sql or op.get_bind().scalar(_verbatim(step.needed or "")):
+        elif context.as_sql or op.get_bind().scalar(verbatim(step.needed or "")):
             with _no_transaction(context):
                 _execute(op, step, schema)
 
@@ -201,7 +201,7 @@ def _execute(op: MigrationOperations, step: Step, schema: str) -> None:
         context.impl.static_output(f"{step.statement};")
     else:
         with _plain_errors(schema):
-            op.execute(_verbatim(step.statement))
+            op.execute(verbatim(step.statement))
 
 
 _IN_A_TRANSACTION = (
@@ -278,7 +278,7 @@ def _translated(connection: sa.Connection, schema: str | None) -> str:
     return name or str(connection.dialect.default_schema_name)
 
 
-def _verbatim(statement: str) -> sa.Executable:
+def verbatim(statement: str) -> sa.TextClause:
     """`statement` as it stands: a colon starts no parameter."""
     return sa.text(statement.replace(":", r"\:"))
 

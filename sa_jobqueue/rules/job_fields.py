@@ -62,3 +62,6 @@ JOB_FIELDS = (
     JobField("extras", "extras", "json", rare=True, schedule="extras"),
 )
 RARE_FIELDS = tuple(field for field in JOB_FIELDS if field.rare)
+
+#: The entry of a job's `meta` that counts jobs in a row, each of which a change by the handler of the job before has enqueued: see `on_change`.
+CHANGE_DEPTH = "change_depth"

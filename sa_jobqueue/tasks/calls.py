@@ -64,9 +64,9 @@ class Call(NamedTuple):
         args = json.dumps(without_secrets(load(self.args)), ensure_ascii=False)
         return f"<Call {self.task!r} in {self.queue!r}: {args}>"
 
-    def completed(self) -> Call:
-        """A copy with the keys of all objects. Raises PayloadError if an object is not in the database yet, and OptionError for a job that
-        is to run after another job.
+    def completed(self, *, flushed: bool = False) -> Call:
+        """A copy with the keys of all objects. `flushed`: a flush has just written them. Raises PayloadError if an object is not in the database
+        yet, and OptionError for a job that is to run after another job.
         """
         if self.after is not None:
             raise OptionError(
@@ -74,7 +74,8 @@ class Call(NamedTuple):
             )
         if self.waiting is None:
             return self
-        self.waiting.refuse_changes()
+        if not flushed:
+            self.waiting.refuse_changes()
         args, rule = self.waiting.completed(self.args), self.waiting.rule
         uniqueness = self.uniqueness if rule is None else rule(args)
         subject = self.subject or self.waiting.subject()

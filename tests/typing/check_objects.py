@@ -8,7 +8,18 @@ from typing import Annotated, assert_type
 from pydantic import BaseModel
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship, selectinload
 
-from sa_jobqueue import AsyncJobContext, Call, Fresh, Job, JobContext, Load, enqueue, task
+from sa_jobqueue import (
+    AsyncJobContext,
+    Call,
+    Fresh,
+    Job,
+    JobContext,
+    Load,
+    enqueue,
+    on_change,
+    on_change_revision,
+    task,
+)
 
 
 class Base(DeclarativeBase): ...
@@ -17,6 +28,7 @@ class Base(DeclarativeBase): ...
 class Order(Base):
     __tablename__ = "orders"
     id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str]
     lines: Mapped[list[Line]] = relationship()
 
 
@@ -73,3 +85,17 @@ def what_cannot_be_is_an_error() -> None:
     Load("lines")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Load(missing="skip")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Load(for_update="yes")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+@on_change(Order.status, from_="open", to="paid")
+@on_change(Order.id, via="trigger")
+@task
+def thank(ctx: JobContext, order: Order) -> int:
+    return 1
+
+
+assert_type(enqueue(thank, Order()), Job)
+assert_type(thank.call(Order()), Call)
+assert_type(on_change_revision(thank, None), str)
+on_change(Order.status, via="flush")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+on_change(Order.status)(print)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from ...arguments.context import AsyncJobContext, ClaimedJob, JobContext, Notes
+from ...arguments.context import AsyncJobContext, ClaimedJob, JobContext, Notes, meta_of
 from ...arguments.inputs import Inputs, Part
 from ...arguments.loading import filled, load
 from ...arguments.references import references
 from ...errors import JobStopped, MiddlewareError, SessionUnavailable
+from ...rules.job_fields import CHANGE_DEPTH
 from ...rules.lifecycle import JobStatus, extra
 from ...rules.outcomes import Discard
 from ...sql.workflows.pruning import Input
@@ -364,13 +365,21 @@ class Call:
         with _opening:
             self.transaction = transaction = self.transaction or made
         self._refuse_late()  # a thread that was left behind may open it just when the job ends
+        self._note_changes(transaction.session)
         return transaction.session
 
     def _open_async(self) -> AsyncSession:
         self._refuse_late()
         self.async_session, self.transaction = self._sessions.open_async()
         self._refuse_late()
+        self._note_changes(self.async_session.sync_session)
         return self.async_session
+
+    def _note_changes(self, session: Session) -> None:
+        """Tell the session, whose last flush comes after the handler, of the `meta` of a job that a change has enqueued."""
+        meta = self.run.job.meta
+        if meta is not None and CHANGE_DEPTH in meta:
+            session.info[CHANGE_DEPTH] = meta_of(self.run.job).get(CHANGE_DEPTH)
 
     def _open_steps(self) -> Steps:
         self._refuse_late()

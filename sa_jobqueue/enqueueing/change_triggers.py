@@ -1,0 +1,208 @@
+"""The triggers of `on_change(..., via="trigger")`: SQL that is written once, into a migration.
+
+A trigger's function has the INSERT of `enqueue_select`, whose select is the changed row. So the options of the task are those of the time when
+the SQL was made.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.exc import CompileError
+from sqlalchemy.orm import Mapper
+
+from ..arguments.storable import load, shown
+from ..errors import TaskError
+from ..migrations.runner import verbatim
+from ..rules.job_fields import CHANGE_DEPTH
+from ..sql.parts import table_of
+from ..tasks.tasks import AnyTask, Task
+from ..util.schema import SCHEMA
+from .on_change import DEPTH_SETTING, MAX_DEPTH, Rule, rules_of
+from .select import enqueue_select
+
+# A paramstyle that doubles no per cent sign.
+_DIALECT = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call]
+#: What stands in the INSERT for the variable of the function.
+_MARK = "@change_depth@"
+
+
+def on_change_sql(task: AnyTask, /, *, drop: bool = False, schema: str = SCHEMA) -> list[sa.TextClause]:
+    """The statements that create the triggers of a task's rules with `via="trigger"`, or that `drop` them. A migration executes them.
+
+    The triggers have the options of the task as they are now. To change them, execute the statements again: they replace what is there. The function
+    behind a trigger is in the schema of the table, and runs with the rights of the role that creates it: this role must be allowed to enqueue,
+    and a role that changes rows need not be. `schema`: that of the job queue.
+
+    Raises TaskError for a task without such rules, and for a rule that a trigger cannot follow; OptionError or PayloadError for options
+    or a key that the database cannot make a job from, as in `enqueue_select`.
+    """
+    return [verbatim(text) for text in _statements(task, schema, drop=drop)]
+
+
+def on_change_revision(task: AnyTask, down_revision: str | None, /, *, schema: str = SCHEMA) -> str:
+    """The source of an Alembic revision that creates the triggers of `on_change_sql`, and drops them in its downgrade.
+
+    `down_revision`: the revision that it follows. The source has the SQL itself, and does not import the task.
+    """
+    created, dropped = _statements(task, schema), _statements(task, schema, drop=True)
+    return _REVISION.format(
+        task=json.dumps(task.name, ensure_ascii=False),
+        revision=f"on_change_{_digest(created)}",
+        down_revision=repr(down_revision),
+        created=_listed(created),
+        dropped=_listed(dropped),
+    )
+
+
+def _statements(task: AnyTask, schema: str, *, drop: bool = False) -> list[str]:
+    if not isinstance(task, Task):
+        raise TaskError(f"the triggers are those of a task, not of {shown(task)}")
+    if not (rules := rules_of(task, "trigger")):
+        raise TaskError(f'task {task.name!r} has no rule on_change(..., via="trigger")')
+    return [text for rule in rules for text in (_drop(rule) if drop else _create(rule, task, schema))]
+
+
+def _listed(statements: list[str]) -> str:
+    return "".join(
+        f"    {text!r},\n" if "\\" in text or '"""' in text else f'    """\n{text}\n""",\n' for text in statements
+    )
+
+
+def _digest(said: object) -> str:
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:16]
+
+
+_REVISION = """\
+# Triggers that enqueue jobs of {task} when rows change (sa_jobqueue).
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "{revision}"
+down_revision = {down_revision}
+branch_labels = None
+depends_on = None
+
+CREATE = [
+{created}]
+
+DROP = [
+{dropped}]
+
+
+def upgrade() -> None:
+    for statement in CREATE:
+        op.execute(sa.text(statement.replace(":", r"\\:")))
+
+
+def downgrade() -> None:
+    for statement in DROP:
+        op.execute(sa.text(statement.replace(":", r"\\:")))
+"""
+
+
+def _create(rule: Rule, task: AnyTask, schema: str) -> Iterator[str]:
+    table, function, trigger = _names(rule)
+    insert = _insert(rule, task, schema)
+    path = "FROM CURRENT" if table_of(task.registry.job).schema is None else "= pg_catalog, pg_temp"
+    error = (
+        f"{rule}: {MAX_DEPTH} jobs in a row were enqueued by changes, each by the handler of the job before".replace(
+            "'", "''"
+        )
+    )
+    body = f"""
+DECLARE
+    sa_jobqueue_depth integer := coalesce(nullif(current_setting('{DEPTH_SETTING}', true), ''), '0')::integer + 1;
+BEGIN
+    IF sa_jobqueue_depth > {MAX_DEPTH} THEN
+        RAISE EXCEPTION USING MESSAGE = '{error}';
+    END IF;
+    {insert};
+    RETURN NULL;
+END
+"""
+    tag = "$sa_jobqueue$"
+    if tag in body:
+        raise TaskError(f"{rule}: {tag} stands in the options of the task")
+    yield f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER\nSET search_path {path} AS {tag}{body}{tag}"
+    yield f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC"
+    for event, condition in _conditions(rule).items():
+        name = _DIALECT.identifier_preparer.quote(f"{trigger}_{event.lower()}")
+        when = condition.compile(dialect=_DIALECT, compile_kwargs={"literal_binds": True})
+        yield f"CREATE OR REPLACE TRIGGER {name} AFTER {event} ON {table}\nFOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {function}()"
+
+
+def _drop(rule: Rule) -> Iterator[str]:
+    table, function, trigger = _names(rule)
+    for event in _conditions(rule):
+        yield f"DROP TRIGGER {_DIALECT.identifier_preparer.quote(f'{trigger}_{event.lower()}')} ON {table}"
+    yield f"DROP FUNCTION {function}()"
+
+
+def _names(rule: Rule) -> tuple[str, str, str]:
+    """The table and the function as SQL, and how the names of the triggers begin."""
+    table, preparer = _table(rule), _DIALECT.identifier_preparer
+    name = f"on_change_{_digest((rule.task.name, table.fullname, rule.column.name, rule.to, rule.from_))}"
+    function = (
+        preparer.quote(name)
+        if table.schema is None
+        else f"{preparer.quote_schema(table.schema)}.{preparer.quote(name)}"
+    )
+    return preparer.format_table(table), function, name
+
+
+def _table(rule: Rule) -> sa.Table:
+    mapper: Mapper[Any] = sa.inspect(rule.cls)
+    table = rule.column.table
+    if not isinstance(table, sa.Table) or mapper.single or table is not mapper.local_table:
+        raise TaskError(
+            f"{rule}: a trigger cannot tell rows of {rule.cls.__name__} from other rows of the table: declare the rule for the class that the table is of"
+        )
+    return table
+
+
+def _conditions(rule: Rule) -> dict[str, sa.ColumnElement[bool]]:
+    """When each trigger calls the function: as `Rule.matches`."""
+    name = _DIALECT.identifier_preparer.quote(rule.column.name)
+    old, new = (sa.literal_column(f"{row}.{name}", rule.column.type) for row in ("OLD", "NEW"))
+    to = [] if rule.to is ... else [_is(new, rule.to)]
+    found = {"UPDATE": sa.and_(new.is_distinct_from(old), *to, *([] if rule.from_ is ... else [_is(old, rule.from_)]))}
+    if rule.insert and rule.from_ in (..., None) and rule.to is not None:
+        found["INSERT"] = sa.and_(new.is_not(None), *to)
+    return found
+
+
+def _is(column: sa.ColumnElement[Any], value: Any) -> sa.ColumnElement[bool]:
+    return column.is_(None) if value is None else column == sa.literal(value, column.type)
+
+
+def _insert(rule: Rule, task: AnyTask, schema: str) -> str:
+    parameter, table, mapper = rule.check(), _table(rule), sa.inspect(rule.cls)
+    quoted = _DIALECT.identifier_preparer.quote
+    parts = [
+        sa.literal_column(f"NEW.{quoted(column.name)}", column.type)
+        for key in mapper.primary_key
+        for column in mapper.get_property_by_column(key).columns
+        if column.table is table
+    ]
+    row: sa.ColumnElement[Any] = parts[0] if len(parts) == 1 else sa.func.jsonb_build_array(*parts, type_=JSONB)
+    kept = {name: value for name, value in load(task.chosen.meta).items() if name != "tags"}
+    deep = task.options(meta={**kept, CHANGE_DEPTH: _MARK})
+    statement = enqueue_select(deep, sa.select(row.label(parameter)), job=task.registry.job)
+    try:
+        compiled = statement.compile(
+            dialect=_DIALECT,
+            schema_translate_map={SCHEMA: schema},
+            render_schema_translate=True,
+            compile_kwargs={"literal_binds": True},
+        )
+    except CompileError as error:
+        raise TaskError(f"{rule}: an option of the task cannot be written into a trigger: {error}") from error
+    return str(compiled).replace(f'"{_MARK}"', "' || sa_jobqueue_depth || '")

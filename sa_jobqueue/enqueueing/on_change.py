@@ -1,0 +1,295 @@
+"""`@on_change`: a task whose jobs are enqueued when a column of a mapped class changes.
+
+>>> from sqlalchemy import Integer, Text
+>>> from sqlalchemy.orm import DeclarativeBase, mapped_column
+>>> from sa_jobqueue import on_change, task
+>>> class Base(DeclarativeBase): ...
+>>> class Order(Base):
+...     __tablename__ = "orders"
+...     id = mapped_column(Integer, primary_key=True)
+...     status = mapped_column(Text)
+>>> @on_change(Order.status, to="paid")
+... @task(name="shop.send_receipt")
+... def send_receipt(order: Order) -> None: ...
+
+A rule with `via="session"` is applied at the end of each flush, where the history of the attributes is still known, and the keys of new rows
+are known already. `change_triggers.py` makes the triggers of the other rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import Any, ClassVar, Literal, TypeVar, get_args
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.orm import ColumnProperty, InstanceState, Mapper, QueryableAttribute, Session, SessionTransaction
+from sqlalchemy.orm.attributes import instance_state
+
+from ..arguments.references import object_in
+from ..arguments.storable import shown
+from ..errors import TaskError
+from ..models import JobMixin
+from ..rules.job_fields import CHANGE_DEPTH
+from ..sql.insert import insert_jobs
+from ..tasks.calls import Call
+from ..tasks.middleware import Attempt, Middleware, add_middleware
+from ..tasks.tasks import AnyTask, Task, origin_of
+from .flushing import ChangeListener, Listeners
+
+T = TypeVar("T", bound=AnyTask)
+V = TypeVar("V")
+Via = Literal["session", "trigger"]
+
+#: How many jobs in a row changes may enqueue, each by the handler of the job before.
+MAX_DEPTH = 10
+#: The setting of a transaction from which triggers read the place of the running job in such a row.
+DEPTH_SETTING = "sa_jobqueue.change_depth"
+
+#: The `change_depth` of the job whose handler runs.
+_depth: ContextVar[Any] = ContextVar("sa_jobqueue_change_depth", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A declared `on_change`."""
+
+    task: AnyTask
+    cls: type[Any]
+    key: str
+    """The name of the attribute."""
+    column: sa.Column[Any]
+    to: Any
+    """`...`: any value."""
+    from_: Any
+    insert: bool
+    via: Via
+
+    def matches(self, old: Any, new: Any) -> bool:
+        """Whether this change counts. `old`: `...` if it is not known."""
+        same: Callable[[Any, Any], bool] = self.column.type.compare_values
+        if old is not ... and (same(old, new) or (self.from_ is not ... and not same(old, self.from_))):
+            return False
+        return self.to is ... or same(new, self.to)
+
+    def check(self) -> str:
+        """The parameter that takes the row. Raises TaskError if the handler cannot take it."""
+        plan = self.task.parameters
+        first = plan.positional[0] if plan.positional else None
+        argument = None if first is None else object_in(plan.hint_of(first))
+        if first is None or argument is None or not issubclass(self.cls, argument.cls):
+            takes = "it takes no argument" if first is None else f"{first!r} cannot take it"
+            raise TaskError(
+                f"{self}: the first argument is an object of {self.cls.__name__}, and {takes}: annotate the handler's first parameter "
+                f"with {self.cls.__name__}"
+            )
+        if others := sorted(plan.required - {first}):
+            raise TaskError(f"{self}: its jobs have one argument, the row: give {', '.join(others)} a default")
+        return first
+
+    def __str__(self) -> str:
+        return f"task {self.task.name!r}: on_change({self.cls.__name__}.{self.key})"
+
+
+class _Declared:
+    """The rules of this process. The dictionaries are replaced by a declaration, so that a flush of another thread goes on with its own."""
+
+    rules: ClassVar[Mapping[tuple[str, ...], Rule]] = {}
+    """By what they say, so that a reloaded module replaces its own."""
+    by_mapper: ClassVar[WeakKeyDictionary[Mapper[Any], tuple[Rule, ...]]] = WeakKeyDictionary()
+    """Those that a flush follows."""
+
+
+def on_change(
+    attribute: QueryableAttribute[V],
+    /,
+    *,
+    to: V | EllipsisType = ...,
+    from_: V | EllipsisType = ...,
+    insert: bool = True,
+    via: Via = "session",
+) -> Callable[[T], T]:
+    """Enqueue a job of a task, with the row as its argument, when a column of the row changes: a decorator above `@task`. A task can have several.
+
+    The job is written in the transaction of the change. It has the options of the task. When it runs, the handler gets the row as it is then.
+
+    `attribute`: of a column, as `Order.status`. Rows of mapped subclasses count, too.
+    `to`, `from_`: the value after and before the change; without them any value, where None is NULL. A value that is set again is no
+    change. An INSERT is a change from NULL; with `insert=False` it is none.
+    `via`: "session" for changes that the flush of a Session writes. "trigger" for all changes of the table, also by bulk UPDATE and plain SQL: the
+    triggers are made by a migration, see `on_change_sql`.
+
+    A handler may make changes that enqueue a job. If 10 jobs in a row were enqueued so, each by the handler of the job before, the flush of the last
+    handler, or its statement, fails with an error.
+
+    Raises TaskError for what is no column of a mapped class, and where the handler cannot take the row as its first and only argument. If its
+    annotations cannot be resolved yet, the first flush of such a row raises it.
+    """
+    column = _column_of(attribute)
+    if not isinstance(insert, bool):
+        raise TaskError(f"on_change: insert must be True or False, not {shown(insert)}")
+    if via not in get_args(Via):
+        raise TaskError(f'on_change: via must be "session" or "trigger", not {shown(via)}')
+    if to is not ... and from_ is not ... and column.type.compare_values(to, from_):
+        raise TaskError(f"on_change: to and from_ are both {shown(to)}, which is no change")
+
+    def decorate(task: T) -> T:
+        if not isinstance(task, Task):
+            raise TaskError(f"@on_change stands above @task, not on {shown(task)}")
+        of: type[Any] = attribute.parent.class_
+        rule = Rule(task, of, attribute.key, column, to, from_, insert, via)
+        try:
+            _ = task.parameters
+        except TaskError:  # an annotation that cannot be resolved yet
+            pass
+        else:
+            rule.check()
+        where = (f"{of.__module__}.{of.__qualname__}", attribute.key, *origin_of(task.handler))
+        _Declared.rules = {**_Declared.rules, (*where, task.name, repr(to), repr(from_)): rule}
+        _Declared.by_mapper = WeakKeyDictionary()
+        add_middleware(watcher)
+        if via == "session":
+            Listeners.on_change = _Changes
+            Listeners.needed = True
+        elif not event.contains(Session, "after_begin", _tell_depth):
+            event.listen(Session, "after_begin", _tell_depth)
+        return task
+
+    return decorate
+
+
+def _column_of(attribute: Any) -> sa.Column[Any]:
+    is_mapped = isinstance(attribute, QueryableAttribute) and isinstance(attribute.parent, Mapper)
+    found = attribute.property if is_mapped else None
+    column = found.columns[0] if isinstance(found, ColumnProperty) else None
+    if not isinstance(column, sa.Column):
+        given = str(attribute) if is_mapped else shown(attribute)
+        raise TaskError(f"on_change() takes the attribute of a mapped column, as Order.status, not {given}")
+    return column
+
+
+def rules_of(task: AnyTask, via: Via) -> list[Rule]:
+    """The rules that are declared for a task."""
+    home, name = task.registry, task.name
+    return [
+        rule for rule in _Declared.rules.values() if (rule.task.registry, rule.task.name, rule.via) == (home, name, via)
+    ]
+
+
+def _rules_for(mapper: Mapper[Any]) -> tuple[Rule, ...]:
+    """The rules that flushes of its rows follow. Raises TaskError for a handler that cannot take the row."""
+    known = _Declared.by_mapper
+    found = known.get(mapper)
+    if found is None:
+        rules = _Declared.rules.values()
+        found = tuple(rule for rule in rules if rule.via == "session" and issubclass(mapper.class_, rule.cls))
+        for rule in found:
+            rule.check()
+        known[mapper] = found
+    return found
+
+
+# ---- What a flush does.
+
+
+class _Changes(ChangeListener):
+    """Finds the changes of a flush. `context`: the flush's own, with a place for the old values that were read before it."""
+
+    @staticmethod
+    def before_flush(session: Session, context: Any) -> None:
+        """Read the old values that the session has not loaded: the flush will overwrite them."""
+        for instance in session.dirty:
+            state = instance_state(instance)
+            for rule in _rules_for(state.mapper):
+                history = state.attrs[rule.key].history
+                if state.key is not None and history.added and not history.deleted:
+                    place = (rule.cls, rule.key, state)
+                    if place not in context.attributes:
+                        context.attributes[place] = _stored(session, state, rule)
+
+    @staticmethod
+    def after_flush(session: Session, context: Any) -> None:
+        """Enqueue a job for each change that counts. The session's history is still that from before the flush."""
+        calls: dict[type[JobMixin], list[Call]] = {}
+        for state, (is_delete, is_listed) in list(context.states.items()):
+            if not is_delete and not is_listed and (rules := _rules_for(state.mapper)):
+                for rule in rules:
+                    if _counts(rule, state, context):
+                        calls.setdefault(rule.task.registry.job, []).append(
+                            _call(rule, state.obj(), _depth_in(session) + 1)
+                        )
+        for job, made in calls.items():
+            connection = session.connection(bind_arguments={"mapper": sa.inspect(job)})
+            for alike in _of_equal_columns(made):
+                connection.execute(insert_jobs(alike, job=job))
+
+
+def _stored(session: Session, state: InstanceState[Any], rule: Rule) -> Any:
+    """The value of a row in the database; `...` if there is no such row."""
+    names = [state.mapper.get_property_by_column(column).key for column in state.mapper.primary_key]
+    here = [getattr(rule.cls, name) == value for name, value in zip(names, state.identity or (), strict=True)]
+    row = session.execute(sa.select(getattr(rule.cls, rule.key)).where(*here)).first()
+    return ... if row is None else row[0]
+
+
+def _counts(rule: Rule, state: InstanceState[Any], context: Any) -> bool:
+    """Whether the flush has made a change that the rule names."""
+    if state.key is None:  # an INSERT
+        return rule.insert and rule.matches(None, state.dict.get(rule.key))
+    history = state.attrs[rule.key].history
+    if not history.added:
+        return False
+    old = history.deleted[0] if history.deleted else context.attributes.get((rule.cls, rule.key, state), ...)
+    return rule.matches(old, history.added[0])
+
+
+def _call(rule: Rule, instance: object, depth: int) -> Call:
+    if depth > MAX_DEPTH:
+        raise TaskError(
+            f"{rule}: {MAX_DEPTH} jobs in a row were enqueued by changes, each by the handler of the job before: a handler makes the change that "
+            "enqueues its own task again; let it change the column only where that is needed"
+        )
+    return rule.task.call(instance).with_meta(**{CHANGE_DEPTH: depth}).completed(flushed=True)
+
+
+def _of_equal_columns(calls: Iterable[Call]) -> Iterable[list[Call]]:
+    """The calls, apart by the columns of the application's own that they fill."""
+    found: dict[Any, list[Call]] = {}
+    for call in calls:
+        found.setdefault(frozenset(name for name, _ in call.columns or ()), []).append(call)
+    return found.values()
+
+
+# ---- How long the row of jobs is, each of which a change by the handler of the job before has enqueued.
+
+
+class _Watcher(Middleware):
+    """Notes the place of the running job in such a row. It is for sessions that a handler opens: the flush of `ctx.session` can come later."""
+
+    @contextmanager
+    def around(self, attempt: Attempt) -> Generator[None]:
+        token = _depth.set(attempt.meta.get(CHANGE_DEPTH))
+        try:
+            yield
+        finally:
+            _depth.reset(token)
+
+
+watcher = _Watcher()
+
+
+def _depth_in(session: Session) -> int:
+    """The place of the job whose handler writes by this session; 0: none."""
+    found = session.info.get(CHANGE_DEPTH) or _depth.get()
+    return found if type(found) is int else 0  # `meta` can be written by hand
+
+
+def _tell_depth(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
+    """Tell the triggers the place of the running job."""
+    if (depth := _depth_in(session)) and not transaction.nested:
+        connection.execute(sa.select(sa.func.set_config(DEPTH_SETTING, str(depth), True)))
