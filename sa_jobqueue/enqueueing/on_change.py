@@ -18,9 +18,7 @@ are known already. `change_triggers.py` makes the triggers of the other rules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any, ClassVar, Literal, TypeVar, get_args
@@ -38,7 +36,7 @@ from ..models import JobMixin
 from ..rules.job_fields import CHANGE_DEPTH
 from ..sql.insert import insert_jobs
 from ..tasks.calls import Call
-from ..tasks.middleware import Attempt, Middleware, add_middleware
+from ..tasks.middleware import change_depth
 from ..tasks.tasks import AnyTask, Task, origin_of
 from .flushing import ChangeListener, Listeners
 
@@ -50,9 +48,6 @@ Via = Literal["session", "trigger"]
 MAX_DEPTH = 10
 #: The setting of a transaction from which triggers read the place of the running job in such a row.
 DEPTH_SETTING = "sa_jobqueue.change_depth"
-
-#: The `change_depth` of the job whose handler runs.
-_depth: ContextVar[Any] = ContextVar("sa_jobqueue_change_depth", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +147,6 @@ def on_change(
         where = (f"{of.__module__}.{of.__qualname__}", attribute.key, *origin_of(task.handler))
         _Declared.rules = {**_Declared.rules, (*where, task.name, repr(to), repr(from_)): rule}
         _Declared.by_mapper = WeakKeyDictionary()
-        add_middleware(watcher)
         if via == "session":
             Listeners.on_change = _Changes
             Listeners.needed = True
@@ -268,24 +262,9 @@ def _of_equal_columns(calls: Iterable[Call]) -> Iterable[list[Call]]:
 # ---- How long the row of jobs is, each of which a change by the handler of the job before has enqueued.
 
 
-class _Watcher(Middleware):
-    """Notes the place of the running job in such a row. It is for sessions that a handler opens: the flush of `ctx.session` can come later."""
-
-    @contextmanager
-    def around(self, attempt: Attempt) -> Generator[None]:
-        token = _depth.set(attempt.meta.get(CHANGE_DEPTH))
-        try:
-            yield
-        finally:
-            _depth.reset(token)
-
-
-watcher = _Watcher()
-
-
 def _depth_in(session: Session) -> int:
     """The place of the job whose handler writes by this session; 0: none."""
-    found = session.info.get(CHANGE_DEPTH) or _depth.get()
+    found = session.info.get(CHANGE_DEPTH) or change_depth.get()
     return found if type(found) is int else 0  # `meta` can be written by hand
 
 

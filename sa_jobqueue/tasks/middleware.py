@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 from ..arguments.context import ClaimedJob, JobFacts
 from ..errors import MiddlewareError
+from ..rules.job_fields import CHANGE_DEPTH
 from .calls import Call
 
 Callback: TypeAlias = Callable[[str, BaseException | None], object]
@@ -243,3 +244,29 @@ def _add(record: logging.LogRecord, fields: Mapping[str, Any]) -> None:
 
 
 _middleware = _JobFields()
+
+
+# ---- The place of a job in a row of jobs that changes have enqueued: see `on_change`.
+
+change_depth: ContextVar[Any] = ContextVar("sa_jobqueue_change_depth", default=None)
+"""The `change_depth` of the job whose handler runs, for sessions that the handler opens."""
+
+
+class _Changed(Middleware):
+    @contextmanager
+    def around(self, attempt: Attempt) -> Generator[None]:
+        token = change_depth.set(attempt.meta.get(CHANGE_DEPTH))
+        try:
+            yield
+        finally:
+            change_depth.reset(token)
+
+
+_changed = _Changed()
+
+
+def layers_around(job: ClaimedJob) -> tuple[Middleware, ...]:
+    """What is around the handler's call of this job."""
+    if job.meta is None or CHANGE_DEPTH not in job.meta:
+        return installed.around
+    return (*installed.around, _changed)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -10,8 +9,16 @@ from sqlalchemy import Engine, ForeignKey, event, func, select, text, update
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, mapped_column, relationship
 
-from sa_jobqueue import add_middleware, remove_middleware, AsyncJobContext, Job, JobContext, JobStatus, Registry, Unique, on_change, task
-from sa_jobqueue.enqueueing.on_change import watcher
+from sa_jobqueue import (
+    AsyncJobContext,
+    Job,
+    JobContext,
+    JobStatus,
+    Registry,
+    Unique,
+    on_change,
+    task,
+)
 from sa_jobqueue.errors import TaskError
 from tests.support.working import drain
 
@@ -101,16 +108,6 @@ def count(ctx: JobContext, counter: Counter) -> None:
 @task(registry=registry, name="finish")
 async def finish(ctx: AsyncJobContext, counter: Counter) -> None:
     counter.once = "ended"
-
-
-remove_middleware(watcher)  # which is not for the other tests of this process
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _watched() -> Iterator[None]:
-    add_middleware(watcher)
-    yield
-    remove_middleware(watcher)
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +26,6 @@ from sa_jobqueue import (
     on_change_sql,
     task,
 )
-from sa_jobqueue.enqueueing.on_change import watcher
 from sa_jobqueue.errors import TaskError
 from sa_jobqueue.migrations import include_name
 from tests.migrations.sample_app.shop import Order
@@ -94,16 +92,6 @@ def restock(item: Item, note: str = "") -> None: ...
 @task(registry=registry, name="reprint", max_attempts=1)
 def reprint(ctx: JobContext, book: Book) -> None:
     book.pages += 1
-
-
-remove_middleware(watcher)  # which is not for the other tests of this process
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _watched() -> Iterator[None]:
-    add_middleware(watcher)
-    yield
-    remove_middleware(watcher)
 
 
 @pytest.fixture

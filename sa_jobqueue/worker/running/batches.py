@@ -25,7 +25,7 @@ from ...errors import PayloadError
 from ...rules.failures import describe
 from ...rules.outcomes import Failed, HandlerOutcome, Outcome, Released
 from ...sql.apply import Answer
-from ...tasks.middleware import installed
+from ...tasks.middleware import layers_around
 from ...util.log import get_logger
 from .attempt_end import LOST, InDoubt, Lost, MaybeWritten, RunEnding, ToWrite, Written, outcome_of
 from .call import Call, call_async_inside, call_inside, taken_by
@@ -79,7 +79,7 @@ class BatchCall(Call):
         """Call the handler. Returns its value, or, for an `async def` handler, its coroutine. Raises Mixed if its jobs must not be in one batch."""
         is_async = self.run.task.is_async
         call: Callable[[], Any] = self._call_async if is_async else self._call
-        if not (layers := installed.around):
+        if not (layers := layers_around(self.run.job)):
             return call()
         return (call_async_inside if is_async else call_inside)(layers, self.run, call, (), {})
 

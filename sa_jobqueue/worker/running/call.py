@@ -22,7 +22,7 @@ from ...rules.job_fields import CHANGE_DEPTH
 from ...rules.lifecycle import JobStatus, extra
 from ...rules.outcomes import Discard
 from ...sql.workflows.pruning import Input
-from ...tasks.middleware import Middleware, installed
+from ...tasks.middleware import Middleware, layers_around
 from ...tasks.upcasts import version_of
 from ...util.log import get_logger
 from .reopening import Sessions
@@ -304,7 +304,7 @@ class Call:
         run.undecoded = False
         handler: Callable[..., Any] = task.handler
         context = None if task.context is None else self._context()
-        layers = installed.around
+        layers = layers_around(run.job)
         if task.is_filled:
             handler = self._filled(handler, context, kwargs)
         if layers:
