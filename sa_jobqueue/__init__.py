@@ -23,6 +23,7 @@ __all__ = [
     "BatchContext",
     "BatchJob",
     "Batching",
+    "Breaker",
     "Call",
     "CallbackUrl",
     "Callbacks",
@@ -110,7 +111,7 @@ if TYPE_CHECKING:
     from .models.relationship import jobs_relationship
     from .rules.callbacks import Callbacks, CallbackUrl
     from .rules.lifecycle import JobStatus
-    from .rules.limits import KeyLimits, Limits, Rate
+    from .rules.limits import Breaker, KeyLimits, Limits, Rate
     from .rules.outcomes import Cancel, Discard, RateLimited, Retry, Snooze
     from .rules.reasons import WaitReason
     from .rules.retry import RetryPolicy
@@ -147,7 +148,7 @@ else:
             "health.explain": "JobExplanation explain_job",
             "rules.callbacks": "CallbackUrl Callbacks",
             "rules.lifecycle": "JobStatus",
-            "rules.limits": "KeyLimits Limits Rate",
+            "rules.limits": "Breaker KeyLimits Limits Rate",
             "tasks.middleware": "Attempt Middleware add_middleware remove_middleware",
             "models": "ArchivedJob Job JobMixin Schedule Signal companions_of",
             "arguments.annotations": "Fresh Load",

@@ -1,4 +1,4 @@
-"""Limits: `limits list`, `limits set`, `limits remove`; and `pause` and `resume` of a queue, a task, or one key of it."""
+"""Limits: `limits list`, `limits set`, `limits remove`; `limits open` and `limits close` for breakers; and `pause` and `resume` of a queue, a task, or one key of it."""
 
 from __future__ import annotations
 
@@ -26,17 +26,20 @@ from ..rules.limits import (
     read_rate,
     read_unit_rate,
 )
+from ..rules.retry import read_duration
 from ..rules.words import age
 from ..sql.limits.admin import change_limits
 from ..sql.readings.depths import capped, list_workers
 from ..sql.workers import serves
-from ..statements import list_limits, pause, remove_limit, resume
+from ..statements import close_breaker, list_limits, open_breaker, pause, remove_limit, resume
 from ..util.log import one_line
 from ..util.urls import mask_passwords, masked
 from .config import Config, Json, Options
 from .output import Column, cleaned, note, print_json, print_table, say
 from .place import transaction
 
+_Task = Annotated[str, typer.Argument(metavar="TASK", help="The name of the task.")]
+_Key = Annotated[str | None, typer.Option(metavar="KEY", help="Only the jobs with this key.")]
 _WHEN_FULL = ", ".join(get_args(WhenFull))
 
 
@@ -64,7 +67,7 @@ class Target(Options):
 
 
 def list_(config: Config, *, json: Json = False) -> None:
-    """List limits and pauses of queues, of tasks, and of keys that have their own, with the running and waiting jobs.
+    """List limits, pauses and open breakers of queues, of tasks, and of keys that have their own, with the running and waiting jobs.
 
     Limits that an operator has changed are held: the limits that code declares do not replace them, until `limits remove`.
 
@@ -208,6 +211,49 @@ def remove(config: Config, target: Target, *, json: Json = False) -> None:
     _act(config, target, statement, "removed", json=json, unchanged="has no limits that were set by hand")
 
 
+def open_(
+    config: Config,
+    task: _Task,
+    *,
+    key: _Key = None,
+    rest: Annotated[str, typer.Option(metavar="TIME", help="The time after which a job probes.")] = "2m",
+    json: Json = False,
+) -> None:
+    """Open the breaker of a task, or of one key of it: no job starts; then one job probes, and closes or opens the breaker.
+
+    sa-jobqueue limits open shop.send --rest 10m
+    """
+    try:
+        seconds = read_duration(rest)
+    except ValueError as error:
+        raise OptionError(f"--rest must be a time, as 90s or 10m, not {rest!r}: {error}") from None
+    _set_breaker(config, task, key, open_breaker(task, key=key, rest=seconds), "opened", json=json)
+
+
+def close(config: Config, task: _Task, *, key: _Key = None, json: Json = False) -> None:
+    """Close the breaker of a task, or of one key of it: its jobs start again.
+
+    sa-jobqueue limits close shop.send
+    """
+    _set_breaker(config, task, key, close_breaker(task, key=key), "closed", json=json)
+
+
+def _set_breaker(
+    config: Config, task: str, key: str | None, statement: sa.Executable, done: str, *, json: bool
+) -> None:
+    with transaction(config) as connection:
+        touched = bool(connection.scalar(statement))
+    of = f"the breaker of task {task}" + ("" if key is None else f", key {key}")
+    if json:
+        print_json({"action": done, "task": task, "key": key, "touched": touched})
+    elif touched:
+        say(cleaned(f"{done} {of}"))
+    else:
+        note(cleaned(f"{of} is closed already"))
+    if not touched:
+        raise typer.Exit(1)
+
+
 def pause_(
     config: Config,
     target: Target,
@@ -346,6 +392,9 @@ def _note(row: Any) -> str:
     if row["paused_at"] is not None:
         since = f"paused {age((row['now'] - row['paused_at']).total_seconds(), short=True)} ago"
         notes.append(f"{since}: {row['pause_reason']}" if row["pause_reason"] else since)
+    if row["broken_until"] is not None:
+        left = (row["broken_until"] - row["now"]).total_seconds()
+        notes.append(f"breaker open for {age(left, short=True)}" if left > 0 else "breaker probes")
     if row["blocked_until"] is not None and row["blocked_until"] > row["now"]:
         left = age((row["blocked_until"] - row["now"]).total_seconds(), short=True)
         notes.append(f"rate limited by the other side, for {left}")

@@ -112,7 +112,15 @@ COMMANDS: Entries = {
         {"list": Entry("workflows:list_"), **_entries("workflows", "show", "cancel", "retry", "pause", "resume")},
     ),
     "limits": Group(
-        _ACT, _LIMITS, {"list": Entry("limits:list_"), "set": Entry("limits:set_"), **_entries("limits", "remove")}
+        _ACT,
+        _LIMITS,
+        {
+            "list": Entry("limits:list_"),
+            "set": Entry("limits:set_"),
+            **_entries("limits", "remove"),
+            "open": Entry("limits:open_"),
+            **_entries("limits", "close"),
+        },
     ),
     "secrets": Group(
         _SET_UP,

@@ -110,6 +110,11 @@ PAUSED_DUE = _gauge(
     "owner",
     "name",
 )
+BREAKERS_OPEN = _gauge(
+    "breakers_open",
+    "Breakers of a task and of its keys that are open, or have a probe. Of tasks with limits or open breakers",
+    "task",
+)
 READY_KEYS = _gauge(
     "ready_keys", "Keys with ready jobs; counted up to 1,001 in a queue, and up to 10,001 in all", "queue"
 )

@@ -129,6 +129,9 @@ def add_limits(connection: sa.Connection, store: Store, families: Families) -> N
     ):
         for labels, value in _together(limited, values, sum).items():
             families.add(metric, value, *labels)
+    for labels, value in _together(label, {owner: float(use.broken) for owner, use in said.items()}, sum).items():
+        if labels[0] == "task":
+            families.add(names.BREAKERS_OPEN, value, labels[1])
     for queue, number in read_ready_keys(connection, store).items():
         families.add(names.READY_KEYS, number, queue)
 

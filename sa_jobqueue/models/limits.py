@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from .base import Base, vacuum_by_traffic
+from .base import Base, partial_index, vacuum_by_traffic
 
 #: What the `concurrency_key` of a limited task's jobs begins with, where they have no key. No key of a user's begins so.
 TASK_GROUP = "\x01"
@@ -61,6 +61,8 @@ class LimitRow(Base):
     paused_at: Mapped[datetime | None]
     """Since when nothing of it is started; None: it is not paused."""
     pause_reason: Mapped[str | None]
+    broken_until: Mapped[datetime | None]
+    """Until when the breaker of the task is open; after that time one job at a time probes. None: it is closed."""
     held: Mapped[bool] = mapped_column(server_default=sa.text("false"))
     """Whether an operator has changed it, so that code does not."""
     declared: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
@@ -109,6 +111,8 @@ class KeyRow(Base):
     """How many jobs the key gets in its turn."""
     paused_at: Mapped[datetime | None]
     pause_reason: Mapped[str | None]
+    broken_until: Mapped[datetime | None]
+    """As in `LimitRow`, of the jobs of the task with this key."""
 
     __table_args__ = (
         sa.CheckConstraint(_OWNERS, name="job_key_owner_check"),
@@ -119,11 +123,12 @@ class KeyRow(Base):
         sa.CheckConstraint("jsonb_typeof(rates) = 'array'", name="job_key_rates_check"),
         sa.Index("job_key_rates_idx", "owner", "name", postgresql_where=sa.text("rates IS NOT NULL")),
         sa.CheckConstraint("weight BETWEEN 1 AND 1000", name="job_key_weight_check"),
+        partial_index("job_key_broken_idx", "name", where="broken_until IS NOT NULL"),
     )
 
 
 class LimitState(Base):
-    """What claims keep of a queue, a task, or one key of it. Only claims write it."""
+    """What claims keep of a queue, a task, or one key of it, and the last failures that a breaker counts. Only workers write it."""
 
     __tablename__ = "limit_state"
 
@@ -138,6 +143,8 @@ class LimitState(Base):
     lowest_id: Mapped[int | None] = mapped_column(sa.BigInteger)
     """No job of it with a lower id runs, as long as its limit has this `version`."""
     version: Mapped[int | None] = mapped_column(sa.BigInteger)
+    failed_at: Mapped[list[datetime] | None] = mapped_column(ARRAY(sa.DateTime(timezone=True)))
+    """When its last failures were that its task's breaker counts, the newest first."""
     owner: Mapped[str] = mapped_column(sa.Text, primary_key=True)
     name: Mapped[str] = mapped_column(sa.Text, primary_key=True)
     key: Mapped[str] = mapped_column(sa.Text(collation="C"), primary_key=True)

@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
 from .failures import entry
+from .limits import Breaker, Told
 from .outcomes import (
     Cancel,
     Cancelled,
@@ -137,7 +138,8 @@ class Claimed(Protocol):
     key: the key if the job gives it back when it is started, else true; "expires" (only for the first attempt) and "deadline":
     seconds from the claim; "tick": the seconds since 1970 of its schedule's tick, and the number of ticks for which it stands; "workflow": the
     workflow that it is a member of; "inputs": how many of its first parameters are results of others, 0 for a list of them all; "version":
-    that of its arguments as text, where it is not 1; "follows": true where its completion enqueues a follow-up.
+    that of its arguments as text, where it is not 1; "follows": true where its completion enqueues a follow-up; "probes": true where a breaker of its task was open or
+    probed when it was claimed.
     """
 
     @property
@@ -179,6 +181,7 @@ class Rules:
     retain_failed: float | None = 30 * 86_400.0
     max_rescues: int = 5
     rescue: bool = True
+    breaker: Breaker | None = None
 
 
 #: Used three times for each job. Python 3.11 needs longer to find a member of an enum than for the rest of the test.
@@ -194,7 +197,7 @@ class Change(NamedTuple):
     `expired`: only if the lease has run out, looked at again in the write itself. `unique`: the job has a key to give back
     when it ends. `blocks`: the time for which no other job of its key is to be started, or of its queue if it has none; a cancel
     does not change that. `workflow`: the id of the workflow that the job belongs to; its end is an event there. `follows`: a completion enqueues
-    a follow-up.
+    a follow-up. `tells`: what it tells the breaker of its task.
     """
 
     id: int
@@ -213,6 +216,7 @@ class Change(NamedTuple):
     blocks: float | None = None
     workflow: int | None = None
     follows: bool = False
+    tells: Told | None = None
 
     @property
     def plain(self) -> bool:
@@ -220,7 +224,13 @@ class Change(NamedTuple):
 
         False for a job whose end needs more than what `statements.ends.ended()` writes: only `apply_changes` writes more.
         """
-        return self.event is _COMPLETE and self.error is None and not self.unique and not self.follows
+        return (
+            self.event is _COMPLETE
+            and self.error is None
+            and not self.unique
+            and not self.follows
+            and self.tells is None
+        )
 
     @property
     def deletes(self) -> bool:
@@ -252,6 +262,10 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, ela
     A job that would be queued again for a time after its deadline fails instead.
     """
     change = _decide(claim, outcome, rules, random)
+    if rules.breaker is not None and isinstance(outcome, Failed):
+        failed = isinstance(outcome.exception, rules.breaker.on)
+        if failed or "probes" in extra(claim):
+            change = change._replace(tells=rules.breaker.told(failed=failed))
     if claim.extra is None or change.status is not _S.QUEUED:
         return change
     return _in_time(claim, change, rules, elapsed)
@@ -266,14 +280,15 @@ def completed(claim: Claimed, outcome: Completed, rules: Rules) -> Change:
         )  # fmt: skip
     rare = extra(claim)
     workflow, follows = rare.get("workflow"), "follows" in rare
-    retain = _BRIEFLY if follows and rules.retain == 0 else rules.retain
+    tells = None if rules.breaker is None or "probes" not in rare else rules.breaker.told(failed=False)
+    retain = _BRIEFLY if (follows or tells) and rules.retain == 0 else rules.retain
     return Change(
         claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
-        0.0, 0, 0, outcome.error, outcome.result, _kept(retain, workflow), False, "unique" in rare, None, workflow, follows,
+        0.0, 0, 0, outcome.error, outcome.result, _kept(retain, workflow), False, "unique" in rare, None, workflow, follows, tells,
     )  # fmt: skip
 
 
-#: Seconds for which a completed job stays that is to be deleted at once: its follow-up is made of its row.
+#: Seconds for which a completed job stays that is to be deleted at once: its follow-up is made of its row, and a breaker reads it.
 _BRIEFLY = 1.0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from ..errors import OptionError
 from .retry import Duration, checked_duration, read_duration
@@ -20,6 +20,8 @@ Owner: TypeAlias = Literal["queue", "task"]
 WhenFull: TypeAlias = Literal["wait", "drop_newest", "replace_oldest_waiting", "cancel_running"]
 #: What the keys of a queue get equal shares of.
 Share: TypeAlias = Literal["starts", "time"]
+#: The most failures that a breaker counts, and the longest time in seconds for which it counts or rests.
+_MOST_FAILURES, _DAY = 1_000, 86_400.0
 
 #: The error for a task that has a `share`.
 NO_SHARE = "share is of a queue, whose keys take turns, and not of a task: write Registry.queue(..., limits=Limits(share='time'))"
@@ -136,6 +138,51 @@ class Limits:
             "max_waiting": self.max_waiting,
             "share": self.share,
         }
+
+
+class Told(NamedTuple):
+    """What the end of a job tells the breaker of its task: whether it `failed`, and the numbers of the `Breaker`."""
+
+    failed: bool
+    by_key: bool
+    failures: int
+    per: float
+    rest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """Pause a task while what its jobs call is out of order: after `failures` failures in `per` it opens, and no job of the task starts.
+
+    After `rest` one job starts as a probe. If it completes, the breaker closes; if it fails, the breaker rests again. Failures are counted
+    over all workers. `failures`: 1 to 1,000. `per` and `rest`: seconds or a timedelta, from 1 second to a day.
+
+    `on`: the types of exceptions that count, by default every exception of the handler, and its timeout, which is a `HandlerTimeout`. A
+    rescue, a cancel, and what a handler returns or raises on purpose, as `Retry` or `Snooze`, do not count. `by`: "task", or "key" to count and
+    pause the jobs of each key by themselves; jobs without a key then count together.
+
+    Raises OptionError for a value that cannot be used.
+    """
+
+    failures: int = 20
+    per: Duration = 60.0
+    rest: Duration = 120.0
+    on: type[Exception] | tuple[type[Exception], ...] = Exception
+    by: Literal["task", "key"] = "task"
+
+    def __post_init__(self) -> None:
+        checked_number(self.failures, "a breaker's failures", 1, _MOST_FAILURES)
+        for name in ("per", "rest"):
+            object.__setattr__(self, name, checked_rest(getattr(self, name), f"a breaker's {name}"))
+        kinds = self.on if isinstance(self.on, tuple) else (self.on,)
+        if not kinds or not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in kinds):
+            raise OptionError(f"a breaker's on must be types of exceptions, as (TimeoutError,), not {self.on!r}")
+        if self.by not in ("task", "key"):
+            raise OptionError(f'a breaker\'s by must be "task" or "key", not {self.by!r}')
+
+    def told(self, *, failed: bool) -> Told:
+        """What a job tells this breaker."""
+        return Told(failed, self.by == "key", self.failures, cast(float, self.per), cast(float, self.rest))
 
 
 def limit_columns(prefix: str = "", *, running: int | None, rates: Sequence[Rate]) -> dict[str, Any]:
@@ -270,6 +317,14 @@ def checked_share(value: object) -> Share:
 def checked_max_waiting(value: object) -> int | None:
     """How many jobs of a key may wait, or None."""
     return None if value is None else checked_number(value, "limits: max_waiting", 0, MOST_JOBS)
+
+
+def checked_rest(value: Duration, what: str) -> float:
+    """For how long a breaker counts or rests, in seconds."""
+    seconds = checked_duration(value, what)
+    if not 1.0 <= seconds <= _DAY:
+        raise OptionError(f"{what} must be from 1 second to a day, not {value!r}")
+    return seconds
 
 
 def checked_weight(value: object) -> int:

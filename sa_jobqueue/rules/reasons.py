@@ -26,7 +26,7 @@ CLAIMS_FAIL = "claims fail: "
 #: Kinds of reasons: what keeps a job from being run, or how it ended. `KINDS` has a sentence for each.
 What: TypeAlias = Literal[
     "missing", "archived", "completed", "failed", "duplicate", "cancelled", "overdue", "lost", "claimed", "expired", "later", "retry", "parents",
-    "held", "signal", "join", "sleep", "differs", "released", "paused", "unserved", "unknown", "refused", "suspect", "locked", "blocked", "strict", "running", "rate", "pressure",
+    "held", "signal", "join", "sleep", "differs", "released", "paused", "breaker", "unserved", "unknown", "refused", "suspect", "locked", "blocked", "strict", "running", "rate", "pressure",
     "busy", "turn", "expires", "deadline",
 ]  # fmt: skip
 
@@ -156,6 +156,15 @@ def _unknown(wait: WaitReason, moment: Moment) -> str:
     return f"has a task that no live worker of its queue knows: {wait.name}{back}"
 
 
+def _breaker(wait: WaitReason, moment: Moment) -> str:
+    whose = f"the breaker of task {wait.name}" + ("" if wait.key is None else f", key {wait.key},")
+    return (
+        f"waits: {whose} is open{_until(wait, moment, ' until ')}"
+        if wait.until
+        else f"waits for a probe: {whose} was open"
+    )
+
+
 def _refused(wait: WaitReason, _: Moment) -> str:
     others = f" (skipped by {wait.used} of {wait.limit} workers)" if (wait.limit or 0) > 1 else ""
     return f"cannot be claimed by {wait.name}{others}{_because(wait)}"
@@ -195,6 +204,11 @@ def _resume(wait: WaitReason, _: int) -> str:
     of_task = " --task" if wait.owner == "task" else ""
     of_key = "" if wait.key is None else f" --key {shlex.quote(wait.key)}"
     return f"sa-jobqueue resume {shlex.quote(wait.name or '')}{of_task}{of_key}"
+
+
+def _close(wait: WaitReason, _: int) -> str:
+    of_key = "" if wait.key is None else f" --key {shlex.quote(wait.key)}"
+    return f"sa-jobqueue limits close {shlex.quote(wait.name or '')}{of_key}"
 
 
 def _work(wait: WaitReason, _: int) -> str:
@@ -265,6 +279,7 @@ KINDS: Mapping[What, Kind] = {
     ),
     "released": Kind(lambda _, __: "waits for nothing more: the next look of a worker at its workflow releases it"),
     "paused": Kind(lambda wait, _: f"{_whose(wait, 'pause')} to end{_because(wait)}", True, _resume),
+    "breaker": Kind(_breaker, advice=_close),
     "unserved": Kind(_unserved, True, _work),
     "unknown": Kind(
         _unknown, True, lambda _, __: "deploy workers that have it, or give it its old name: @task(aliases=[...])"

@@ -29,7 +29,7 @@ from .complete import (
     written_ids,
 )
 from .ends import answered, at_end, ended, ended_id, fence, has_run_out, is_held
-from .limits.state import block, limit_queues
+from .limits.state import block, limit_queues, tell_breakers
 from .parts import ZERO, array, in_seconds, lock_in_order, materialized, members, rows, table_of
 from .tables import Compiled, Flight
 from .unique import ended_key, given_back, key_of
@@ -389,10 +389,12 @@ class Outcomes(Claims):
         return statements[bool(request.but)], parameters
 
     def _block(self, connection: sa.Connection, written: Sequence[Change]) -> None:
-        """Make the keys and queues wait for which the written changes ask it, as after a 429.
+        """Make the keys and queues wait for which the written changes ask it, as after a 429; and tell the breakers.
 
         Not in the transaction of a claim: another worker's claim may write these rows, and wait for locks that this claim would take.
         """
+        if telling := [(change.id, change.tells) for change in written if change.tells is not None]:
+            connection.execute(tell_breakers(*zip(*telling, strict=True), job=self.job))
         blocking = [(change.id, change.blocks) for change in written if change.blocks is not None]
         if not blocking:
             return

@@ -18,6 +18,7 @@ __all__ = [
     "cancel_jobs",
     "cancel_workflows",
     "claim_jobs",
+    "close_breaker",
     "copy_jobs",
     "count_jobs",
     "criteria_of",
@@ -32,6 +33,7 @@ __all__ = [
     "list_audit",
     "list_limits",
     "list_schedules",
+    "open_breaker",
     "pause",
     "pause_schedules",
     "pause_workflows",
@@ -65,7 +67,7 @@ if TYPE_CHECKING:
     from ..sql.edit import copy_jobs, edit_jobs, fork_job, list_audit, record_action
     from ..sql.insert import insert_jobs
     from ..sql.leases import expired_leases, renew_leases
-    from ..sql.limits.admin import list_limits, pause, remove_limit, resume, set_limit
+    from ..sql.limits.admin import close_breaker, list_limits, open_breaker, pause, remove_limit, resume, set_limit
     from ..sql.limits.state import read_limits
     from ..sql.notes import job_logs
     from ..sql.prune import prune_jobs
@@ -89,7 +91,7 @@ else:
             ".sql.readings.depths": "count_jobs",
             ".sql.insert": "insert_jobs",
             ".sql.leases": "expired_leases renew_leases",
-            ".sql.limits.admin": "pause remove_limit resume set_limit list_limits",
+            ".sql.limits.admin": "close_breaker open_breaker pause remove_limit resume set_limit list_limits",
             ".sql.limits.state": "read_limits",
             ".sql.notes": "job_logs",
             ".sql.prune": "prune_jobs",

@@ -15,7 +15,7 @@ from ..arguments.context import AsyncJobContext, JobContext
 from ..arguments.storable import shown
 from ..errors import TaskError, TaskWarning
 from ..rules.lifecycle import Rules
-from ..rules.limits import NO_SHARE, Limits
+from ..rules.limits import NO_SHARE, Breaker, Limits
 from ..rules.retry import Duration, RetryPolicy, checked_duration
 from .batching import Batching, checked_batching
 from .followups import with_follow_ups
@@ -117,6 +117,7 @@ def task(
     executor: Literal["process"] | None = None,
     memory_limit: int | None = None,
     limits: Limits | None = None,
+    breaker: Breaker | None = None,
     dry_run: bool = False,
     version: int = 1,
     on_failure: AnyTask | None = None,
@@ -169,6 +170,7 @@ def task(
     executor: Literal["process"] | None = None,
     memory_limit: int | None = None,
     limits: Limits | None = None,
+    breaker: Breaker | None = None,
     dry_run: bool = False,
     version: int = 1,
     on_failure: AnyTask | None = None,
@@ -209,6 +211,8 @@ def task(
 
     `limits`: how many of its jobs may run at once and how fast they may start, over all workers and in any queue;
     see `Limits`. Those of a queue are declared by `Registry.queue`.
+
+    `breaker`: pauses the task, or a key of it, while its jobs fail too often; see `Breaker`.
 
     `dry_run`: True allows operators to try a job on the dashboard: the handler runs, and its writes through `ctx.session` are shown and
     undone. What else it does stays done, so give it only to handlers that do nothing else, or nothing harmful. Not with
@@ -254,7 +258,7 @@ def task(
     lines = _LINES if keep_logs is True else keep_logs
     if lines is not False:
         checked_int(lines, "keep_logs", 1, _MAX_LINES, TaskError)
-    rules = _rules(retry, retain, rescue)
+    rules = _rules(retry, retain, rescue, breaker)
     if record and rules.retain == 0:
         raise TaskError(
             "record=True needs a row to keep the result in, and retain=0 deletes it at once: give another retain"
@@ -402,12 +406,15 @@ def _warn_if_hidden(made: AnyTask) -> None:
     )
 
 
-def _rules(retry: object, retain: Duration | None, rescue: bool) -> Rules:
+def _rules(retry: object, retain: Duration | None, rescue: bool, breaker: object) -> Rules:
+    if breaker is not None and not isinstance(breaker, Breaker):
+        raise TaskError(f"breaker must be Breaker(...), not {shown(breaker)}")
     policy = RetryPolicy() if retry is None else retry
     if not isinstance(policy, RetryPolicy):
         raise TaskError(f"retry must be a RetryPolicy, not {retry!r}")
     if retain is None:
-        return Rules(policy, retain=None, retain_failed=None, rescue=rescue)
+        return Rules(policy, retain=None, retain_failed=None, rescue=rescue, breaker=breaker)
     seconds = checked_duration(retain, "retain", TaskError)
     # A failed job is evidence, so it stays at least as long as completed jobs.
-    return Rules(policy, retain=seconds, retain_failed=max(seconds, _RETAIN_FAILED), rescue=rescue)
+    longest = max(seconds, _RETAIN_FAILED)
+    return Rules(policy, retain=seconds, retain_failed=longest, rescue=rescue, breaker=breaker)

@@ -162,7 +162,7 @@ LIMITS = Page("limits", "Limits and keys", "/limits", read_limits, adds_up=True)
 
 #: The limits of a key without a row.
 _NO_LIMITS = {
-    **dict.fromkeys(("running", "rate_count", "rate_seconds", "rate_burst", "rates", "paused_at", "blocked_until")), "weight": 1,
+    **dict.fromkeys(("running", "rate_count", "rate_seconds", "rate_burst", "rates", "paused_at", "broken_until", "blocked_until")), "weight": 1,
 }  # fmt: skip
 
 

@@ -49,6 +49,8 @@ DROP FUNCTION {schema}.rate_owed(timestamptz, timestamptz, double precision, tim
 DROP TABLE {schema}.job_limit;
 DROP TABLE {schema}.job_key;
 DROP TABLE {schema}.limit_state;
+DROP FUNCTION {schema}.tell_breakers(bigint[], boolean[], boolean[], integer[], double precision[], double precision[]);
+DROP FUNCTION {schema}.set_breaker(text, text, double precision, text);
 DROP FUNCTION {schema}.limit_gone();
 DROP FUNCTION {schema}.limit_queues(text[]);
 DROP FUNCTION {schema}.limit_changed();

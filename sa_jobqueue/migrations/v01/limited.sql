@@ -342,7 +342,7 @@ BEGIN
     PERFORM pg_advisory_xact_lock(owner_space, o.place) FROM (
         SELECT DISTINCT hashtext(l.owner || ':' || l.name) AS place FROM (
             SELECT l.owner, l.name FROM {schema}.job_limit AS l
-            WHERE l.running IS NOT NULL OR l.rate_count IS NOT NULL OR l.rates IS NOT NULL OR l.key_rates IS NOT NULL
+            WHERE l.running IS NOT NULL OR l.rate_count IS NOT NULL OR l.rates IS NOT NULL OR l.key_rates IS NOT NULL OR l.broken_until IS NOT NULL
             UNION ALL SELECT k.owner, k.name FROM {schema}.job_key AS k WHERE k.rates IS NOT NULL) AS l
         WHERE ((l.owner = 'queue' AND l.name = ANY (queue_names)) OR (l.owner = 'task' AND l.name = ANY (limited_tasks)))
         ORDER BY 1) AS o;
@@ -369,11 +369,13 @@ BEGIN
                     OR EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name AND k.rates IS NOT NULL) AS further, l.key_running IS NOT NULL OR l.key_rate_count IS NOT NULL
                     OR l."strict" OR EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name) AS by_key,
                 l."strict" AS is_strict,
-                l.paused_at IS NOT NULL AS is_paused, CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock THEN 0
+                l.paused_at IS NOT NULL AS is_paused, CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock OR l.broken_until > clock THEN 0
+                    WHEN l.broken_until IS NOT NULL THEN greatest(least(1, l.running - coalesce(r.number, 0)) - (SELECT count(*) FROM {schema}.job
+                        WHERE job.status = 'running' AND job.task = l.name AND job.claimed_at >= l.broken_until), 0)
                     WHEN l.running IS NULL THEN 1000000
                     ELSE greatest(l.running - coalesce(r.number, 0), 0) END AS room,
                 CASE WHEN o.owed IS NOT NULL THEN floor(l.rate_burst - least(o.owed, l.rate_burst) + 0.000001)::integer END AS units, o.owed,
-                greatest(s.blocked_until, CASE WHEN l.rate_seconds / l.rate_count IS NOT NULL
+                greatest(s.blocked_until, l.broken_until, CASE WHEN l.rate_seconds / l.rate_count IS NOT NULL
                     THEN clock + greatest(least((o.owed + 1 - l.rate_burst) * (l.rate_seconds / l.rate_count), 1e10), 0) * interval '1 second' END) AS again_at
             FROM {schema}.job_limit AS l LEFT JOIN {schema}.limit_state AS s
                 ON s.owner = 'task' AND s.name = l.name AND s.key = ''
@@ -827,13 +829,14 @@ BEGIN
                         FROM unnest(ids, places, tasks, units) WITH ORDINALITY AS j (id, place, task, units, number)),
                     said AS (
                         SELECT c.*, l.rate_burst AS burst, coalesce(own.rate_burst, rule.key_rate_burst) AS key_burst,
-                            CASE WHEN c.is_key AND s.blocked_until > clock OR o.paused_at IS NOT NULL
+                            CASE WHEN c.is_key AND s.blocked_until > clock OR o.paused_at IS NOT NULL OR o.broken_until > clock
                                     OR l."strict" AND c.is_key AND (c.key = ANY (late_keys) OR EXISTS (SELECT FROM {schema}.job
                                         WHERE job.concurrency_key = c.key AND job.concurrency_key IS NOT NULL
                                             AND (job.status = 'running' OR (job.status = 'queued' AND job.claims > 0)) AND job.status <> 'running'
                                             AND (NOT job.run_at <= GREATEST(job.created_at, job.ready_at) OR job.queue <> this) AND job.task = c.task)) THEN 0
-                                WHEN c.is_key AND coalesce(o.running, l.key_running) IS NOT NULL THEN
-                                    greatest(coalesce(o.running, l.key_running) - (SELECT count(*) FROM {schema}.job
+                                WHEN c.is_key AND coalesce(o.running, l.key_running, CASE WHEN o.broken_until IS NOT NULL THEN 1 END) IS NOT NULL THEN
+                                    greatest((SELECT least(coalesce(o.running, l.key_running) - count(*), CASE WHEN o.broken_until IS NOT NULL
+                                        THEN 1 - count(*) FILTER (WHERE job.claimed_at >= o.broken_until) END) FROM {schema}.job
                                         WHERE (job.concurrency_key, job.status <> 'queued', job.id) >= (c.key, true, 0) AND job.concurrency_key <= c.key
                                         AND job.concurrency_key IS NOT NULL AND (job.status = 'running' OR (job.status = 'queued' AND job.claims > 0))
                                         AND job.task = c.task)
@@ -845,7 +848,7 @@ BEGIN
                                 - (SELECT coalesce(sum(g.units), 0) FROM unnest(of_keys, of_tasks, of_units) AS g (key, task, units)
                                    WHERE g.key = c.key AND g.task = c.task)::integer
                             END AS units_of_key,
-                            s.blocked_until, w.owed AS owed_of_key, l.rate_seconds / l.rate_count AS step,
+                            greatest(s.blocked_until, o.broken_until) AS blocked_until, w.owed AS owed_of_key, l.rate_seconds / l.rate_count AS step,
                             CASE WHEN own.rate_count IS NULL THEN rule.key_rate_seconds / rule.key_rate_count
                                 ELSE own.rate_seconds / own.rate_count END AS key_step,
                             w.seconds / w.count AS step_of_key

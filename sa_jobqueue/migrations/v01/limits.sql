@@ -25,6 +25,7 @@ CREATE TABLE {schema}.job_limit (
     share text NOT NULL DEFAULT 'starts',
     paused_at timestamptz,
     pause_reason text,
+    broken_until timestamptz,
     held boolean NOT NULL DEFAULT false,
     declared jsonb,
     declared_at timestamptz,
@@ -64,6 +65,7 @@ CREATE TABLE {schema}.job_key (
     weight smallint NOT NULL DEFAULT 1,
     paused_at timestamptz,
     pause_reason text,
+    broken_until timestamptz,
     CONSTRAINT job_key_pkey PRIMARY KEY (owner, name, key),
     CONSTRAINT job_key_owner_check CHECK (owner IN ('queue', 'task')),
     CONSTRAINT job_key_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
@@ -79,11 +81,12 @@ CREATE TABLE {schema}.job_key (
     autovacuum_vacuum_threshold = 5000
 );
 
+CREATE INDEX job_key_broken_idx ON {schema}.job_key (name) WHERE broken_until IS NOT NULL;
 CREATE INDEX job_key_rates_idx ON {schema}.job_key (owner, name) WHERE rates IS NOT NULL;
 
 -- What claims keep: `free_at`, when a rate would be as if nothing had started (the theoretical arrival time of GCRA), and how many units
 -- it `owed` at the last start, by which another rate can read the state; until when
--- nothing starts, because the other side has said so; and an id below which no job of the owner runs, as long as its limit has this
+-- nothing starts, because the other side has said so; when its last failures were that a breaker counts; and an id below which no job of the owner runs, as long as its limit has this
 -- `version`. `key` is '' for all of them. The `owner` of the state of a further rate is as "queue tokens/60": with
 -- the unit and the seconds behind it.
 CREATE TABLE {schema}.limit_state (
@@ -93,6 +96,7 @@ CREATE TABLE {schema}.limit_state (
     owed double precision,
     lowest_id bigint,
     version bigint,
+    failed_at timestamptz[],
     owner text NOT NULL,
     name text NOT NULL,
     key text COLLATE "C" NOT NULL,
@@ -148,7 +152,7 @@ $body$;
 REVOKE ALL ON FUNCTION {schema}.limit_changed() FROM PUBLIC;
 
 CREATE TRIGGER job_limit_changed BEFORE INSERT OR DELETE OR UPDATE OF running, rate_count, rate_seconds, rate_burst,
-    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, rates, key_rates, share, paused_at
+    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, rates, key_rates, share, paused_at, broken_until
 ON {schema}.job_limit FOR EACH ROW EXECUTE FUNCTION {schema}.limit_changed();
 
 -- A worker's role may write what code declares of a limit, also beside an operator's values. Who may hold a limit is an operator.
@@ -200,6 +204,94 @@ BEGIN
     END LOOP;
 END
 $body$;
+
+-- Breakers: `broken_until` of a task, or of one of its keys. NULL: closed. Before that time nothing starts; from then on one job at a time,
+-- the probe, which was claimed after that time. So a probe whose worker died counts no more once it is rescued.
+
+-- Opens a breaker for these seconds; NULL closes it. Returns whether that changed anything, which the audit notes.
+CREATE FUNCTION {schema}.set_breaker(task text, key text, seconds double precision, who text) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $body$
+#variable_conflict use_column
+BEGIN
+    IF $3 IS NOT NULL AND $2 IS NULL THEN
+        INSERT INTO {schema}.job_limit AS l (owner, name, broken_until) VALUES ('task', $1, clock_timestamp() + $3 * interval '1 second')
+        ON CONFLICT (owner, name) DO UPDATE SET broken_until = excluded.broken_until;
+    ELSIF $3 IS NOT NULL THEN
+        INSERT INTO {schema}.job_key AS k (owner, name, key, broken_until) VALUES ('task', $1, $2, clock_timestamp() + $3 * interval '1 second')
+        ON CONFLICT (owner, name, key) DO UPDATE SET broken_until = excluded.broken_until;
+        UPDATE {schema}.job_limit AS l SET running = l.running WHERE l.owner = 'task' AND l.name = $1;  -- so that workers read the limits
+    ELSIF $2 IS NULL THEN
+        UPDATE {schema}.job_limit AS l SET broken_until = NULL WHERE l.owner = 'task' AND l.name = $1 AND l.broken_until IS NOT NULL;
+    ELSE
+        UPDATE {schema}.job_key AS k SET broken_until = NULL WHERE k.owner = 'task' AND k.name = $1 AND k.key = $2 AND k.broken_until IS NOT NULL;
+    END IF;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF $3 IS NULL THEN
+        -- A row that says nothing more goes.
+        DELETE FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = $1 AND k.key = $2
+            AND num_nonnulls(k.running, k.rate_count, k.rates, k.paused_at, k.broken_until) = 0 AND k.weight = 1;
+        DELETE FROM {schema}.job_limit AS l WHERE l.owner = 'task' AND l.name = $1
+            AND num_nonnulls(l.running, l.rate_count, l.rates, l.key_running, l.key_rate_count, l.key_rates, l.max_waiting, l.paused_at,
+                l.broken_until, l.declared) = 0
+            AND NOT l.strict AND NOT l.held AND l.when_full = 'wait' AND l.share = 'starts';
+    END IF;
+    UPDATE {schema}.limit_state AS s SET failed_at = NULL
+    WHERE s.owner = 'task' AND s.name = $1 AND s.key = coalesce($2, '') AND s.failed_at IS NOT NULL;
+    INSERT INTO {schema}.audit (count, action, who, target) VALUES (1, CASE WHEN $3 IS NULL THEN 'close_breaker' ELSE 'open_breaker' END, $4,
+        jsonb_strip_nulls(jsonb_build_object('task', jsonb_build_array($1), 'key', CASE WHEN $2 IS NOT NULL THEN jsonb_build_array($2) END,
+            'seconds', CASE WHEN $3 IS NOT NULL THEN jsonb_build_array($3::text) END)));
+    RETURN true;
+END
+$body$;
+
+REVOKE ALL ON FUNCTION {schema}.set_breaker(text, text, double precision, text) FROM PUBLIC;
+
+-- What the ends of these jobs say to the breakers of their tasks, in the transaction that has written them: `failed`, with a failure that
+-- counts, or not, which only a probe says. The row of the last failures is locked until the commit, so none is counted by two.
+CREATE FUNCTION {schema}.tell_breakers(
+    ids bigint[], failed boolean[], by_key boolean[], failures integer[], per double precision[], rest double precision[]
+) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $body$
+#variable_conflict use_column
+DECLARE
+    said record;
+    until timestamptz;
+    times timestamptz[];
+BEGIN
+    FOR said IN
+        SELECT job.task, job.claimed_at, g.failed, g.failures, g.per, g.rest,
+            CASE WHEN g.by_key AND job.concurrency_key >= chr(2) COLLATE "C" THEN job.concurrency_key END AS key
+        FROM unnest($1, $2, $3, $4, $5, $6) AS g (id, failed, by_key, failures, per, rest) JOIN {schema}.job ON job.id = g.id
+        ORDER BY job.task, 7, g.id
+    LOOP
+        IF said.key IS NULL THEN
+            SELECT l.broken_until INTO until FROM {schema}.job_limit AS l WHERE l.owner = 'task' AND l.name = said.task FOR UPDATE;
+        ELSE
+            SELECT k.broken_until INTO until FROM {schema}.job_key AS k
+            WHERE k.owner = 'task' AND k.name = said.task AND k.key = said.key FOR UPDATE;
+        END IF;
+        IF until IS NOT NULL THEN
+            -- Jobs that were claimed before it opened say nothing.
+            IF until <= clock_timestamp() AND said.claimed_at >= until THEN
+                PERFORM {schema}.set_breaker(said.task, said.key, CASE WHEN said.failed THEN said.rest END, 'the probe');
+            END IF;
+        ELSIF said.failed THEN
+            INSERT INTO {schema}.limit_state AS s (owner, name, key, failed_at)
+            VALUES ('task', said.task, coalesce(said.key, ''), ARRAY[clock_timestamp()])
+            ON CONFLICT (owner, name, key) DO UPDATE SET failed_at = trim_array(excluded.failed_at || s.failed_at,
+                greatest(cardinality(s.failed_at) + 1 - said.failures, 0))
+            RETURNING s.failed_at INTO times;
+            IF cardinality(times) >= said.failures AND times[said.failures] > clock_timestamp() - said.per * interval '1 second' THEN
+                PERFORM {schema}.set_breaker(said.task, said.key, said.rest, 'a worker');
+            END IF;
+        END IF;
+    END LOOP;
+END
+$body$;
+
+REVOKE ALL ON FUNCTION {schema}.tell_breakers(bigint[], boolean[], boolean[], integer[], double precision[], double precision[]) FROM PUBLIC;
 
 -- A gate, as those of `waking`: the second until which a worker waits for a permit of another.
 CREATE SEQUENCE {schema}.gate_limit AS bigint MINVALUE 0 START WITH 0 NO CYCLE CACHE 1;

@@ -20,10 +20,21 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from ...errors import OptionError
-from ...models import Job, JobMixin, KeyRow, LimitRow, LimitState, companions_of, in_schema, status_literal
+from ...models import (
+    Job,
+    JobMixin,
+    KeyRow,
+    LimitRow,
+    LimitState,
+    companions_of,
+    in_schema,
+    schema_function,
+    status_literal,
+)
 from ...rules.failures import clean
 from ...rules.lifecycle import JobStatus
-from ...rules.limits import NO_SHARE, KeyLimits, Limits, Owner, Rate, Share, WhenFull, checked_weight
+from ...rules.limits import NO_SHARE, KeyLimits, Limits, Owner, Rate, Share, WhenFull, checked_rest, checked_weight
+from ...rules.retry import Duration
 from ...tasks.options import Enqueueable, checked_key, checked_name
 from ..admin import UNSYNCHRONIZED
 from ..parts import ONE, columns_of, materialized, table_of
@@ -131,11 +142,12 @@ def remove_limit(
     changed: sa.ColumnElement[bool]
     values: dict[str, Any]
     if key is None:
-        changed, gone = columns.held, sa.and_(columns.declared.is_(None), columns.paused_at.is_(None))
+        changed = columns.held
+        gone = sa.and_(columns.declared.is_(None), columns.paused_at.is_(None), columns.broken_until.is_(None))
         values = {name: _declared(columns, name, none) for name, none in Limits().columns().items()}
         values["held"] = sa.false()
     else:
-        changed, gone = sa.true(), columns.paused_at.is_(None)
+        changed, gone = sa.true(), sa.and_(columns.paused_at.is_(None), columns.broken_until.is_(None))
         values = {**KeyLimits().columns(""), "weight": ONE}
     return _delete_or_update(limit if key is None else limit_key, row, changed, gone, values)
 
@@ -181,8 +193,49 @@ def resume(
         gone = sa.and_(sa.not_(columns.held), columns.declared.is_(None), _is_plain(columns, Limits().columns()))
     else:
         gone = _is_plain(columns, {**KeyLimits().columns(""), "weight": 1})
+    gone = sa.and_(gone, columns.broken_until.is_(None))
     values = {"paused_at": sa.null(), "pause_reason": sa.null()}
     return _delete_or_update(mapped, _row(name, key, owner), columns.paused_at.is_not(None), gone, values)
+
+
+def open_breaker(
+    name: str | Enqueueable,
+    /,
+    *,
+    key: str | None = None,
+    rest: Duration = 120.0,
+    who: str | None = None,
+    job: type[JobMixin] = Job,
+) -> sa.Executable:
+    """Open the breaker of a task, or of one key of it, for `rest`, as its failures would: no job starts, then one job probes. Returns true.
+
+    `rest`: seconds or a timedelta, from 1 second to a day. `who`: the name in the audit; None: the role of the database. Raises OptionError for
+    a value that cannot be used.
+    """
+    return _set_breaker(name, key, checked_rest(rest, "open_breaker: rest"), who, job)
+
+
+def close_breaker(
+    name: str | Enqueueable, /, *, key: str | None = None, who: str | None = None, job: type[JobMixin] = Job
+) -> sa.Executable:
+    """Close the breaker of a task, or of one key of it: jobs start again. Returns whether it was open. `who`: as in `open_breaker`."""
+    return _set_breaker(name, key, None, who, job)
+
+
+def _set_breaker(
+    name: str | Enqueueable, key: str | None, seconds: float | None, who: str | None, job: type[JobMixin]
+) -> sa.Executable:
+    row = {"key": None, **_row(name, key, "task")}
+    given = [sa.bindparam(f"of_{part}", row[part], sa.Text) for part in ("name", "key")]
+    call = schema_function(
+        "set_breaker",
+        table_of(job).schema,
+        *given,
+        sa.bindparam("rest", seconds, sa.Float(53)),
+        sa.func.coalesce(sa.bindparam("who", who, sa.Text), sa.literal_column("session_user::text")),
+        of=sa.Boolean(),
+    )
+    return sa.select(call.label("changed"))
 
 
 def _row(name: str | Enqueueable, key: str | None, owner: str) -> dict[str, str]:
@@ -281,11 +334,11 @@ _LIMITS = ("running", "rate_count", "rate_seconds", "rate_burst", "rates")
 _OF_OWNERS = (
     "key_running", "key_rate_count", "key_rate_seconds", "key_rate_burst", "key_rates", "strict", "when_full", "max_waiting", "share", "held", "declared",
 )  # fmt: skip
-_PAUSE = ("paused_at", "pause_reason")
+_PAUSE = ("paused_at", "pause_reason", "broken_until")
 
 
 def list_limits(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
-    """A row per queue and task that has limits or is paused, and behind each a row per key that has its own.
+    """A row per queue and task that has limits, is paused or has a breaker that is not closed, and behind each a row per key that has its own.
 
     The columns are those of `LimitRow` and `KeyRow`; `key` is NULL in the rows of queues and tasks. In addition: `runs` and `waits`,
     how many of its jobs run and are queued now, each counted up to 10,001; `blocked_until`, until when they wait because a handler

@@ -207,6 +207,8 @@ class KnownLimits(NamedTuple):
     tasks: tuple[str, ...]
     capped: frozenset[str] = frozenset()
     """Queues that limit how many of their jobs run or start, of whatever key."""
+    broken: frozenset[str] = frozenset()
+    """Tasks with a breaker that is open or probes."""
 
 
 class ForgottenStates(NamedTuple):
@@ -223,7 +225,8 @@ class LimitedClaims(StorePart):
         """Where there are limits, of these queues and of all tasks."""
         row = connection.execute(read_limits(queues=queues, job=self.job)).one()
         tasks = tuple(sorted(row.tasks or ()))
-        return KnownLimits(row.version, frozenset(row.queues or ()), tasks, frozenset(row.capped or ()))
+        queues, capped, broken = (frozenset(names or ()) for names in (row.queues, row.capped, row.broken))
+        return KnownLimits(row.version, queues, tasks, capped, broken)
 
     def claim_limited(
         self, connection: sa.Connection, changes: Sequence[Change], request: LimitedRequest

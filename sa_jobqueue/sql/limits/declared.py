@@ -100,7 +100,8 @@ def drop_undeclared_limits(*, after: timedelta, job: type[JobMixin] = Job) -> sa
 
 def _undeclared(job: type[JobMixin], after: timedelta) -> list[sa.ColumnElement[bool]]:
     columns = table_of(companions_of(job).limit).c
-    return [columns.declared_at < sa.func.now() - after, sa.not_(columns.held), columns.paused_at.is_(None)]
+    said = (columns.paused_at.is_(None), columns.broken_until.is_(None))
+    return [columns.declared_at < sa.func.now() - after, sa.not_(columns.held), *said]
 
 
 def _given(owners: Sequence[str], names: Sequence[str]) -> Any:

@@ -16,9 +16,9 @@ from sqlalchemy.dialects.postgresql import insert
 
 from ...models import TASK_GROUP, Job, JobMixin, companions_of, schema_function, status_in
 from ...rules.lifecycle import Event, sources
-from ...rules.limits import Limits
+from ...rules.limits import Limits, Told
 from ..ends import at_end
-from ..parts import array, columns_of, count_of, in_seconds, materialized, rows, table_of
+from ..parts import ONE, array, columns_of, count_of, in_seconds, materialized, rows, table_of
 
 #: All keys that users give begin here; below are those of limited tasks, see TASK_GROUP.
 FIRST_KEY: sa.ColumnElement[str] = sa.literal_column(f"chr({ord(TASK_GROUP) + 1})", sa.Text)
@@ -79,7 +79,7 @@ def knows_limits(table: sa.Table, limit: sa.Table, given: Mapping[str, Any]) -> 
 def limits_nothing(limit: sa.Table) -> sa.ColumnElement[bool]:
     """Whether a row of `LimitRow` limits nothing, and is no pause."""
     defaults = (limit.c[name].is_not_distinct_from(value) for name, value in Limits().columns().items())
-    return sa.and_(limit.c.paused_at.is_(None), *defaults)
+    return sa.and_(limit.c.paused_at.is_(None), limit.c.broken_until.is_(None), *defaults)
 
 
 def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Executable:
@@ -87,7 +87,7 @@ def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Exe
 
     Returns one row: `version`, of all limits together, NULL if there are none; `queues`, the given queues that have limits, or are
     paused, or have jobs with keys that wait; `capped`, the given queues that limit how many of their jobs run or start; `tasks`, all that
-    have limits, or keys that have. Each is NULL if there are none.
+    have limits, or keys that have; `broken`, those with a breaker that is open or probes. Each is NULL if there are none.
     """
     tables = companions_of(job)
     table, limits, keys = table_of(job), table_of(tables.limit), table_of(tables.key)
@@ -105,6 +105,10 @@ def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Exe
     limited_tasks = sa.select(sa.func.array_agg(limits.c.name)).where(
         of_task, sa.or_(sa.not_(limits_nothing(limits)), some_key)
     )
+    broken_key = some.where(keys.c.name == limits.c.name, keys.c.broken_until.is_not(None))
+    broken = sa.select(sa.func.array_agg(limits.c.name)).where(
+        of_task, sa.or_(limits.c.broken_until.is_not(None), broken_key.correlate(limits).exists())
+    )
     version = sa.select(sa.func.bit_xor(limits.c.version, type_=sa.BigInteger)).scalar_subquery()
     has_cap = own_row.where(
         sa.or_(*(limits.c[name].is_not(None) for name in ("running", "rate_count", "rates")))
@@ -115,6 +119,7 @@ def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Exe
         limited.label("queues"),
         capped.label("capped"),
         limited_tasks.scalar_subquery().label("tasks"),
+        broken.scalar_subquery().label("broken"),
     )
 
 
@@ -122,6 +127,8 @@ def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Exe
 
 #: A rate or a wait that is over for this long no longer matters, by any claim's clock.
 _OVER = timedelta(minutes=1)
+#: The longest time for which a breaker counts failures.
+_COUNTED = timedelta(days=1)
 _QUEUE = sa.literal_column("'queue'", sa.Text)
 
 
@@ -174,6 +181,20 @@ def limit_queues(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Execu
     return sa.select(schema_function("limit_queues", table_of(job).schema, given, of=sa.Text()))
 
 
+def tell_breakers(ids: Sequence[int], told: Sequence[Told], *, job: type[JobMixin] = Job) -> sa.Executable:
+    """Tell the breakers of their tasks how these jobs have ended, in the transaction that has written it."""
+    failed, by_key, failures, per, rest = map(list, zip(*told, strict=True)) if told else ([],) * 5
+    given = (
+        array("told_ids", ids, sa.BigInteger()),
+        array("told_failed", failed, sa.Boolean()),
+        array("told_by_key", by_key, sa.Boolean()),
+        array("told_failures", failures, sa.Integer()),
+        array("told_per", per, sa.Float(53)),
+        array("told_rest", rest, sa.Float(53)),
+    )
+    return sa.select(schema_function("tell_breakers", table_of(job).schema, *given, of=sa.Text()))
+
+
 def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
     """Of `limit` rows from `after` (exclusive) on, delete those that no longer affect any claim, except rows that are locked just now.
 
@@ -199,6 +220,7 @@ def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> 
     idle = sa.and_(
         *(sa.or_(time.is_(None), time < sa.func.now() - _OVER) for time in (columns.free_at, columns.blocked_until)),
         sa.or_(columns.lowest_id.is_(None), columns.key != sa.literal_column("''")),
+        sa.or_(columns.failed_at.is_(None), columns.failed_at[ONE] < sa.func.now() - _COUNTED),
     )
     mine = materialized(
         sa.select(columns.owner, columns.name, columns.key)

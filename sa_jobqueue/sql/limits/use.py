@@ -29,9 +29,14 @@ _QUEUE, _TASK = sa.literal_column("'queue'", sa.Text), sa.literal_column("'task'
 
 def limits_said(*, limits: int = 1_000, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per queue and task that has limits or is paused, `limits` at most: `owner` and `name`; whether it is `limited`, and `held`;
-    how many may run, `running`; for how many seconds it is paused, `paused`, NULL if it is not; and `pause_reason`.
+    how many may run, `running`; for how many seconds it is paused, `paused`, NULL if it is not; `pause_reason`; and how many breakers are
+    `broken`, its own and those of its keys: open, or with a probe.
     """
-    columns = table_of(companions_of(job).limit).c
+    columns, keys = table_of(companions_of(job).limit).c, table_of(companions_of(job).key).c
+    of_keys = sa.select(sa.func.count()).where(
+        columns.owner == _TASK, keys.name == columns.name, keys.broken_until.is_not(None)
+    )
+    broken = of_keys.scalar_subquery() + sa.func.num_nonnulls(columns.broken_until)
     # The defaults of `Limits().columns()` mean that there is no limit.
     limited = sa.or_(*(columns[name].is_distinct_from(value) for name, value in Limits().columns().items()))
     return (
@@ -43,6 +48,7 @@ def limits_said(*, limits: int = 1_000, job: type[JobMixin] = Job) -> sa.Executa
             columns.running,
             seconds_since(columns.paused_at).label("paused"),
             columns.pause_reason,
+            broken.label("broken"),
         )
         .order_by(columns.owner, columns.name)
         .limit(sa.bindparam("limits", limits, sa.Integer))

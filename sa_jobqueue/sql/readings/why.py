@@ -45,7 +45,7 @@ def why_waiting(job_id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
     Columns:
 
     - `owner`: "queue" or "task"; `name`: the name of the owner, or of a signal; `key`: NULL if the reason holds for all jobs of the owner.
-    - `what`: with an owner "running", "rate", "paused", "blocked" or "strict". Without an owner "later", if the job is not due; "parents", if it
+    - `what`: with an owner "running", "rate", "paused", "breaker", "blocked" or "strict". Without an owner "later", if the job is not due; "parents", if it
       waits for other jobs of its workflow; "held", if the workflow is paused; "signal", "join", "sleep" or "differs", if its handler waits.
     - `limit` and `used`: how many jobs may run and how many run; for a rate, how many units may start in `seconds`.
     - `job_ids`: the first 20 jobs that run, or that are tried again before this job, or for which it waits.
@@ -73,6 +73,9 @@ def _reasons(job_id: sa.ColumnElement[int], job: type[JobMixin]) -> sa.Select[An
     reasons = [
         _row(0, "later", until=asked.c.run_at).where(asked.c.run_at > _NOW),
         _row(1, "paused", scope, reason=scope.c.pause_reason).where(scope.c.paused_at.is_not(None)),
+        _row(2, "breaker", scope, until=sa.case((scope.c.broken_until > _NOW, scope.c.broken_until))).where(
+            sa.or_(scope.c.broken_until > _NOW, _probes(table, scope))
+        ),
         _row(2, "blocked", scope, until=scope.c.blocked_until).where(scope.c.blocked_until > _NOW),
         _behind_a_retry(table, asked, scope),
         _full(table, scope, of_key=False),
@@ -178,6 +181,7 @@ def _scopes(asked: sa.CTE, limits: sa.Table, keys: sa.Table, states: sa.Table) -
             *(limits.c[name] for name in _RATE),
             limits.c.paused_at,
             limits.c.pause_reason,
+            limits.c.broken_until,
             sa.literal_column("false").label("strict"),
         )
         .select_from(owner.outerjoin(limits, its_limits))
@@ -190,6 +194,7 @@ def _scopes(asked: sa.CTE, limits: sa.Table, keys: sa.Table, states: sa.Table) -
             *(sa.case((own_rate, keys.c[name]), else_=limits.c[f"key_{name}"]) for name in _RATE),
             keys.c.paused_at,
             keys.c.pause_reason,
+            keys.c.broken_until,
             limits.c.strict,
         )
         .select_from(owner.outerjoin(limits, its_limits).outerjoin(keys, its_key))
@@ -235,6 +240,13 @@ def _full(table: sa.Table, scope: sa.CTE, *, of_key: bool) -> sa.Select[Any]:
         .select_from(scope.join(runs, sa.true()))
         .where(of, scope.c.running.is_not(None), scope.c.running <= runs.c.number)
     )
+
+
+def _probes(table: sa.Table, scope: sa.CTE) -> sa.ColumnElement[bool]:
+    """Whether a job that probes for this breaker runs."""
+    its_key = sa.or_(scope.c.key.is_(None), table.c.concurrency_key == scope.c.key)
+    its_own = (table.c.status == _RUNNING, table.c.task == scope.c.name, its_key)
+    return sa.select(ONE).where(*its_own, table.c.claimed_at >= scope.c.broken_until).correlate(scope).exists()
 
 
 def _behind_a_retry(table: sa.Table, asked: sa.CTE, scope: sa.CTE) -> sa.Select[Any]:

@@ -439,7 +439,7 @@ class Claimer:
         """
         changes = exchange.changes
         in_one = not changes or alike(changes)
-        if not in_one and any(change.blocks is not None for change in changes):
+        if not in_one and any(change.blocks is not None or change.tells is not None for change in changes):
             self._write_apart(connection, changes)  # see `Outcomes._block`
             return
         with self._apart_after_failure(connection, exchange):

@@ -6,6 +6,7 @@ cannot be read delays no other: it gets an outcome without being run.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -127,6 +128,8 @@ class Intake:
         kept = self.suspects.part(connection, jobs)
         if len(kept) < len(jobs):
             self.limited.freed = True
+        if broken := self.limited.broken:
+            kept = [_probing(job) if job.task in broken else job for job in kept]
         if kept:
             self._give(connection, self._free_keys(connection, kept), claimed_at)
         return kept
@@ -277,3 +280,8 @@ class Intake:
             outcome = Released(self.unknown.seconds(job, version))
         self.observer.set_aside(job, None if task is None else task.name)
         self.writer.add(decide(job, outcome, Rules() if task is None else task.rules, random=0.5))
+
+
+def _probing(job: ClaimedJob) -> ClaimedJob:
+    """The job with the note that its end tells the breaker of its task."""
+    return job._replace(extra=json.dumps({**extra(job), "probes": True}))

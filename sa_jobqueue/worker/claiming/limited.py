@@ -112,6 +112,11 @@ class LimitedQueues:
         """The version of the limits that were read last."""
         return self._known.version
 
+    @property
+    def broken(self) -> frozenset[str]:
+        """The tasks with a breaker that is open or probes, by the limits that were read last."""
+        return self._known.broken
+
     def begin_again(self) -> None:
         """Prepare for another server, or for other queues that the worker serves."""
         self.stale = self.stale or self._known != _NONE

@@ -5,6 +5,7 @@ WITH locked AS MATERIALIZED (
     WHERE sa_jobqueue.job_limit.declared_at < now() - %(now_1)s
     AND NOT sa_jobqueue.job_limit.held
     AND sa_jobqueue.job_limit.paused_at IS NULL
+    AND sa_jobqueue.job_limit.broken_until IS NULL
     ORDER BY sa_jobqueue.job_limit.owner,
         sa_jobqueue.job_limit.name
     FOR UPDATE SKIP LOCKED

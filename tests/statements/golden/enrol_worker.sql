@@ -19,6 +19,7 @@ RETURNING (
     WHERE sa_jobqueue.job_limit.declared_at < now() - %(now_1)s
     AND NOT sa_jobqueue.job_limit.held
     AND sa_jobqueue.job_limit.paused_at IS NULL
+    AND sa_jobqueue.job_limit.broken_until IS NULL
 ) AS undeclared,
     array((
         SELECT sa_jobqueue.archived_task.name

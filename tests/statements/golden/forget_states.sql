@@ -20,7 +20,7 @@ WITH page AS MATERIALIZED (
             page.key
         FROM page
     )
-    AND ((sa_jobqueue.limit_state.free_at IS NULL OR sa_jobqueue.limit_state.free_at < now() - %(now_1)s) AND (sa_jobqueue.limit_state.blocked_until IS NULL OR sa_jobqueue.limit_state.blocked_until < now() - %(now_2)s) AND (sa_jobqueue.limit_state.lowest_id IS NULL OR sa_jobqueue.limit_state.key != '') OR sa_jobqueue.limit_state.lowest_id IS NOT NULL)
+    AND ((sa_jobqueue.limit_state.free_at IS NULL OR sa_jobqueue.limit_state.free_at < now() - %(now_1)s) AND (sa_jobqueue.limit_state.blocked_until IS NULL OR sa_jobqueue.limit_state.blocked_until < now() - %(now_2)s) AND (sa_jobqueue.limit_state.lowest_id IS NULL OR sa_jobqueue.limit_state.key != '') AND (sa_jobqueue.limit_state.failed_at IS NULL OR sa_jobqueue.limit_state.failed_at[1] < now() - %(now_3)s) OR sa_jobqueue.limit_state.lowest_id IS NOT NULL)
     ORDER BY sa_jobqueue.limit_state.owner,
         sa_jobqueue.limit_state.name,
         sa_jobqueue.limit_state.key
@@ -35,7 +35,7 @@ WITH page AS MATERIALIZED (
             mine.key
         FROM mine
     )
-    AND NOT ((sa_jobqueue.limit_state.free_at IS NULL OR sa_jobqueue.limit_state.free_at < now() - %(now_1)s) AND (sa_jobqueue.limit_state.blocked_until IS NULL OR sa_jobqueue.limit_state.blocked_until < now() - %(now_2)s) AND (sa_jobqueue.limit_state.lowest_id IS NULL OR sa_jobqueue.limit_state.key != ''))
+    AND NOT ((sa_jobqueue.limit_state.free_at IS NULL OR sa_jobqueue.limit_state.free_at < now() - %(now_1)s) AND (sa_jobqueue.limit_state.blocked_until IS NULL OR sa_jobqueue.limit_state.blocked_until < now() - %(now_2)s) AND (sa_jobqueue.limit_state.lowest_id IS NULL OR sa_jobqueue.limit_state.key != '') AND (sa_jobqueue.limit_state.failed_at IS NULL OR sa_jobqueue.limit_state.failed_at[1] < now() - %(now_3)s))
 ),
     gone AS (
     DELETE
@@ -49,6 +49,7 @@ WITH page AS MATERIALIZED (
     AND (sa_jobqueue.limit_state.free_at IS NULL OR sa_jobqueue.limit_state.free_at < now() - %(now_1)s)
     AND (sa_jobqueue.limit_state.blocked_until IS NULL OR sa_jobqueue.limit_state.blocked_until < now() - %(now_2)s)
     AND (sa_jobqueue.limit_state.lowest_id IS NULL OR sa_jobqueue.limit_state.key != '')
+    AND (sa_jobqueue.limit_state.failed_at IS NULL OR sa_jobqueue.limit_state.failed_at[1] < now() - %(now_3)s)
     RETURNING sa_jobqueue.limit_state.owner,
         sa_jobqueue.limit_state.name,
         sa_jobqueue.limit_state.key,
@@ -66,6 +67,7 @@ WITH page AS MATERIALIZED (
         AND gone.blocked_until IS NOT NULL
     )
     AND sa_jobqueue.job_limit.paused_at IS NULL
+    AND sa_jobqueue.job_limit.broken_until IS NULL
     AND sa_jobqueue.job_limit.running IS NOT DISTINCT
     FROM NULL
     AND sa_jobqueue.job_limit.rate_count IS NOT DISTINCT

@@ -12,6 +12,7 @@ FROM (
         state.owed AS owed,
         state.lowest_id AS lowest_id,
         state.version AS version,
+        state.failed_at AS failed_at,
         state.owner AS owner,
         state.name AS name,
         state.key AS key,
@@ -25,6 +26,7 @@ FROM (
             sa_jobqueue.limit_state.owed AS owed,
             sa_jobqueue.limit_state.lowest_id AS lowest_id,
             sa_jobqueue.limit_state.version AS version,
+            sa_jobqueue.limit_state.failed_at AS failed_at,
             sa_jobqueue.limit_state.owner AS owner,
             sa_jobqueue.limit_state.name AS name,
             sa_jobqueue.limit_state.key AS key

@@ -31,7 +31,14 @@ FROM %(share_1)s::VARCHAR AS limited,
     sa_jobqueue.job_limit.held,
     sa_jobqueue.job_limit.running,
     date_part('epoch', now() - sa_jobqueue.job_limit.paused_at) AS paused,
-    sa_jobqueue.job_limit.pause_reason
+    sa_jobqueue.job_limit.pause_reason,
+    (
+    SELECT count(*) AS count_1
+    FROM sa_jobqueue.job_key
+    WHERE sa_jobqueue.job_limit.owner = 'task'
+    AND sa_jobqueue.job_key.name = sa_jobqueue.job_limit.name
+    AND sa_jobqueue.job_key.broken_until IS NOT NULL
+) + num_nonnulls(sa_jobqueue.job_limit.broken_until) AS broken
 FROM sa_jobqueue.job_limit
 ORDER BY sa_jobqueue.job_limit.owner,
     sa_jobqueue.job_limit.name

@@ -19,6 +19,7 @@ SELECT found.owner,
     found.declared,
     found.paused_at,
     found.pause_reason,
+    found.broken_until,
     found.weight,
     found.runs,
     found.waits,
@@ -46,6 +47,7 @@ FROM (
         sa_jobqueue.job_limit.declared AS declared,
         sa_jobqueue.job_limit.paused_at AS paused_at,
         sa_jobqueue.job_limit.pause_reason AS pause_reason,
+        sa_jobqueue.job_limit.broken_until AS broken_until,
         CAST(NULL AS INTEGER) AS weight,
         CASE WHEN (sa_jobqueue.job_limit.owner = 'queue') THEN least((
             SELECT count(*) AS count_1
@@ -144,6 +146,7 @@ FROM (
         CAST(NULL AS JSONB) AS declared,
         sa_jobqueue.job_key.paused_at AS paused_at,
         sa_jobqueue.job_key.pause_reason AS pause_reason,
+        sa_jobqueue.job_key.broken_until AS broken_until,
         sa_jobqueue.job_key.weight AS weight,
         CASE WHEN (sa_jobqueue.job_key.owner = 'queue') THEN least((
             SELECT count(*) AS count_9

@@ -1,6 +1,7 @@
 WITH mine AS MATERIALIZED (
     SELECT sa_jobqueue.job_limit.declared IS NULL
-    AND sa_jobqueue.job_limit.paused_at IS NULL AS gone
+    AND sa_jobqueue.job_limit.paused_at IS NULL
+    AND sa_jobqueue.job_limit.broken_until IS NULL AS gone
     FROM sa_jobqueue.job_limit
     WHERE sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR
     AND sa_jobqueue.job_limit.name = %(of_name)s::VARCHAR

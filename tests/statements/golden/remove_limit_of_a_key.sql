@@ -1,5 +1,6 @@
 WITH mine AS MATERIALIZED (
-    SELECT sa_jobqueue.job_key.paused_at IS NULL AS gone
+    SELECT sa_jobqueue.job_key.paused_at IS NULL
+    AND sa_jobqueue.job_key.broken_until IS NULL AS gone
     FROM sa_jobqueue.job_key
     WHERE sa_jobqueue.job_key.owner = %(of_owner)s::VARCHAR
     AND sa_jobqueue.job_key.name = %(of_name)s::VARCHAR

@@ -14,7 +14,8 @@ WITH mine AS MATERIALIZED (
     AND sa_jobqueue.job_limit.strict = false
     AND sa_jobqueue.job_limit.when_full = 'wait'
     AND sa_jobqueue.job_limit.max_waiting IS NULL
-    AND sa_jobqueue.job_limit.share = 'starts' AS gone
+    AND sa_jobqueue.job_limit.share = 'starts'
+    AND sa_jobqueue.job_limit.broken_until IS NULL AS gone
     FROM sa_jobqueue.job_limit
     WHERE sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR
     AND sa_jobqueue.job_limit.name = %(of_name)s::VARCHAR

@@ -4,7 +4,8 @@ WITH mine AS MATERIALIZED (
     AND sa_jobqueue.job_key.rate_seconds IS NULL
     AND sa_jobqueue.job_key.rate_burst IS NULL
     AND sa_jobqueue.job_key.rates IS NULL
-    AND sa_jobqueue.job_key.weight = 1 AS gone
+    AND sa_jobqueue.job_key.weight = 1
+    AND sa_jobqueue.job_key.broken_until IS NULL AS gone
     FROM sa_jobqueue.job_key
     WHERE sa_jobqueue.job_key.owner = %(of_owner)s::VARCHAR
     AND sa_jobqueue.job_key.name = %(of_name)s::VARCHAR

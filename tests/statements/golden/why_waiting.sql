@@ -19,6 +19,7 @@ WITH asked AS (
         its_scope.rate_burst AS rate_burst,
         its_scope.paused_at AS paused_at,
         its_scope.pause_reason AS pause_reason,
+        its_scope.broken_until AS broken_until,
         its_scope.strict AS strict,
         sa_jobqueue.limit_state.free_at AS free_at,
         sa_jobqueue.limit_state.owed_at AS owed_at,
@@ -34,6 +35,7 @@ WITH asked AS (
             sa_jobqueue.job_limit.rate_burst AS rate_burst,
             sa_jobqueue.job_limit.paused_at AS paused_at,
             sa_jobqueue.job_limit.pause_reason AS pause_reason,
+            sa_jobqueue.job_limit.broken_until AS broken_until,
             false AS strict
         FROM (
             SELECT 'queue' AS owner,
@@ -60,6 +62,7 @@ WITH asked AS (
             CASE WHEN (sa_jobqueue.job_key.rate_count IS NOT NULL) THEN sa_jobqueue.job_key.rate_burst ELSE sa_jobqueue.job_limit.key_rate_burst END AS anon_3,
             sa_jobqueue.job_key.paused_at AS paused_at,
             sa_jobqueue.job_key.pause_reason AS pause_reason,
+            sa_jobqueue.job_key.broken_until AS broken_until,
             sa_jobqueue.job_limit.strict AS strict
         FROM (
             SELECT 'queue' AS owner,
@@ -125,6 +128,29 @@ FROM (
         CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
     FROM scope
     WHERE scope.paused_at IS NOT NULL
+    UNION ALL
+    SELECT 2 AS place,
+        scope.owner AS owner,
+        scope.name AS name,
+        scope.key AS key,
+        'breaker' AS what,
+        CAST(NULL AS INTEGER) AS "limit",
+        CAST(NULL AS BIGINT) AS used,
+        CAST(NULL AS BIGINT[]) AS job_ids,
+        CASE WHEN (CASE WHEN (scope.broken_until > statement_timestamp()) THEN scope.broken_until END < timestamptz '0001-01-02 00:00+00') THEN timestamptz '0001-01-02 00:00+00' WHEN (CASE WHEN (scope.broken_until > statement_timestamp()) THEN scope.broken_until END > timestamptz '9999-12-30 00:00+00') THEN timestamptz '9999-12-30 00:00+00' ELSE CASE WHEN (scope.broken_until > statement_timestamp()) THEN scope.broken_until END END AS until,
+        CAST(NULL AS FLOAT) AS seconds,
+        CAST(NULL AS TEXT) AS reason,
+        CAST(NULL AS TIMESTAMP WITH TIME ZONE) AS since
+    FROM scope
+    WHERE scope.broken_until > statement_timestamp()
+    OR (EXISTS (
+        SELECT 1
+        FROM sa_jobqueue.job
+        WHERE sa_jobqueue.job.status = 'running'
+        AND sa_jobqueue.job.task = scope.name
+        AND (scope.key IS NULL OR sa_jobqueue.job.concurrency_key = scope.key)
+        AND sa_jobqueue.job.claimed_at >= scope.broken_until
+    ))
     UNION ALL
     SELECT 2 AS place,
         scope.owner AS owner,

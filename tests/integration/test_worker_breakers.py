@@ -1,0 +1,279 @@
+"""Breakers: failures pause a task, or a key of it, over all workers; then one job probes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, func, select, text, update
+from sqlalchemy.orm import Session
+
+from sa_jobqueue import (
+    Breaker,
+    Cancel,
+    Job,
+    JobContext,
+    JobStatus,
+    Registry,
+    Retry,
+    RetryPolicy,
+    enqueue,
+    explain_job,
+    task,
+)
+from sa_jobqueue.models import AuditEntry, KeyRow, LimitRow, LimitState, WorkerRow
+from sa_jobqueue.statements import close_breaker, open_breaker
+from tests.support import breaker_app
+from tests.support.commands import start_command
+from tests.support.killed import FOLDER
+from tests.support.waiting import wait_until
+from tests.support.working import add, add_one, drain, finished, job_of, long_healthy, statuses, working
+
+NEVER = RetryPolicy(no_retry=(BaseException,))
+LONG = 3_600.0
+
+
+class Down:
+    """The other side: it refuses the calls while it `is_down`."""
+
+    def __init__(self) -> None:
+        self.is_down: type[Exception] | None = ConnectionError
+        self.calls = 0
+
+    def call(self) -> None:
+        self.calls += 1
+        if self.is_down is not None:
+            raise self.is_down("the other side is down")
+
+
+@pytest.fixture
+def down() -> Down:
+    return Down()
+
+
+def states(engine: Engine) -> dict[str | None, str]:
+    """The breakers that are not closed, by key; None: of the task."""
+    said: dict[str | None, str] = {}
+    with engine.connect() as connection:
+        for mapped, key in ((LimitRow, None), (KeyRow, KeyRow.key)):
+            columns = (mapped.broken_until > func.clock_timestamp(), *(() if key is None else (key,)))
+            for row in connection.execute(select(*columns).where(mapped.broken_until.is_not(None))):
+                said[None if key is None else row[1]] = "open" if row[0] else "probes"
+    return said
+
+
+def rested(engine: Engine) -> None:
+    """The rest of all breakers is over, as of a second ago."""
+    with engine.begin() as connection:
+        for mapped in (LimitRow, KeyRow):
+            ago = func.clock_timestamp() - timedelta(seconds=1)
+            connection.execute(update(mapped).where(mapped.broken_until.is_not(None)).values(broken_until=ago))
+
+
+def audited(engine: Engine) -> list[tuple[str, str]]:
+    with engine.connect() as connection:
+        found = connection.execute(select(AuditEntry.action, AuditEntry.who).order_by(AuditEntry.id))
+        return [(action, who) for action, who in found]
+
+
+def workers(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return connection.scalar(select(func.count()).select_from(WorkerRow)) or 0
+
+
+def waiting(engine: Engine) -> int:
+    return len(statuses(engine, Job.status == JobStatus.QUEUED))
+
+
+def test_failures_open_it_and_a_probe_that_completes_closes_it(
+    engine: Engine, url: str, registry: Registry, down: Down
+) -> None:
+    """Over two workers, one after the other. Jobs wait without spending attempts, and what is left behind is an audit, no row."""
+
+    @task(registry=registry, name="call", retry=NEVER, breaker=Breaker(failures=3, per=LONG, rest=LONG))
+    def call() -> None:
+        down.call()
+
+    add(engine, enqueue(call), enqueue(call))
+    drain(url, registry, queues={"default": 1})
+    assert states(engine) == {}
+    add_one(engine, enqueue(call))
+    drain(url, registry, queues={"default": 1})
+    assert (down.calls, states(engine)) == (3, {None: "open"})
+
+    ids = add(engine, *(enqueue(call) for _ in range(5)))
+    drain(url, registry)
+    assert (down.calls, waiting(engine)) == (3, 5)
+    assert {job_of(engine, id).attempt for id in ids} == {0}
+    with Session(engine) as session:
+        assert "waits: the breaker of task call is open until" in str(explain_job(session, ids[0]))
+
+    rested(engine)
+    down.is_down = None
+    drain(url, registry)
+    assert finished(engine, *ids)
+    assert (down.calls, states(engine)) == (8, {})
+    assert audited(engine) == [("open_breaker", "a worker"), ("close_breaker", "the probe")]
+    with engine.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(LimitRow)) == 0
+        assert connection.scalar(select(LimitState.failed_at)) is None
+
+
+def test_a_probe_that_fails_opens_it_again(engine: Engine, url: str, registry: Registry, down: Down) -> None:
+    """One job after each rest, also where many slots are free, and where the probe's own transaction is the job's."""
+
+    @task(registry=registry, name="call", retry=NEVER, breaker=Breaker(failures=1, per=LONG, rest=LONG), retain=0)
+    def call(ctx: JobContext) -> None:
+        ctx.session.execute(text("SELECT 1"))
+        down.call()
+
+    add(engine, *(enqueue(call) for _ in range(6)))
+    drain(url, registry, queues={"default": 1})
+    calls = down.calls
+    assert states(engine) == {None: "open"}
+    for more in (1, 2):
+        rested(engine)
+        drain(url, registry)
+        assert (down.calls, states(engine)) == (calls + more, {None: "open"})
+    rested(engine)
+    down.is_down = None
+    drain(url, registry)
+    assert states(engine) == {}
+    assert statuses(engine, Job.status == JobStatus.QUEUED) == []
+
+
+def test_a_key_pauses_alone(engine: Engine, url: str, registry: Registry) -> None:
+    """With by="key" the jobs of the other keys, and those without a key, go on; the key probes by itself."""
+    called: list[str] = []
+    refused = {"a"}
+
+    @task(registry=registry, name="call", retry=NEVER, breaker=Breaker(failures=2, per=LONG, rest=LONG, by="key"))
+    def call(host: str) -> None:
+        called.append(host)
+        if host in refused:
+            raise ConnectionError(host)
+
+    def enqueued(host: str, number: int) -> list[int]:
+        return add(engine, *(enqueue(call.options(key=host) if host else call, host) for _ in range(number)))
+
+    enqueued("a", 2)
+    drain(url, registry)
+    assert states(engine) == {"a": "open"}
+    held, free = enqueued("a", 3), [*enqueued("b", 3), *enqueued("", 3)]
+    drain(url, registry)
+    assert finished(engine, *free)
+    assert {job_of(engine, id).status for id in held} == {JobStatus.QUEUED}
+    with Session(engine) as session:
+        assert "waits: the breaker of task call, key a, is open until" in str(explain_job(session, held[0]))
+
+    rested(engine)
+    drain(url, registry)
+    assert (called.count("a"), states(engine)) == (3, {"a": "open"})
+    rested(engine)
+    refused.clear()
+    drain(url, registry)
+    assert finished(engine, *held)
+    assert states(engine) == {}
+    with engine.connect() as connection:
+        assert connection.scalar(select(func.count()).select_from(KeyRow)) == 0
+
+
+def test_only_failures_that_count_open_it(engine: Engine, url: str, registry: Registry, down: Down) -> None:
+    """Of the types of `on`, within `per`; not what a handler says on purpose. A probe that fails otherwise closes it."""
+
+    @task(
+        registry=registry, name="call", retry=NEVER, breaker=Breaker(failures=2, per=60, rest=LONG, on=(TimeoutError,))
+    )
+    def call(way: str) -> Any:
+        if way == "retry":
+            raise Retry(in_=LONG)
+        if way == "cancel":
+            return Cancel("not needed")
+        raise (TimeoutError if way == "timeout" else ValueError)(way)
+
+    add(engine, *(enqueue(call, way) for way in ("timeout", "retry", "cancel", "value", "value")))
+    drain(url, registry)
+    assert states(engine) == {}
+    with engine.begin() as connection:
+        past = text("UPDATE sa_jobqueue.limit_state SET failed_at = ARRAY[now() - interval '61 seconds']")
+        connection.execute(past)
+    add_one(engine, enqueue(call, "timeout"))
+    drain(url, registry)
+    assert states(engine) == {}
+    add_one(engine, enqueue(call, "timeout"))
+    drain(url, registry)
+    assert states(engine) == {None: "open"}
+    rested(engine)
+    add_one(engine, enqueue(call, "value"))
+    drain(url, registry)
+    assert states(engine) == {}
+
+
+def test_jobs_that_began_before_it_opened_say_nothing(engine: Engine, url: str, registry: Registry) -> None:
+    """Their end neither closes it nor is it a probe, which starts beside them."""
+    begun, go = threading.Semaphore(0), threading.Event()
+
+    @task(registry=registry, name="call", breaker=Breaker(failures=1, per=LONG, rest=LONG))
+    def call(waits: bool) -> None:
+        begun.release()
+        if waits:
+            go.wait(60)
+
+    with working(url, registry):
+        old = add_one(engine, enqueue(call, True))
+        begun.acquire()
+        with engine.begin() as connection:
+            connection.execute(open_breaker(call, rest=LONG, who="ada"))
+        go.set()
+        wait_until(lambda: finished(engine, old))
+        assert states(engine) == {None: "open"}
+        add_one(engine, enqueue(call, False))
+        with engine.begin() as connection:
+            assert connection.scalar(close_breaker("call", who="ada"))
+        begun.acquire()
+    assert audited(engine) == [("open_breaker", "ada"), ("close_breaker", "ada")]
+
+
+def test_two_processes_make_one_probe_and_its_kill_makes_another(
+    engine: Engine, database_url: str, tmp_path: Path
+) -> None:
+    """Two real workers: their failures count together, and exactly one handler starts after the rest. A kill -9 of the probe does not
+    leave the breaker waiting for it.
+    """
+    env = {FOLDER: str(tmp_path)}
+    effects = tmp_path / "effects"
+
+    def starts() -> list[int]:
+        return [int(line) for line in effects.read_text().split()] if effects.exists() else []
+
+    long_healthy(engine, 2.0)
+    arguments = ("work", "--app", "tests.support.breaker_app:registry", "--queue", "default=8", "--lease", "2")
+    with (
+        start_command(*arguments, url=database_url, env=env),
+        start_command(*arguments, url=database_url, env=env),
+    ):
+        wait_until(lambda: workers(engine) == 2)
+        (tmp_path / "refuses").touch()
+        add(engine, *(enqueue(breaker_app.call) for _ in range(breaker_app.FAILURES)))
+        wait_until(lambda: states(engine) == {None: "open"})
+        ids = add(engine, *(enqueue(breaker_app.call) for _ in range(40)))
+        (tmp_path / "refuses").unlink()
+        before = len(starts())
+        rested(engine)
+        wait_until(lambda: len(starts()) > before)
+        (probe,) = statuses(engine, Job.status == JobStatus.RUNNING)
+        assert (len(starts()), probe) == (before + 1, JobStatus.RUNNING)
+        os.kill(starts()[-1], signal.SIGKILL)
+        wait_until(lambda: len(starts()) > before + 1)
+        assert len(starts()) == before + 2
+        assert starts()[-1] != starts()[-2]
+        assert states(engine) == {None: "probes"}
+        (tmp_path / "answers").touch()
+        wait_until(lambda: finished(engine, *ids))
+    assert states(engine) == {}
+    assert {job_of(engine, id).attempt for id in ids} == {1}
