@@ -113,6 +113,7 @@ def test_limits_and_pauses_are_measured(engine: Engine) -> None:
         limit(connection, "mail", paused_at=text("now()"))
         limit(connection, "a_task", owner="task", running=50, key_running=1)
         key(connection, "42", "index", paused_at=text("now()"))
+        key(connection, "host", "a_task", owner="task", broken_until=text("now() + interval '1 hour'"))
         make_jobs(connection, 2, "running", queue="sync")
         make_jobs(connection, 3, queue="mail", run_at=timedelta(seconds=-1))
         make_job(connection, queue="mail", run_at=timedelta(hours=1))
@@ -131,6 +132,7 @@ def test_limits_and_pauses_are_measured(engine: Engine) -> None:
     assert of("limit_running") == {"sync": 3, "mail": None, "index": None, "a_task": 50}
     assert of("limit_used") == {"sync": 2, "mail": None, "index": None, "a_task": 2}
     assert of("paused_due") == {"sync": 0, "mail": 3, "index": 2, "a_task": 0}
+    assert found.of("sa_jobqueue_breakers_open") == {"a_task": 1}
     assert found.of("sa_jobqueue_ready_keys") == {"index": 2}
 
 
@@ -207,6 +209,7 @@ def test_every_metric_of_the_table_is_exposed_and_no_other(engine: Engine, url: 
 
     with engine.begin() as connection:
         limit(connection, "mail", running=1)
+        limit(connection, "calls", owner="task", running=1)
         make_job(connection, queue="mail", concurrency_key="a")
         Flow(connection, "a")
     collector = QueueCollector(engine, keep=0.0)

@@ -26,9 +26,12 @@ from sa_jobqueue import (
     explain_job,
     task,
 )
+from sa_jobqueue.dashboard import Access
 from sa_jobqueue.models import AuditEntry, KeyRow, LimitRow, LimitState, WorkerRow
-from sa_jobqueue.statements import close_breaker, open_breaker
+from sa_jobqueue.statements import close_breaker, list_limits, open_breaker, pause, remove_limit, resume, set_limit
 from tests.support import breaker_app
+from tests.support.browsing import Viewer
+from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.commands import start_command
 from tests.support.killed import FOLDER
 from tests.support.waiting import wait_until
@@ -277,3 +280,50 @@ def test_two_processes_make_one_probe_and_its_kill_makes_another(
         wait_until(lambda: finished(engine, *ids))
     assert states(engine) == {}
     assert {job_of(engine, id).attempt for id in ids} == {1}
+
+
+def test_operators_see_it_open_it_and_close_it(engine: Engine, url: str, registry: Registry) -> None:
+    """In `limits list`, and on the dashboard's pages of the limits and the audit, of a task and of a key."""
+    assert output("limits", "open", "call", "--rest", "1h", url=url) == "opened the breaker of task call\n"
+    assert as_json("limits", "open", "call", "--key", "a", url=url)["touched"]
+    listed = as_json("limits", "list", url=url)
+    assert [(row["name"], row["key"], row["broken_until"] is not None) for row in listed] == [
+        ("call", None, True), ("call", "a", True),
+    ]  # fmt: skip
+    assert output("limits", "list", url=url).count("breaker open for") == 2
+    viewer = Viewer(engine, Access.READ)
+    assert viewer.see("/limits").text.count("breaker open until") == 2
+    rested(engine)
+    assert output("limits", "list", url=url).count("breaker probes") == 2
+    assert viewer.see("/limits").text.count("breaker probes since") == 2
+
+    assert output("limits", "close", "call", url=url) == "closed the breaker of task call\n"
+    assert output("limits", "close", "call", "--key", "a", url=url) == "closed the breaker of task call, key a\n"
+    again = invoke("limits", "close", "call", url=url)
+    assert (again.exit_code, notes(again)) == (1, "the breaker of task call is closed already\n")
+    assert as_json("limits", "list", url=url) == []
+    assert "--rest must be a time, as 90s or 10m, not 'soon'" in refused(
+        "limits", "open", "call", "--rest", "soon", url=url
+    )
+    assert [action for action, _ in audited(engine)] == ["open_breaker"] * 2 + ["close_breaker"] * 2
+    seen = viewer.see("/audit").text
+    assert (seen.count("open breaker"), seen.count("close breaker")) == (2, 2)
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["key", "task"])
+def test_what_operators_have_set_outlives_it(engine: Engine, named: bool) -> None:
+    """A pause and a limit stay when the breaker closes, and the breaker stays when they go."""
+    given: dict[str, Any] = {"owner": "task", "key": "a" if named else None}
+    breaker = {"key": given["key"]}
+    with engine.begin() as connection:
+        connection.execute(pause("call", **given))
+        connection.execute(set_limit("call", running=3, **given))
+        connection.execute(open_breaker("call", **breaker))
+        assert connection.scalar(close_breaker("call", **breaker))
+        (row,) = [row for row in connection.execute(list_limits()) if row.key == given["key"]]
+        assert (row.running, row.paused_at is not None, row.broken_until) == (3, True, None)
+        connection.execute(open_breaker("call", **breaker))
+        connection.execute(resume("call", **given))
+        connection.execute(remove_limit("call", **given))
+        (row,) = [row for row in connection.execute(list_limits()) if row.key == given["key"]]
+        assert (row.running, row.paused_at, row.broken_until is not None) == (None, None, True)

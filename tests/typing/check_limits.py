@@ -9,15 +9,19 @@ from sqlalchemy import Executable
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from sa_jobqueue import Call, KeyLimits, Limits, Rate, Registry, TaskName, enqueue, task
-from sa_jobqueue.statements import list_limits, pause, remove_limit, resume, set_limit
+from sa_jobqueue import Breaker, Call, KeyLimits, Limits, Rate, Registry, TaskName, enqueue, task
+from sa_jobqueue.statements import close_breaker, list_limits, open_breaker, pause, remove_limit, resume, set_limit
 
 LIMITS = Limits(
     running=100, rate=Rate(500, per=timedelta(minutes=1), burst=50), per_key=KeyLimits(running=1, rate=Rate(20, per=1))
 )
 
 
-@task(queue="sync", limits=LIMITS)
+@task(
+    queue="sync",
+    limits=LIMITS,
+    breaker=Breaker(failures=5, per=60, rest=timedelta(minutes=2), on=(TimeoutError, OSError), by="key"),
+)
 def sync(tenant_id: int) -> None: ...
 
 
@@ -36,7 +40,13 @@ async def statements_are_executables(session: Session, async_session: AsyncSessi
     assert_type(set_limit("llm", rates=[Rate(500, per=60), Rate(200_000, per=60, unit="tokens")]), Executable)
     assert_type(sync.options(units={"tokens": 1_800}).call(1), Call)
     assert_type(set_limit(sync, key="42", weight=5, when_full="wait", max_waiting=None), Executable)
-    for statement in (pause(sync, reason="audit"), resume("sync", key="42"), remove_limit("sync", owner="task")):
+    for statement in (
+        pause(sync, reason="audit"),
+        resume("sync", key="42"),
+        remove_limit("sync", owner="task"),
+        open_breaker(sync, key="42", rest=60),
+        close_breaker("sync"),
+    ):
         session.execute(statement)
         await async_session.execute(statement)
     session.execute(list_limits().where())

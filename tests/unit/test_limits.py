@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from sa_jobqueue import KeyLimits, Limits, Rate, Registry, Schedule, TaskName, Unique, enqueue, task
+from sa_jobqueue import Breaker, KeyLimits, Limits, Rate, Registry, Schedule, TaskName, Unique, enqueue, task
 from sa_jobqueue.errors import OptionError, TaskError
 from sa_jobqueue.models import LimitRow
-from sa_jobqueue.statements import set_limit
+from sa_jobqueue.statements import open_breaker, set_limit
 
 
 def test_limits_are_the_columns_of_their_row() -> None:
@@ -49,6 +49,14 @@ def test_limits_are_values() -> None:
 @pytest.mark.parametrize(
     ("made", "said"),
     [
+        (lambda: Breaker(0), "a breaker's failures must be an integer from 1 to 1,000, not 0"),
+        (lambda: Breaker(per=0.5), "a breaker's per must be from 1 second to a day, not 0.5"),
+        (lambda: Breaker(rest=timedelta(days=2)), "a breaker's rest must be from 1 second to a day"),
+        (lambda: Breaker(on=()), r"a breaker's on must be types of exceptions, as \(TimeoutError,\), not \(\)"),
+        (lambda: Breaker(on="TimeoutError"), "a breaker's on must be types of exceptions"),  # type: ignore[arg-type]
+        (lambda: Breaker(on=(KeyboardInterrupt,)), "a breaker's on must be types of exceptions"),  # type: ignore[arg-type]
+        (lambda: Breaker(by="host"), "a breaker's by must be \"task\" or \"key\", not 'host'"),  # type: ignore[arg-type]
+        (lambda: open_breaker("a", rest=0), "open_breaker: rest must be from 1 second to a day, not 0"),
         (lambda: Rate(0), "a rate's count must be an integer from 1 to 1,000,000,000, not 0"),
         (lambda: Rate(True), "a rate's count must be an integer"),
         (lambda: Rate(1.5), "a rate's count must be an integer"),  # type: ignore[arg-type]
@@ -107,6 +115,8 @@ def test_what_is_no_limit_is_refused_where_it_is_declared() -> None:
     registry = Registry()
     with pytest.raises(TaskError, match=r"limits must be Limits\(...\), not 3"):
         task(registry=registry, limits=3)  # type: ignore[call-overload]
+    with pytest.raises(TaskError, match=r"breaker must be Breaker\(...\), not 3"):
+        task(registry=registry, breaker=3)  # type: ignore[call-overload]
     with pytest.raises(TaskError, match=r"share is of a queue, .*write Registry.queue\("):
         task(registry=registry, limits=Limits(share="time"))(print)
     with pytest.raises(OptionError, match=r"queue 'slow': limits must be Limits\(...\), not 3"):
