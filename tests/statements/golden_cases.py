@@ -22,7 +22,7 @@ from sa_jobqueue.enqueueing.select import enqueue_select
 from sa_jobqueue.models import Job, JobMixin, Schedule, WorkerRow
 from sa_jobqueue.models.relationship import jobs_relationship
 from sa_jobqueue.rules.lifecycle import Change, Event, JobStatus
-from sa_jobqueue.rules.limits import Limits, Rate
+from sa_jobqueue.rules.limits import Breaker, Limits, Rate
 from sa_jobqueue.rules.outcomes import ErrorEntry
 from sa_jobqueue.rules.tally import TaskTally
 from sa_jobqueue.sql.admin import held_by
@@ -42,7 +42,7 @@ from sa_jobqueue.sql.limits.declared import (
     lock_declared_limit,
     say_declared_limits,
 )
-from sa_jobqueue.sql.limits.state import FIRST_STATE, block, forget_states, limit_queues
+from sa_jobqueue.sql.limits.state import FIRST_STATE, block, forget_states, limit_queues, tell_breakers
 from sa_jobqueue.sql.limits.use import (
     count_states,
     due_of_queues,
@@ -148,6 +148,7 @@ from sa_jobqueue.statements import (
     cancel_jobs,
     cancel_workflows,
     claim_jobs,
+    close_breaker,
     copy_jobs,
     count_jobs,
     discard_jobs,
@@ -160,6 +161,7 @@ from sa_jobqueue.statements import (
     list_audit,
     list_limits,
     list_schedules,
+    open_breaker,
     pause,
     pause_schedules,
     pause_workflows,
@@ -256,6 +258,7 @@ BATCHES: dict[str, Callable[[int], object]] = {
     ),
     "live_jobs": lambda n: live_jobs(range(n)),
     "block": lambda n: block(range(n), [30.0] * n),
+    "tell_breakers": lambda n: tell_breakers(range(n), [Breaker().told(failed=True)] * n),
     "limit_queues": lambda n: limit_queues([f"q{i}" for i in range(n)]),
     "due_of_queues": lambda n: due_of_queues([f"q{i}" for i in range(n)]),
     "ready_of_keys": lambda n: ready_of_keys(["queue"] * n, [f"q{i}" for i in range(n)], [None] * n),
@@ -434,6 +437,8 @@ SINGLE: dict[str, Callable[[], object]] = {
     "set_limit_of_a_key": lambda: set_limit("sync", key="42", owner="task", rate=Rate(5), weight=3),
     "remove_limit": lambda: remove_limit("sync"),
     "remove_limit_of_a_key": lambda: remove_limit("sync", key="42"),
+    "open_breaker": lambda: open_breaker("call", key="42", rest=60, who="ada"),
+    "close_breaker": lambda: close_breaker("call"),
     "pause": lambda: pause("sync", reason="audit"),
     "pause_key": lambda: pause("sync", key="42"),
     "resume": lambda: resume("sync"),

@@ -1,0 +1,1 @@
+SELECT sa_jobqueue.tell_breakers(CAST(%(told_ids)s::VARCHAR AS BIGINT[]), CAST(%(told_failed)s::VARCHAR AS BOOLEAN[]), CAST(%(told_by_key)s::VARCHAR AS BOOLEAN[]), CAST(%(told_failures)s::VARCHAR AS INTEGER[]), CAST(%(told_per)s::VARCHAR AS FLOAT(53)[]), CAST(%(told_rest)s::VARCHAR AS FLOAT(53)[])) AS tell_breakers_1
