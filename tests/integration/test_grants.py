@@ -21,6 +21,7 @@ from starlette.testclient import TestClient
 
 from sa_jobqueue import (
     ArchivedJob,
+    Breaker,
     Callbacks,
     Discard,
     Job,
@@ -386,7 +387,7 @@ def test_a_worker_can_do_all_its_work(make_role: MakeRole, engine: Engine, caplo
     def in_session(ctx: JobContext) -> None:
         assert ctx.session.scalar(select(Job.task).where(Job.id == ctx.job_id)) == "in_session"
 
-    @task(registry=registry, name="broken", max_attempts=1)
+    @task(registry=registry, name="broken", max_attempts=1, breaker=Breaker(failures=1))
     def broken() -> None:
         raise ValueError("broken")
 
@@ -433,6 +434,8 @@ def test_a_worker_can_do_all_its_work(make_role: MakeRole, engine: Engine, caplo
     assert (job_of(engine, failed).status, job_of(engine, failed).errors[0]["message"]) == (JobStatus.FAILED, "broken")
     with engine.connect() as connection:
         assert connection.scalar(select(Job.progress).where(Job.id == snoozed)) == 0.5
+        opened = "SELECT broken_until > now() FROM sa_jobqueue.job_limit WHERE name = 'broken'"
+        assert connection.scalar(text(opened))
         assert [line.message for line in connection.execute(job_logs(snoozed))] == ["tired"]
     assert "permission denied" not in caplog.text
 
