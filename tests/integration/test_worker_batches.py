@@ -332,6 +332,26 @@ def test_a_batch_has_one_value_of_by(engine: Engine, registry: Registry, by: str
     assert [(job.status, job.attempt, job.claims) for job in jobs(engine, ids)] == [(JobStatus.COMPLETED, 1, 1)] * 12
 
 
+@pytest.mark.parametrize("by", ["n", None])
+def test_an_upcaster_that_exits_fails_its_job_and_not_the_worker(
+    engine: Engine, registry: Registry, by: str | None
+) -> None:
+    """Where `by` names an argument, the thread that claims reads the arguments."""
+
+    @task(registry=registry, name="exits", batch=Batching(500, by=by), version=2, max_attempts=1)
+    def exits(ctx: BatchContext, n: list[int]) -> None: ...
+
+    @exits.upcast(1)
+    def leave(args: dict[str, Any]) -> dict[str, Any]:
+        raise SystemExit("no such version")
+
+    ids = add(engine, *(enqueue(exits, 1) for _ in range(3)))
+    with engine.begin() as connection:
+        connection.execute(update(Job).where(Job.id == ids[1]).values(extras=None))
+    drain(engine, registry, queues=EIGHT)
+    assert [job.status for job in jobs(engine, ids)] == [JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.COMPLETED]
+
+
 def test_a_batch_waits_for_jobs_that_are_due_and_only_for_those(engine: Engine, registry: Registry) -> None:
     """The first claim is for the two slots, and the batch waits for the others. The ninth job is alone, and starts before its wait is over."""
     calls: list[list[int]] = []

@@ -52,7 +52,7 @@ class BatchCall(Call):
     def __init__(self, batch: BatchRun, sessions: Sessions, notes: Notes) -> None:
         super().__init__(batch.runs[0], sessions, notes)
         self.batch = batch
-        self.failures: list[tuple[Member, Exception]] = []
+        self.failures: list[tuple[Member, BaseException]] = []
         """Jobs that are not in the call, because their arguments do not fit or an object is missing; and why."""
         self.ours: list[Member] | None = None
         """The runs whose outcomes this call decides."""
@@ -65,7 +65,7 @@ class BatchCall(Call):
             if run.job.extra is not None and taken_by(run.job) is not None:
                 raise PayloadError(f"task {run.task.name!r} runs in batches, and takes no results of other jobs")
             return run.task.decode(current_text(run.job, run.task))
-        except Exception as error:  # also an annotation that cannot be resolved
+        except (Exception, SystemExit) as error:  # also of an upcaster, or of an annotation that cannot be resolved
             self.failures.append((run, error))
             return None
 

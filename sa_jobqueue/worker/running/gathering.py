@@ -70,7 +70,10 @@ def current_text(job: ClaimedJob, task: Task[Any, Any, Any]) -> str:
 def _group_of(job: ClaimedJob, task: Task[Any, Any, Any]) -> Group:
     try:
         return None if task.grouping is None else task.grouping.stored(current_text(job, task))
-    except Exception:  # its annotations cannot be resolved: the attempt fails with the reason
+    except (
+        Exception,
+        SystemExit,
+    ):  # of an upcaster, or of annotations that cannot be resolved: the attempt fails with the reason
         return None
 
 
