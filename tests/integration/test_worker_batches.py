@@ -37,9 +37,11 @@ from sa_jobqueue import (
     remove_middleware,
     task,
 )
+from sa_jobqueue.arguments.references import references
 from sa_jobqueue.errors import OptionError, TaskError
 from sa_jobqueue.testing import check_replay, work_one
 from sa_jobqueue.testing import drain as drain_in
+from sa_jobqueue.worker.running import batches
 from tests.support.commands import start_command
 from tests.support.databases import driver_url
 from tests.support.killed import FOLDER
@@ -70,6 +72,7 @@ class Order(Base):
     __tablename__ = "order_of_batch"
     id: Mapped[int] = mapped_column(primary_key=True)
     tenant_id: Mapped[int]
+    region: Mapped[int] = mapped_column(server_default="1", deferred=True)
 
 
 class Entry(Base):
@@ -306,6 +309,33 @@ def test_a_job_whose_arguments_or_object_are_wrong_does_not_concern_the_others(
     assert "is no key of Order" in wrong.errors[-1]["message"]
 
 
+def test_jobs_whose_objects_are_missing_cost_a_batch_time_in_proportion_to_their_number(
+    engine: Engine, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The references of each job are searched a fixed number of times, also if all objects are missing."""
+    searched: list[object] = []
+
+    def counted(given: Any) -> Any:
+        searched.append(given)
+        return references(given)
+
+    monkeypatch.setattr(batches, "references", counted)
+
+    @task(registry=registry, name="index", batch=Batching(500))
+    def index(ctx: BatchContext, orders: list[Order]) -> None: ...
+
+    with Session(engine) as session:
+        orders = [Order(id=n, tenant_id=1) for n in range(40)]
+        session.add_all(orders)
+        session.commit()
+        ids = add(engine, *(enqueue(index, order) for order in orders))
+        session.execute(text("DELETE FROM order_of_batch"))
+        session.commit()
+    drain(engine, registry, queues={"default": 40})
+    assert ends(engine, ids) == {JobStatus.FAILED}
+    assert len(searched) < 200
+
+
 # ---- how batches are put together
 
 
@@ -330,6 +360,23 @@ def test_a_batch_has_one_value_of_by(engine: Engine, registry: Registry, by: str
     assert len(calls) == (2 if by == "n" else 3)
     assert entries(engine) == list(range(12))
     assert [(job.status, job.attempt, job.claims) for job in jobs(engine, ids)] == [(JobStatus.COMPLETED, 1, 1)] * 12
+
+
+async def test_a_deferred_column_can_be_by_in_an_async_batch(
+    engine: Engine, async_engine: AsyncEngine, registry: Registry
+) -> None:
+    """The column is read where the objects are loaded, which may wait for the database."""
+
+    @task(registry=registry, name="index", batch=Batching(500, by="region"), max_attempts=1)
+    async def index(ctx: AsyncBatchContext, orders: list[Order]) -> None: ...
+
+    with Session(engine) as session:
+        orders = [Order(id=n, tenant_id=1) for n in range(3)]
+        session.add_all(orders)
+        session.commit()
+        ids = add(engine, *(enqueue(index, order) for order in orders))
+    await worker_for(engine, registry, async_engine=async_engine, queues=EIGHT).serve(until_idle=True)
+    assert ends(engine, ids) == {JobStatus.COMPLETED}
 
 
 @pytest.mark.parametrize("by", ["n", None])

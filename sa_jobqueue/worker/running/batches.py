@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 from ...arguments.batches import AsyncBatchContext, BatchContext
 from ...arguments.context import Notes
@@ -87,8 +88,7 @@ class BatchCall(Call):
         wanted = list(references(list(self._arguments.values())))
         session = self._open() if wanted else None
         if session is not None:
-            load(session, wanted, self._refuse)
-            self._fill()
+            self._load(session, wanted)
         context = BatchContext(self.batch, self._open if session is None else lambda: session)
         args, kwargs = self._lists()
         return self._handler(context)(context, *args, **kwargs) if self.batch.runs else None
@@ -97,8 +97,7 @@ class BatchCall(Call):
         wanted = list(references(list(self._arguments.values())))
         session = self._open_async() if wanted else None
         if session is not None:
-            await session.run_sync(load, wanted, self._refuse)
-            self._fill()
+            await session.run_sync(self._load, wanted)
         context = AsyncBatchContext(self.batch, self._open_async if session is None else lambda: session)
         args, kwargs = self._lists()
         return await self._handler(context)(context, *args, **kwargs) if self.batch.runs else None
@@ -114,21 +113,20 @@ class BatchCall(Call):
             life.call_async if task.is_async else life.call, self.run, injected, lambda: context, task.handler
         )
 
-    def _refuse(self, reference: Reference, error: Exception) -> None:
-        """Leave out the jobs of a reference whose object is missing, or has another version."""
+    def _load(self, session: Session, wanted: Sequence[Reference]) -> None:
+        """Put the objects in place of the references. Leave out the jobs whose object is missing, or has another version. Raises Mixed."""
+        refused: dict[int, Exception] = {}
+        load(session, wanted, lambda reference, error: refused.update({id(reference): error}))
         for run, given in list(self._arguments.items()):
-            if any(found is reference for found in references(given)):
-                del self._arguments[run]
-                self.failures.append((run, error))
-
-    def _fill(self) -> None:
-        """Put the loaded objects in place of the references. Raises Mixed."""
-        for run, given in list(self._arguments.items()):
-            try:
-                self._arguments[run] = filled(given)
-            except PayloadError as error:
-                del self._arguments[run]
-                self.failures.append((run, error))
+            error = next((refused[id(of)] for of in references(given) if id(of) in refused), None) if refused else None
+            if error is None:
+                try:
+                    self._arguments[run] = filled(given)
+                    continue
+                except PayloadError as failure:
+                    error = failure
+            del self._arguments[run]
+            self.failures.append((run, error))
         self._keep(self._arguments)
         grouping = self.run.task.grouping
         if grouping is not None and grouping.of_object:
