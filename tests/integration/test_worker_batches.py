@@ -399,6 +399,20 @@ def test_an_upcaster_that_exits_fails_its_job_and_not_the_worker(
     assert [job.status for job in jobs(engine, ids)] == [JobStatus.COMPLETED, JobStatus.FAILED, JobStatus.COMPLETED]
 
 
+def test_a_batch_does_not_wait_where_its_worker_claims_no_more(engine: Engine, registry: Registry) -> None:
+    """A worker with `max_jobs` starts its last batch, although more jobs are due."""
+    early: list[bool] = []
+
+    @task(registry=registry, name="wait", batch=Batching(8, wait=60))
+    def wait(ctx: BatchContext, numbers: list[int]) -> None:
+        early.append(monotonic() < ctx._batch.start_at)  # type: ignore[attr-defined]
+
+    ids = add(engine, *(enqueue(wait, n) for n in range(5)))
+    asyncio.run(worker_for(engine, registry, queues={"default": 3}, max_jobs=3).serve())
+    assert early == [True]
+    assert [job.status for job in jobs(engine, ids)] == [JobStatus.COMPLETED] * 3 + [JobStatus.QUEUED] * 2
+
+
 def test_a_batch_waits_for_jobs_that_are_due_and_only_for_those(engine: Engine, registry: Registry) -> None:
     """The first claim is for the two slots, and the batch waits for the others. The ninth job is alone, and starts before its wait is over."""
     calls: list[list[int]] = []

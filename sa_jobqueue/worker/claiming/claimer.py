@@ -616,7 +616,7 @@ class Claimer:
                     more_due = got > 0 or (name in exchange.states and exchange.states[name].rate_in is not None)
                 else:
                     more_due = got >= asked or self._demand.timers[name].notified
-                if not more_due:
+                if not more_due or not self._demand.may_claim:
                     slots.start_gathered(name)
 
     def _claim_by_bisection(self, connection: sa.Connection, wanted: Mapping[str, int], *, quiet: bool) -> None:
