@@ -81,7 +81,7 @@ class BatchHandlerContext(Generic[S]):
         """
         if not isinstance(error, BaseException):
             raise OptionError(f'ctx.fail takes an exception, not {error!r}: ctx.fail(job, ValueError("no address"))')
-        if job not in self._mine:
+        if not isinstance(job, BatchJob) or job not in self._mine:
             raise OptionError(f"ctx.fail and ctx.retry take a job of this batch, ctx.jobs[0] say, not {job!r}")
         self._batch.singled_out[job.job_id] = error
 

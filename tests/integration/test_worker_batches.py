@@ -240,6 +240,8 @@ def test_single_jobs_are_failed_and_retried_and_what_the_batch_wrote_is_kept(
             ctx.fail(ctx.jobs[0], "one")  # type: ignore[arg-type]
         with pytest.raises(OptionError, match=r"take a job of this batch, ctx.jobs\[0\] say, not 7"):
             ctx.retry(7)  # type: ignore[arg-type]
+        with pytest.raises(OptionError, match=r"take a job of this batch, ctx.jobs\[0\] say, not \[\]"):
+            ctx.retry([])  # type: ignore[arg-type]
 
     single = single.options(max_attempts=2)
     ids = add(engine, *(enqueue(single.options(max_attempts=1 if n == 1 else 5), n) for n in range(4)))
