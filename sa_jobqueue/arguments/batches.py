@@ -91,7 +91,7 @@ class BatchHandlerContext(Generic[S]):
 
     @property
     def cancelled(self) -> bool:
-        """True once the whole batch should stop: it timed out, its worker is stopping, or each of its jobs was cancelled or lost. If a
+        """True once the whole batch should stop: it timed out, its worker is stopping, or each of its jobs was cancelled, lost, or late for its deadline. If a
         handler has seen True and then returns, its writes roll back, and no job is completed.
         """
         return self._batch.notice_stop()

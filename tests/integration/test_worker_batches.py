@@ -600,6 +600,55 @@ def test_a_job_whose_deadline_passes_in_a_batch_fails_and_the_others_run_again(
     assert "still running at the deadline" in second.errors[-1]["message"]
 
 
+@pytest.mark.parametrize("kind", ["def", "async"])
+def test_a_batch_all_of_whose_jobs_are_late_for_their_deadlines_is_stopped(
+    engine: Engine, async_engine: AsyncEngine, registry: Registry, kind: str
+) -> None:
+    """An async handler is cancelled, and a handler on a thread learns it from `ctx.cancelled`; until it comes back, its slot is stuck."""
+    inside, go, stopped = threading.Event(), threading.Event(), threading.Event()
+    heard: list[str] = []
+
+    class Heard(Middleware):
+        def around(self, attempt: Attempt) -> Any:
+            attempt.at_end(lambda outcome, error: heard.append(outcome))
+            return super().around(attempt)
+
+    def late(ctx: BatchContext, numbers: list[int]) -> None:
+        inside.set()
+        go.wait(60)
+        if ctx.cancelled:
+            stopped.set()
+
+    async def async_late(ctx: AsyncBatchContext, numbers: list[int]) -> None:
+        inside.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    handler: Any = late if kind == "def" else async_late
+    made = task(registry=registry, name="late", batch=Batching(500), max_attempts=1)(handler)
+    ids = add(engine, *(enqueue(made.options(deadline=3_600), n) for n in range(3)))
+    middleware = Heard()
+    add_middleware(middleware)
+    try:
+        with working(engine, registry, async_engine=async_engine, queues=EIGHT) as worker:
+            assert inside.wait(60)
+            slots = services_of(worker).all_slots["default"]
+            for run in services_of(worker).runs.all():
+                run.timeout_at = 0.0
+            services_of(worker).maintenance.wake()
+            wait_until(lambda: ends(engine, ids) == {JobStatus.FAILED})
+            if kind == "def":
+                assert slots.stuck == 1
+            go.set()
+            assert stopped.wait(60)
+            wait_until(lambda: (slots.running, slots.stuck) == (0, 0))
+    finally:
+        remove_middleware(middleware)
+    assert heard == ["released"]
+
+
 def test_a_job_that_has_lost_two_workers_runs_alone(engine: Engine, registry: Registry) -> None:
     """It may be why they died."""
     write, calls = writer(registry, Batching(500))

@@ -76,9 +76,7 @@ class Timeouts:
         """Give up the batch whose timeout is over, with all its jobs; or one of its jobs, at its deadline."""
         batch = run.batch
         if batch is None or batch.timeout_at is None or batch.timeout_at > monotonic():
-            error = timed_out(run)
-            self.executor.give_up(run, Failed(error, describe(error)), "; its batch goes on, and runs again without it")
-            self.claimer.wake()
+            self._give_up_late(slots, run, blocked=blocked)
             return
         runs = list(batch.runs)
         slots.abandon(batch)
@@ -88,6 +86,18 @@ class Timeouts:
         runs[0].abandoned = True  # for the watchdog
         for each in runs:
             self._stop(each, blocked=blocked)
+
+    def _give_up_late(self, slots: Slots, run: Member, *, blocked: bool) -> None:
+        """Give up a job at its deadline. Its batch goes on for the others; if there are none, its handler is stopped."""
+        error, note = timed_out(run), "; its batch goes on, and runs again without it"
+        batch = run.batch if run.batch and all(each.settled for each in run.batch.runs if each is not run) else None
+        if batch is not None:
+            slots.abandon(batch)
+            run.abandoned, note = True, _goes_on(run, blocked=blocked)  # for the watchdog
+        if self.executor.give_up(run, Failed(error, describe(error)), note):
+            self._stop(run, blocked=blocked)
+        elif batch is not None:
+            slots.keep(batch)
 
     def _stop(self, run: Run, *, blocked: bool) -> None:
         # Only now: a handler that is asked to stop may come back at once, and then its own end would count.

@@ -358,11 +358,11 @@ class BatchExecutor(Executor):
         self._end_failures(call)
         for end in ends:
             self._end(end.run, end.ending, end.error)
-        if call.batch.end is not None and (outcome is not None or ends):
-            if outcome is None:
+        if call.batch.end is not None:
+            if outcome is None and ends:
                 call.batch.end.tell(outcome_of(ends[0].ending), ends[0].error)
-            else:
-                call.batch.end.tell(outcome, None)
+            else:  # without an end all jobs were given up
+                call.batch.end.tell(outcome or "released", None)
 
     def _end_failures(self, call: BatchCall) -> None:
         """End the jobs that were not in the call."""
