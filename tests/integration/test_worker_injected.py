@@ -181,6 +181,29 @@ def test_an_error_of_closing_is_logged_and_changes_no_outcome(
     ]
 
 
+def test_a_shared_value_that_exits_when_it_is_closed_keeps_no_other_from_being_closed(
+    engine: Engine, url: str, registry: Registry, log: list[str]
+) -> None:
+    """`sys.exit` in its cleanup is logged, as an error would be; the stop hooks are called."""
+
+    def leaves() -> Iterator[int]:
+        yield 1
+        log.append("leaves")
+        raise SystemExit
+
+    def stays() -> Iterator[int]:
+        yield 2
+        log.append("closed")
+
+    def work(a: Any = INJECTED, b: Any = INJECTED) -> None: ...
+
+    registry.on_worker_stop(lambda: log.append("stopped"))
+    made = takes(work, a=Inject(stays, scope="worker"), b=Inject(leaves, scope="worker"))
+    add_one(engine, enqueue(task(registry=registry, name="work")(made)))
+    drain(url, registry)
+    assert log == ["leaves", "closed", "stopped"]
+
+
 @pytest.mark.parametrize("scope", ["attempt", "worker"])
 def test_a_provider_that_fails_fails_the_attempt_and_is_called_again_for_the_next(
     engine: Engine, url: str, registry: Registry, log: list[str], scope: Any

@@ -88,7 +88,7 @@ class Life:
             value, close = self._closers.pop()
             try:
                 await close(apart)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 _log_unclosed(value, error)
 
     @property
@@ -354,7 +354,7 @@ def _after(failure: BaseException, error: BaseException | None, value: Provided,
     return error
 
 
-def _log_unclosed(value: Provided, error: Exception, run: Run | None = None) -> None:
+def _log_unclosed(value: Provided, error: BaseException, run: Run | None = None) -> None:
     job, fields = ("", {}) if run is None else (f"job {run.job.id}: ", run.job.fields)
     logger.error("%s%s could not close its value: %r", job, value.name, error, exc_info=error, extra=fields)
 
