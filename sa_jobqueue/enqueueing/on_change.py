@@ -264,8 +264,7 @@ def _of_equal_columns(calls: Iterable[Call]) -> Iterable[list[Call]]:
 
 def _depth_in(session: Session) -> int:
     """The place of the job whose handler writes by this session; 0: none."""
-    found = session.info.get(CHANGE_DEPTH) or change_depth.get()
-    return found if type(found) is int else 0  # `meta` can be written by hand
+    return session.info.get(CHANGE_DEPTH) or change_depth.get()
 
 
 def _tell_depth(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:

@@ -23,7 +23,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar
 from typing import Any, TypeAlias
 
-from ..arguments.context import ClaimedJob, JobFacts
+from ..arguments.context import ClaimedJob, JobFacts, meta_of
 from ..errors import MiddlewareError
 from ..rules.job_fields import CHANGE_DEPTH
 from .calls import Call
@@ -248,25 +248,29 @@ _middleware = _JobFields()
 
 # ---- The place of a job in a row of jobs that changes have enqueued: see `on_change`.
 
-change_depth: ContextVar[Any] = ContextVar("sa_jobqueue_change_depth", default=None)
-"""The `change_depth` of the job whose handler runs, for sessions that the handler opens."""
+change_depth: ContextVar[int] = ContextVar("sa_jobqueue_change_depth", default=0)
+"""The `change_depth` of the job whose handler runs; 0: it has none."""
 
 
 class _Changed(Middleware):
+    """Notes the place of the job, and of a batch the furthest place of its jobs."""
+
+    def __init__(self, jobs: Sequence[ClaimedJob]) -> None:
+        found = [meta_of(job).get(CHANGE_DEPTH) for job in jobs]
+        self._depth = max((depth for depth in found if type(depth) is int), default=0)  # `meta` can be written by hand
+
     @contextmanager
     def around(self, attempt: Attempt) -> Generator[None]:
-        token = change_depth.set(attempt.meta.get(CHANGE_DEPTH))
+        token = change_depth.set(self._depth)
         try:
             yield
         finally:
             change_depth.reset(token)
 
 
-_changed = _Changed()
-
-
-def layers_around(job: ClaimedJob) -> tuple[Middleware, ...]:
-    """What is around the handler's call of this job."""
-    if job.meta is None or CHANGE_DEPTH not in job.meta:
-        return installed.around
-    return (*installed.around, _changed)
+def layers_around(jobs: Sequence[ClaimedJob]) -> tuple[Middleware, ...]:
+    """What is around the call of a handler with these jobs."""
+    for job in jobs:
+        if job.meta is not None and CHANGE_DEPTH in job.meta:
+            return (*installed.around, _Changed(jobs))
+    return installed.around

@@ -11,6 +11,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, ma
 
 from sa_jobqueue import (
     AsyncJobContext,
+    BatchContext,
+    Batching,
     Job,
     JobContext,
     JobStatus,
@@ -63,8 +65,9 @@ class Counter(Base):
 
     __tablename__ = "changed_counter"
     id: Mapped[int] = mapped_column(primary_key=True)
-    value: Mapped[int]
+    value: Mapped[int | None]
     once: Mapped[str | None]
+    many: Mapped[int | None]
 
 
 @on_change(Invoice.status, to="paid")
@@ -96,11 +99,11 @@ def summed(line: Line) -> None: ...
 @on_change(Counter.value)
 @task(registry=registry, name="count", max_attempts=1)
 def count(ctx: JobContext, counter: Counter) -> None:
-    if counter.value % 2:
-        counter.value += 1
+    if (counter.value or 0) % 2:
+        counter.value = (counter.value or 0) + 1
         return
     with Session(ctx.session.connection().engine) as session:  # its own
-        session.get_one(Counter, counter.id).value += 1
+        session.get_one(Counter, counter.id).value = (counter.value or 0) + 1
         session.commit()
 
 
@@ -108,6 +111,14 @@ def count(ctx: JobContext, counter: Counter) -> None:
 @task(registry=registry, name="finish")
 async def finish(ctx: AsyncJobContext, counter: Counter) -> None:
     counter.once = "ended"
+
+
+@on_change(Counter.many)
+@task(registry=registry, name="batch", max_attempts=1, batch=Batching(10))
+def batch(ctx: BatchContext, counters: list[Counter]) -> None:
+    for counter in counters:
+        if counter.id == 1:
+            counter.many = (counter.many or 0) + 1
 
 
 @pytest.fixture
@@ -258,6 +269,21 @@ def test_handlers_that_change_the_column_again_are_stopped_after_ten_jobs_in_a_r
         )
         assert session.execute(select(Counter.value, Counter.once)).one() == (9, "ended")
         assert session.scalar(select(func.count()).where(Job.task == "finish")) == 1
+
+
+def test_a_batch_is_as_far_in_a_row_as_its_furthest_job(tables: Engine) -> None:
+    """A batch handler takes the rows of its jobs."""
+    with Session(tables) as session:
+        session.add(Counter(many=1))
+        session.commit()
+        session.execute(update(Job).values(meta={"change_depth": 10}))
+        session.add_all([Counter(many=1), Counter(many=1)])
+        session.execute(update(Job).where(Job.task != "batch").values(queue="other"))
+        session.commit()
+    drain(tables, registry)
+    with Session(tables) as session:
+        statuses = session.scalars(select(Job.status).where(Job.task == "batch").order_by(Job.id)).all()
+    assert statuses == [JobStatus.FAILED, JobStatus.COMPLETED, JobStatus.COMPLETED]
 
 
 def test_what_is_no_column_or_takes_no_row_is_refused_by_name() -> None:

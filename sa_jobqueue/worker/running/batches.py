@@ -80,7 +80,7 @@ class BatchCall(Call):
         """Call the handler. Returns its value, or, for an `async def` handler, its coroutine. Raises Mixed if its jobs must not be in one batch."""
         is_async = self.run.task.is_async
         call: Callable[[], Any] = self._call_async if is_async else self._call
-        if not (layers := layers_around(self.run.job)):
+        if not (layers := layers_around([run.job for run in self.batch.runs])):
             return call()
         return (call_async_inside if is_async else call_inside)(layers, self.run, call, (), {})
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from ...arguments.context import AsyncJobContext, ClaimedJob, JobContext, Notes, meta_of
+from ...arguments.context import AsyncJobContext, ClaimedJob, JobContext, Notes
 from ...arguments.inputs import Inputs, Part
 from ...arguments.loading import filled, load
 from ...arguments.references import references
@@ -22,7 +22,7 @@ from ...rules.job_fields import CHANGE_DEPTH
 from ...rules.lifecycle import JobStatus, extra
 from ...rules.outcomes import Discard
 from ...sql.workflows.pruning import Input
-from ...tasks.middleware import Middleware, layers_around
+from ...tasks.middleware import Middleware, change_depth, layers_around
 from ...tasks.upcasts import version_of
 from ...util.log import get_logger
 from .reopening import Sessions
@@ -258,6 +258,12 @@ T = TypeVar("T")
 _opening = Lock()
 
 
+def _note_changes(session: Session) -> None:
+    """Tell the session, whose last flush comes after the handler, that a change has enqueued the job."""
+    if depth := change_depth.get():
+        session.info[CHANGE_DEPTH] = depth
+
+
 class Call:
     """The call of a run's handler. The thread or task that runs the handler makes and ends it."""
 
@@ -304,7 +310,7 @@ class Call:
         run.undecoded = False
         handler: Callable[..., Any] = task.handler
         context = None if task.context is None else self._context()
-        layers = layers_around(run.job)
+        layers = layers_around((run.job,))
         if task.is_filled:
             handler = self._filled(handler, context, kwargs)
         if layers:
@@ -365,21 +371,15 @@ class Call:
         with _opening:
             self.transaction = transaction = self.transaction or made
         self._refuse_late()  # a thread that was left behind may open it just when the job ends
-        self._note_changes(transaction.session)
+        _note_changes(transaction.session)
         return transaction.session
 
     def _open_async(self) -> AsyncSession:
         self._refuse_late()
         self.async_session, self.transaction = self._sessions.open_async()
         self._refuse_late()
-        self._note_changes(self.async_session.sync_session)
+        _note_changes(self.async_session.sync_session)
         return self.async_session
-
-    def _note_changes(self, session: Session) -> None:
-        """Tell the session, whose last flush comes after the handler, of the `meta` of a job that a change has enqueued."""
-        meta = self.run.job.meta
-        if meta is not None and CHANGE_DEPTH in meta:
-            session.info[CHANGE_DEPTH] = meta_of(self.run.job).get(CHANGE_DEPTH)
 
     def _open_steps(self) -> Steps:
         self._refuse_late()
