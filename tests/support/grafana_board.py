@@ -147,8 +147,9 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             (
                 Line(f"sum ({gauge(names.LIMITED, 'owner', 'name', how='max')})", "limited"),
                 Line(f"sum ({gauge(names.PAUSED, 'owner', 'name', how='max')})", "paused"),
+                Line(f"sum ({gauge(names.BREAKERS_OPEN, 'task', how='max')})", "breakers open"),
             ),
-            "How many queues and tasks.",
+            "How many queues and tasks; and breakers of tasks and keys.",
         ),
         _one("Keys with ready jobs", "short", gauge(names.READY_KEYS, "queue", where=_QUEUES, how="max"), "{{queue}}", "Counted up to 1,001."),
     ),
