@@ -11,6 +11,7 @@ nearest pyproject.toml, in the working directory or above.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
@@ -250,3 +251,36 @@ def settings_of(command: Any) -> list[Any]:
 def key_of(option: Any) -> str:
     """The name of an option in pyproject.toml."""
     return str(option.envvar).removeprefix(PREFIX).lower()
+
+
+#: The slots of a queue that is given without a number.
+SLOTS = 10
+
+
+def queues_of(given: Sequence[str], *, slots: int | None = SLOTS) -> dict[str, int]:
+    """Parse `["mail=10", "default"]` as names and slots. `slots`: those of a name alone; None: a name needs a number.
+
+    Raises ConfigurationError.
+    """
+    queues: dict[str, int] = {}
+    for text in given:
+        name, equals, number = text.rpartition("=")
+        if not equals and (other := re.fullmatch(r"(.+):(\d*)", text, re.ASCII)):
+            raise ConfigurationError(
+                f"--queue {text}: for {other[2] or SLOTS} slots of the queue {other[1]!r} write {other[1]}={other[2] or SLOTS}; "
+                f"for a queue that is named {text!r}, {text}={SLOTS}"
+            )
+        if not equals and slots is not None:
+            name, number = text, str(slots)
+        if not name or not re.fullmatch(r"\d{1,9}", number, re.ASCII):
+            expected = "NAME=SLOTS" if slots is None else "NAME or NAME=SLOTS"
+            raise ConfigurationError(f"--queue {text}: expected {expected}, as in mail=10")
+        if re.search(r"=\d+(\s|[,;])", name, re.ASCII):
+            raise ConfigurationError(
+                f"--queue {text}: expected one queue; repeat --queue, or write spaces between them in SA_JOBQUEUE_QUEUE, "
+                "a list or a table in pyproject.toml"
+            )
+        if name in queues:
+            raise ConfigurationError(f"--queue {text}: the queue {name!r} is given twice")
+        queues[name] = int(number)
+    return queues

@@ -104,6 +104,8 @@ class Group:
     panel: str
     help: str
     commands: Entries
+    default: str | None = None
+    """The subcommand that is called where none is named. None: the help is shown."""
 
 
 class _Flags:
@@ -126,6 +128,7 @@ class Commands(_Flags, TyperGroup):
 
     path: ClassVar[tuple[str, ...]]
     entries: ClassVar[Entries]
+    default: ClassVar[str | None] = None
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -140,6 +143,11 @@ class Commands(_Flags, TyperGroup):
             return None
         first_line = FIRST_LINES[" ".join((*self.path, cmd_name))]
         return Command(name=cmd_name, help=first_line, rich_help_panel=entry.panel, rich_markup_mode="rich")
+
+    def parse_args(self, ctx: Any, args: list[str]) -> Any:
+        if self.default is not None and (not args or args[0] not in {*self.entries, "-h", "--help"}):
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, shown, rest = super().resolve_command(ctx, args)
@@ -163,9 +171,9 @@ class _Loaded(Mapping[str, Any]):
         return len(self._entries)
 
 
-def group_of(entries: Entries, *path: str) -> type[Commands]:
-    """The class of a group with these commands. `path`: its name; empty for the root."""
-    return type("Commands", (Commands,), {"entries": entries, "path": path})
+def group_of(entries: Entries, *path: str, default: str | None = None) -> type[Commands]:
+    """The class of a group with these commands. `path`: its name; empty for the root. `default`: as in `Group`."""
+    return type("Commands", (Commands,), {"entries": entries, "path": path, "default": default})
 
 
 def pass_on(context: typer.Context, defaults: Mapping[str, Any]) -> None:
@@ -191,7 +199,7 @@ def _load(path: tuple[str, ...], entry: Entry | Group) -> Any:
         maker.command(name, cls=Command, rich_help_panel=entry.panel)(command(_handler(entry), **entry.options))
     else:
         maker = typer.Typer(
-            name=name, cls=group_of(entry.commands, *path), callback=_show_help, invoke_without_command=True,
+            name=name, cls=group_of(entry.commands, *path, default=entry.default), callback=_show_help, invoke_without_command=True,
             help=help_text(entry.help), **shared,
         )  # fmt: skip
     return typer.main.get_command(maker)

@@ -1,30 +1,35 @@
-"""Statistics of queues and tasks: `stats`. The worker processes: `workers` and `drain`."""
+"""Statistics of queues and tasks: `stats`. The worker processes: `workers`, `workers set` and `drain`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from time import monotonic, sleep
 from typing import Annotated, Any, cast
+from uuid import UUID
 
 import sqlalchemy as sa
 import typer
 
 from ..errors import ConfigurationError
 from ..health.read import ALWAYS, QUANTILES, Figures, named
-from ..models import Job
+from ..models import Job, WorkerRow
 from ..rules.words import age, duration, estimated, size
 from ..sql.chosen import is_worker
 from ..sql.readings.depths import list_workers
 from ..sql.readings.stats import HOURS_KEPT, MINUTES_KEPT
-from ..statements import count_jobs, drain_workers, sum_stats
-from .config import Config, Json, duration_option
+from ..sql.workers import slots_wanted
+from ..statements import count_jobs, drain_workers, set_slots, sum_stats
+from .config import Config, Json, duration_option, queues_of
 from .filters import Queues
 from .output import Column, last_part, note, print_json, print_table, rate, say
-from .place import transaction
+from .place import open_engine, transaction
 
 _MINUTE, _HOUR = timedelta(minutes=1), timedelta(hours=1)
+#: Seconds that `workers set` waits for a worker beyond the time in which it renews its row, and seconds between two looks.
+_MARGIN, _LOOK_EVERY = 10.0, 0.2
 #: The most lines of a table by time.
 _MOST_STEPS = 2_000
 
@@ -263,6 +268,96 @@ def workers(config: Config, *, json: Json = False) -> None:
     for row in rows:
         if row.pressure and not row.stale:
             note(f"{row.host}:{row.pid} is held back: {row.pressure}")
+        if row.wanted:
+            note(f"{row.host}:{row.pid}: {slots_wanted(row.wanted)}")
+
+
+def set_slots_(
+    config: Config,
+    name: Annotated[str, typer.Argument(metavar="WORKER", help="HOST:PID as `workers` shows it, or the worker's id.")],
+    *,
+    queue: Annotated[
+        list[str],
+        typer.Option(
+            "--queue",
+            "-q",
+            metavar="NAME=SLOTS",
+            help="Run so many jobs of this queue at once. A queue that the worker does not serve is added; 0 removes a queue. Can be "
+            "repeated.",
+        ),
+    ],
+    wait: Annotated[bool, typer.Option(help="Wait until the worker has the slots, or refuses them.")] = True,
+    json: Json = False,
+) -> None:
+    """Set the slots of a running worker, until its process ends: a process that takes its place begins with its own options.
+
+    Jobs that run go on. A worker notices within 20 s. It refuses more slots than the database or its pool has connections for. Exit code
+    1: the worker refused, or has not answered; a worker that has not answered may still follow.
+
+    sa-jobqueue workers set web-1:4711 --queue mail=20
+    sa-jobqueue workers set web-1:4711 --queue bulk=0 --queue mail=5
+    """  # fmt: skip
+    slots = queues_of(queue, slots=None)
+    engine = open_engine(config)
+    with transaction(config, engine) as connection:
+        found = _worker_named(connection, name)
+        if not connection.scalars(set_slots(WorkerRow.id == found.id, slots=slots)).all():
+            raise ConfigurationError(f"{name} drains, or has left; `sa-jobqueue workers` lists the workers")
+    seen: Any = found
+    until = monotonic() + min((found.lease or 60.0) / 3, 20.0) + _MARGIN
+    answer = "asked"
+    while wait and answer == "asked" and monotonic() < until:
+        sleep(_LOOK_EVERY)
+        with transaction(config, engine) as connection:
+            seen = connection.execute(list_workers().where(WorkerRow.id == found.id)).one_or_none()
+        answer = _answer(seen, slots)
+    if json:
+        row = {name: getattr(seen, name, None) for name in ("id", "host", "pid", "slots", "wanted")}
+        print_json({"action": "set", "answer": answer, **row})
+    elif answer == "set":
+        say(
+            f"{name} serves {' '.join(f'{queue}={limit}' for queue, limit in seen.slots.items())}, until its process ends"
+        )
+    elif answer == "refused":
+        note(f"{name}: {slots_wanted(seen.wanted)}")
+    elif answer == "left":
+        note(f"{name} has left")
+    elif not wait:
+        say(f"asked {name} for {slots_wanted({'slots': slots}).removesuffix(' wanted')}; it notices within 20 s")
+    else:
+        note(
+            f"{name} has not answered yet; it follows when it next renews its row. `sa-jobqueue workers` shows what is wanted"
+        )
+    if wait and answer != "set":
+        raise typer.Exit(1)
+
+
+def _worker_named(connection: sa.Connection, name: str) -> Any:
+    """The row of the worker with this name or id. Raises ConfigurationError if there is none, or are several, or if it is stale."""
+    try:
+        where = WorkerRow.id == UUID(name)
+    except ValueError:
+        where = is_worker(name)
+    found = connection.execute(list_workers().where(where)).all()
+    live = [row for row in found if not row.stale]
+    if len(live) == 1:
+        return live[0]
+    rows = live or found or connection.execute(list_workers().limit(10)).all()
+    shown = "; ".join(f"{row.host}:{row.pid} ({row.id}, {' '.join(row.queues)})" for row in rows) or "no worker runs"
+    if len(live) > 1:
+        raise ConfigurationError(f"{len(live)} workers are named {name!r}; give the id of one: {shown}")
+    if found:
+        raise ConfigurationError(f"{name} is stale: it was killed, is frozen, or is cut off: {shown}")
+    raise ConfigurationError(f"there is no worker {name!r}; there are: {shown}")
+
+
+def _answer(row: Any, slots: Mapping[str, int]) -> str:
+    """What a worker's row says of these slots, which were asked for: "asked", "set", "refused", or "left" without a row."""
+    if row is None:
+        return "left"
+    if row.wanted is not None:
+        return "refused" if "refused" in row.wanted else "asked"
+    return "set" if all((row.slots or {}).get(name, 0) == limit for name, limit in slots.items()) else "asked"
 
 
 def drain(

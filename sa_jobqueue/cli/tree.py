@@ -58,6 +58,11 @@ Keys of secret arguments: make a key, and encrypt rows with a new key.
 
 Code marks secret arguments with Secret(), and has the keys: default_registry.secrets = SecretKeys(...).
 """
+_WORKERS = """\
+The worker processes: list them, and set the slots of a running worker.
+
+Without a subcommand, as in `sa-jobqueue workers --json`, it lists.
+"""
 
 
 def _entries(module: str, *names: str, **options: bool) -> dict[str, Entry]:
@@ -77,7 +82,9 @@ COMMANDS: Entries = {
     "errors": Entry("jobs:errors", _INSPECT),
     "stats": Entry("stats:stats", _INSPECT),
     "top": Entry("top:top", _INSPECT),
-    "workers": Entry("stats:workers", _INSPECT),
+    "workers": Group(
+        _INSPECT, _WORKERS, {"list": Entry("stats:workers"), "set": Entry("stats:set_slots_")}, default="list"
+    ),
     "doctor": Entry("doctor:doctor", _INSPECT, {"app": True}),
     "alive": Entry("alive:alive", _INSPECT),
     "metrics": Entry("metrics:metrics", _INSPECT, {"log_level": LogLevel.INFO}),

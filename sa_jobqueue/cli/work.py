@@ -11,7 +11,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from time import monotonic
@@ -30,7 +30,7 @@ from ..worker.process.inside import refuse_patched, tune_gc
 from ..worker.process.supervisor import drain_with_supervisor
 from ..worker.worker import Worker
 from .application import check_tasks, load_app
-from .config import Config, LogLevel, Options, setting
+from .config import SLOTS, Config, LogLevel, Options, queues_of, setting
 from .logs import LogFormat, set_log_format
 from .metrics import open_endpoint, send_metrics, serve_worker
 from .place import database, name_of
@@ -39,8 +39,6 @@ from .supervise import reporting, say_less, supervise, usable_cores
 logger = get_logger(__name__)
 
 _SETTINGS = WorkerSettings()
-#: The slots of a queue that is given without a number.
-_SLOTS = 10
 #: Seconds that threads which handlers left behind get, before the process ends without them.
 _LAST_THREADS = 1.0
 _SETTING_NAMES = {setting.name for setting in fields(WorkerSettings)}
@@ -64,7 +62,7 @@ class WorkOptions(Options):
         list[str],
         setting(
             metavar="NAME=N",
-            help=f"Serve this queue with N slots in each process; NAME alone: {_SLOTS} slots. '*=N': N slots that all other queues "
+            help=f"Serve this queue with N slots in each process; NAME alone: {SLOTS} slots. '*=N': N slots that all other queues "
             "share. Can be repeated.",
             rich_help_panel="Queues",
         ),
@@ -201,7 +199,7 @@ class WorkOptions(Options):
         """Check the options before anything starts. Raises ConfigurationError."""
         self.settings()
         self.limits()
-        _queues_of(self.queue)
+        queues_of(self.queue)
         if self.reload and self.drain:
             raise ConfigurationError(
                 "--drain ends when no job is due, and --reload does not end: leave one of them out"
@@ -291,7 +289,7 @@ def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
         )
     worker = application.worker or Worker(
         database(config, make=True),
-        _queues_of(options.queue),
+        queues_of(options.queue),
         registry=application.registry,
         schema=config.schema if config.translate else None,
         listen=options.listen,
@@ -301,31 +299,6 @@ def _worker(config: Config, options: WorkOptions) -> tuple[Worker, bool]:
     worker.limit(**options.limits())
     worker.import_in_children(config.app)
     return worker, application.worker is not None
-
-
-def _queues_of(given: Sequence[str]) -> dict[str, int]:
-    """Parse `["mail=10", "default"]` as names and slots. Raises ConfigurationError."""
-    queues: dict[str, int] = {}
-    for text in given:
-        name, equals, slots = text.rpartition("=")
-        if not equals and (other := re.fullmatch(r"(.+):(\d*)", text, re.ASCII)):
-            raise ConfigurationError(
-                f"--queue {text}: for {other[2] or _SLOTS} slots of the queue {other[1]!r} write {other[1]}={other[2] or _SLOTS}; "
-                f"for a queue that is named {text!r}, {text}={_SLOTS}"
-            )
-        if not equals:
-            name, slots = text, str(_SLOTS)
-        if not re.fullmatch(r"\d{1,9}", slots, re.ASCII):
-            raise ConfigurationError(f"--queue {text}: expected NAME or NAME=SLOTS, as in mail=10")
-        if re.search(r"=\d+(\s|[,;])", name, re.ASCII):
-            raise ConfigurationError(
-                f"--queue {text}: expected one queue; repeat --queue, or write spaces between them in SA_JOBQUEUE_QUEUE, "
-                "a list or a table in pyproject.toml"
-            )
-        if name in queues:
-            raise ConfigurationError(f"--queue {text}: the queue {name!r} is given twice")
-        queues[name] = int(slots)
-    return queues
 
 
 def _bytes(text: str) -> int:

@@ -20,14 +20,15 @@ from ..errors import ConfigurationError
 
 #: The rights that can be granted singly. Each includes "read".
 Action: TypeAlias = Literal[
-    "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow", "enqueue", "try", "acknowledge",
-    "discard", "delete", "edit", "copy", "answer", "limit", "backfill", "cancel_workflow", "search_arguments",
+    "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "set_slots", "retry_workflow", "enqueue", "try",
+    "acknowledge", "discard", "delete", "edit", "copy", "answer", "limit", "backfill", "cancel_workflow", "search_arguments",
 ]  # fmt: skip
 
 _ALL: frozenset[str] = frozenset(get_args(Action))
 #: Actions that can be undone, or that only do earlier what would be done anyway.
 _OPERATE = frozenset((
-    "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "retry_workflow", "enqueue", "try", "acknowledge",
+    "read", "retry", "cancel", "pause", "run_schedule", "drain_worker", "set_slots", "retry_workflow", "enqueue", "try",
+    "acknowledge",
 ))  # fmt: skip
 
 

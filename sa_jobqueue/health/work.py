@@ -67,6 +67,8 @@ class WorkerSeen:
     """For how many seconds it is asked to drain; None: it is not."""
     by_queue: Mapping[str, int] | None = None
     """The slots of each queue."""
+    wanted: Mapping[str, Any] | None = None
+    """The slots that an operator wants, as in `WorkerRow.wanted`."""
 
     def slots_of(self, queue: str) -> int:
         """The slots for the jobs of a queue."""
@@ -193,6 +195,7 @@ def _workers(
     rows = connection.execute(
         sa.select(
             of.id, of.host, of.pid, of.version, of.queues, of.concurrency, of.memory, of.loop_lag, of.pressure, of.slots,
+            of.wanted,
             sa.func.extract("epoch", sa.func.now() - of.seen_at).label("unseen"),
             sa.func.extract("epoch", sa.func.now() - of.started_at).label("up"),
             sa.func.extract("epoch", sa.func.now() - of.drain_requested_at).label("draining"),
@@ -204,7 +207,7 @@ def _workers(
             row.queues if only is None else [name for name in row.queues if name in only or name == EVERY_QUEUE],
             running[str(row.id)], row.concurrency, row.memory, row.loop_lag, float(row.unseen),
             row.unseen > STALE or expired[str(row.id)] > 0, row.pressure, str(row.id), row.version, float(row.up),
-            None if row.draining is None else float(row.draining), row.slots,
+            None if row.draining is None else float(row.draining), row.slots, row.wanted,
         )
         for row in rows
         if only is None or any(serves(row.queues, name) for name in only)

@@ -45,7 +45,7 @@ class Can(StrEnum):
     """Wait for the end of jobs, and read their results and errors."""
     ADMIN = "admin"
     """Read, and cancel, retry, discard, release, edit, copy and delete jobs; set limits; pause queues, tasks and schedules, and enqueue the jobs
-    of schedules; cancel, retry and pause workflows; ask workers to drain."""
+    of schedules; cancel, retry and pause workflows; ask workers to drain, and set their slots."""
 
 
 # Each role finds the tables, and reads their version.
@@ -134,7 +134,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
         Can.WORK: (
             *_ALL,
             f"SELECT, DELETE, UPDATE ({_WRITTEN_BY_WORKERS}) ON TABLE {{schema}}.job",
-            "SELECT, INSERT, DELETE, UPDATE (seen_at, stats_written, memory, loop_lag, pressure, skipped) ON TABLE {schema}.worker",
+            "SELECT, INSERT, DELETE, UPDATE (seen_at, stats_written, memory, loop_lag, pressure, skipped, queues, concurrency, slots, wanted) ON TABLE {schema}.worker",
             "SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.stat",
             "SELECT, INSERT, DELETE ON TABLE {schema}.backlog",
             "SELECT, INSERT, UPDATE (since, until) ON TABLE {schema}.uptime",
@@ -208,7 +208,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             _CANCEL_WORKFLOWS,
             "EXECUTE ON FUNCTION {schema}.retry_workflow(bigint, bigint)",
             "INSERT (count, action, who, target) ON TABLE {schema}.audit",
-            "UPDATE (drain_requested_at) ON TABLE {schema}.worker",
+            "UPDATE (drain_requested_at, wanted) ON TABLE {schema}.worker",
             "EXECUTE ON FUNCTION {schema}.pause_workflows(bigint[]), {schema}.resume_workflows(bigint[])",
             *_TELL_WORKFLOWS,
             "SELECT, UPDATE ON SEQUENCE {schema}.gate_limit",

@@ -50,6 +50,9 @@ class WorkerRow(Base):
     """Since when it is asked to claim no more, and to end when its jobs have ended."""
     slots: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     """By queue, how many jobs of it run at once: `{"mail": 4}`. Their sum is `concurrency`."""
+    wanted: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    """The slots that an operator wants, until the worker has them: `{"slots": {"mail": 20}}`; and "refused", why the worker refuses
+    them. NULL: nothing is wanted."""
 
 
 class Uptime(Base):

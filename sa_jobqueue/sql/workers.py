@@ -10,9 +10,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import UUID, insert
+from sqlalchemy.dialects.postgresql import JSONB, UUID, insert
 
+from ..errors import ConfigurationError
 from ..models import Job, JobMixin, companions_of
+from ..tasks.options import checked_name
 from .admin import UNSYNCHRONIZED, check_criteria
 from .archive import archived_names
 from .limits.declared import are_undeclared
@@ -23,6 +25,27 @@ from .tables import StorePart
 
 #: Among the queues of a worker: all that it does not name.
 EVERY_QUEUE = "*"
+#: The slots of a queue in a process, at most.
+MOST_SLOTS = 10_000
+
+
+def checked_slots(queues: object, *, least: int = 1) -> dict[str, int]:
+    """The slots of queues by their names, if each is an integer from `least` to 10,000. Raises ConfigurationError."""
+    if not isinstance(queues, Mapping):
+        raise ConfigurationError(f"queues are names with their slots, {{'default': 10}}, not {queues!r}")
+    for name, slots in queues.items():
+        if name != EVERY_QUEUE:
+            checked_name(name, "queue", ConfigurationError)
+        if isinstance(slots, bool) or not isinstance(slots, int) or not least <= slots <= MOST_SLOTS:
+            raise ConfigurationError(f"queue {name!r} needs {least} to {MOST_SLOTS:,} slots, not {slots!r}")
+    return dict(queues)
+
+
+def slots_wanted(wanted: Mapping[str, Any]) -> str:
+    """`WorkerRow.wanted` for people: "mail=20", and why it is refused."""
+    given = wanted.get("slots")
+    slots = " ".join(f"{name}={limit}" for name, limit in given.items()) if isinstance(given, Mapping) else repr(given)
+    return f"{slots} refused: {wanted['refused']}" if "refused" in wanted else f"{slots} wanted"
 
 
 def serves(queues: Collection[str], name: str) -> bool:
@@ -51,29 +74,38 @@ def enrol_worker(
     pressure: str | None = None,
     skipped: Mapping[str, str | None] | None = None,
     slots: Mapping[str, int] | None = None,
+    answered: Mapping[str, Any] | None = None,
+    refused: str | None = None,
     undeclared_for: timedelta = timedelta(minutes=5),
     job: type[JobMixin] = Job,
 ) -> sa.Executable:
     """Insert the row of a worker process; or, where it is there, say that the process was seen now, and what changes of it.
 
-    `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`, `skipped`, `slots`: see `WorkerRow`.
+    `lease`, `loop_lag`: seconds. `memory`: bytes. `tasks`, `pressure`, `skipped`, `slots`: see `WorkerRow`. `answered`: the
+    `WorkerRow.wanted` that this worker has followed, or `refused` for this reason; then its slots are written, too.
 
     Returns the seconds until a schedule is due, or NULL: it costs a worker no statement to know that there is none. The time by the
     database's clock, in seconds since 1970. Whether there are limits that no code has declared for `undeclared_for`. The names of the
-    tasks whose jobs are archived. And whether an operator asks this worker to drain.
+    tasks whose jobs are archived. Whether an operator asks this worker to drain. And the slots that an operator wants.
     """
     worker = companions_of(job).worker
-    changing = {"memory": memory, "loop_lag": loop_lag, "pressure": pressure, "skipped": skipped}
+    changing: dict[str, Any] = {"memory": memory, "loop_lag": loop_lag, "pressure": pressure, "skipped": skipped}
     row = insert(worker).values(
         id=id, host=host, pid=pid, queues=list(queues), concurrency=concurrency, version=version, lease=lease,
         schema_version=schema_version, tasks=dict(tasks), slots=slots, **changing,
     )  # fmt: skip
+    if answered is not None:
+        answer = sa.null() if refused is None else sa.cast({**answered, "refused": refused}, JSONB)
+        # What an operator wants by now, if it is something else, stays.
+        wanted = sa.case((worker.wanted == sa.cast(dict(answered), JSONB), answer), else_=worker.wanted)
+        changing |= {"queues": list(queues), "concurrency": concurrency, "slots": slots, "wanted": wanted}
     return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": sa.func.now(), **changing}).returning(
         next_look(job=job).scalar_subquery().label("next_look"),
         epoch(sa.func.clock_timestamp()).label("clock"),
         are_undeclared(after=undeclared_for, job=job).label("undeclared"),
         archived_names(job=job).label("archived"),
         worker.drain_requested_at.is_not(None).label("drains"),
+        worker.wanted,
     )
 
 
@@ -105,6 +137,37 @@ def drain_workers(*where: sa.ColumnExpressionArgument[bool], job: type[JobMixin]
         sa.update(worker)
         .where(worker.id.in_(chosen))
         .values(drain_requested_at=sa.func.now())
+        .returning(worker.id)
+        .execution_options(**UNSYNCHRONIZED)
+    )
+
+
+def set_slots(
+    *where: sa.ColumnExpressionArgument[bool], slots: Mapping[str, int], job: type[JobMixin] = Job
+) -> sa.Executable:
+    """Ask running worker processes for other slots, until each process ends. Returns their ids.
+
+    >>> from sa_jobqueue.models import WorkerRow
+    >>> statement = set_slots(WorkerRow.host == "web-1", slots={"mail": 20, "old": 0})
+
+    `slots`: by queue, how many of its jobs run at once, at most 10,000. A queue that the worker does not serve yet is added; 0 removes
+    a queue. Other queues keep their slots. A worker reads the request when it next renews its row, as for `drain_workers`. Its row then
+    has the new `slots`, or the reason in `wanted`. A worker that is asked to drain is not returned.
+
+    Raises ConfigurationError for slots that no worker can have.
+    """
+    worker = companions_of(job).worker
+    if not where or not slots:
+        raise ValueError("say which workers, and their slots: set_slots(WorkerRow.host == 'web-1', slots={'mail': 20})")
+    check_criteria("set_slots", where)
+    wanted = sa.cast(checked_slots(slots, least=0), JSONB)
+    none = sa.cast({}, JSONB)
+    earlier = sa.case((worker.wanted.has_key("refused"), none), else_=sa.func.coalesce(worker.wanted["slots"], none))
+    chosen = sa.select(worker.id).where(worker.drain_requested_at.is_(None), *where).order_by(worker.id)
+    return (
+        sa.update(worker)
+        .where(worker.id.in_(chosen.with_for_update()))
+        .values(wanted=sa.func.jsonb_build_object("slots", earlier.concat(wanted)))
         .returning(worker.id)
         .execution_options(**UNSYNCHRONIZED)
     )
@@ -147,7 +210,7 @@ class Enrolled(NamedTuple):
 
     `next_look`: seconds until a schedule is due, None: there is none. `clock`: the database's time, in seconds since 1970. `archived`:
     the names of the tasks whose jobs are archived. `undeclared`: whether there are limits that no code declares any more.
-    `drains`: whether an operator asks it to drain.
+    `drains`: whether an operator asks it to drain. `wanted`: as in `WorkerRow`.
     """
 
     next_look: float | None
@@ -155,6 +218,7 @@ class Enrolled(NamedTuple):
     archived: frozenset[str]
     undeclared: bool
     drains: bool
+    wanted: dict[str, Any] | None
 
 
 class Workers(StorePart):
@@ -163,7 +227,8 @@ class Workers(StorePart):
     def enrol(self, connection: sa.Connection, worker: uuid.UUID, **given: Any) -> Enrolled:
         """Insert or renew the row of this worker process, also if it was pruned meanwhile. `given`: as for `enrol_worker`."""
         row = connection.execute(enrol_worker(id=worker, **given, job=self.job)).one()
-        return Enrolled(row.next_look, row.clock, frozenset(row.archived), row.undeclared, row.drains)
+        wanted = row.wanted if isinstance(row.wanted, dict) else None
+        return Enrolled(row.next_look, row.clock, frozenset(row.archived), row.undeclared, row.drains, wanted)
 
     def forget_workers(self, connection: sa.Connection, *, unseen_for: timedelta) -> int:
         """Delete the workers that have not been seen for `unseen_for`. Returns how many there were."""

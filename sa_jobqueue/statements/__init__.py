@@ -52,6 +52,7 @@ __all__ = [
     "run_schedules",
     "send_signal",
     "set_limit",
+    "set_slots",
     "sum_stats",
     "why_waiting",
     "workflow_counts",
@@ -76,7 +77,7 @@ if TYPE_CHECKING:
     from ..sql.readings.why import why_waiting
     from ..sql.schedules.admin import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
     from ..sql.steps import job_steps, send_signal
-    from ..sql.workers import drain_workers
+    from ..sql.workers import drain_workers, set_slots
     from ..sql.workflows.actions import cancel_workflows, pause_workflows, resume_workflows, retry_workflow
     from ..sql.workflows.readings import workflow_counts, workflow_nodes
 else:
@@ -98,7 +99,7 @@ else:
             ".sql.schedules.admin": "list_schedules pause_schedules remove_schedules resume_schedules run_schedules",
             ".sql.readings.stats": "sum_stats",
             ".sql.readings.why": "why_waiting",
-            ".sql.workers": "drain_workers",
+            ".sql.workers": "drain_workers set_slots",
             ".sql.steps": "job_steps send_signal",
             ".sql.workflows.actions": "cancel_workflows pause_workflows resume_workflows retry_workflow",
             ".sql.workflows.readings": "workflow_counts workflow_nodes",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
+from ..errors import ConfigurationError
 from ..rules.outcomes import Released
 from ..rules.reasons import CLAIMS_FAIL
 from ..rules.settings import WorkerSettings
@@ -109,10 +110,8 @@ class Services:
         self._spec = spec
         self.leaving = False
         """Whether it claims no more. Written by the thread that closes the slots, read by any thread."""
-        self.all_slots = AllSlots(
-            (name, Slots(name, limit, buffer=settings.buffer, call=self._call)) for name, limit in spec.queues.items()
-        )
-        self.observer = Observer(tally, self.all_slots.values())
+        self.all_slots = AllSlots(spec.queues, buffer=settings.buffer, call=self._call)
+        self.observer = Observer(tally, self.all_slots)
         self.runs = Runs(loop, self.observer)
         self.writer = OutcomeWriter(
             self.runs.end, store=store, was_ours=lambda change: self.runs.has_lasted(change, settings.lease)
@@ -169,7 +168,9 @@ class Services:
         presence = Presence(
             connector,
             spec.id,
-            spec.queues,
+            slots=lambda: self.all_slots.limits,
+            change=self._change_slots,
+            changing=lambda: self.claimer.changing,
             tasks=_known(spec.registry),
             vitals=self._vitals,
             tally=tally,
@@ -242,7 +243,7 @@ class Services:
 
     def reporting(self) -> bool:
         """Whether the outcome of a run is still to be counted: the slot of its handler is taken until then."""
-        return any(slots.running > slots.stuck for slots in self.all_slots.values())
+        return any(slots.running > slots.stuck for slots in list(self.all_slots.values()))
 
     def give_back(self, runs: Iterable[Run]) -> None:
         """Give these jobs back to their queues, and wait for their handlers no longer."""
@@ -254,7 +255,7 @@ class Services:
         """Claim and start no more jobs, and give back the jobs that wait."""
         self.leaving = True
         self.claimer.stop_claiming()
-        for slots in self.all_slots.values():
+        for slots in list(self.all_slots.values()):
             for run in slots.close():
                 self.executor.give_up(run, Released())
         self.claimer.wake()
@@ -280,7 +281,8 @@ class Services:
             serving=serving,
             queues={
                 name: QueueState(slots.limit, slots.running, slots.waiting, slots.stuck, slots.paused)
-                for name, slots in self.all_slots.items()
+                for name, slots in list(self.all_slots.items())
+                if slots.limit or slots.running
             },
             counts=counts,
             listening=self._is_listening(),
@@ -310,6 +312,23 @@ class Services:
 
     def _wake(self) -> None:
         self.claimer.wake()
+
+    def _change_slots(self, wanted: Any) -> str | None:
+        """Let the claimer change the slots as an operator wants. Returns why they cannot be changed, else None. On the maintenance thread."""
+        try:
+            limits = self.all_slots.changed(wanted)
+            self._spec.engines.grow(sum(limits.values()), now=sum(self.all_slots.limits.values()))
+        except ConfigurationError as error:
+            return str(error)
+
+        def change() -> None:
+            for run in self.all_slots.change(limits):
+                self.executor.give_up(run, Released())
+            self._presence.hasten()
+            self.maintenance.wake()
+
+        self.claimer.change_slots(change)
+        return None
 
     def _vitals(self) -> Vitals:
         refused = self.claimer.refused

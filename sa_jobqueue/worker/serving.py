@@ -203,7 +203,7 @@ class Serving:
                     return
 
     def _wants_recycling(self) -> str | None:
-        claimed, all_slots = self._services.claimer.claimed, self._services.all_slots.values()
+        claimed, all_slots = self._services.claimer.claimed, list(self._services.all_slots.values())
         max_jobs, max_memory = self._spec.max_jobs, self._spec.max_memory
         if max_jobs is not None and claimed >= max_jobs and not any(slots.waiting for slots in all_slots):
             return f"{claimed} jobs were claimed (max_jobs {max_jobs})"

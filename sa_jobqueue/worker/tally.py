@@ -252,7 +252,7 @@ class Observer:
     Any thread may call a method that names no thread.
     """
 
-    def __init__(self, tally: Tally, slots: Iterable[SlotCounts]) -> None:
+    def __init__(self, tally: Tally, slots: Mapping[str, SlotCounts]) -> None:
         self._tally, self._slots = tally, slots
         self._aside: dict[tuple[int, int | None], tuple[str, str | None]] = {}
         """The queue and task of claimed jobs that get an outcome without a run. The claimer's thread adds, any thread removes."""
@@ -268,12 +268,12 @@ class Observer:
     @property
     def started(self) -> int:
         """Jobs that got a slot, so far."""
-        return sum(slots.started for slots in self._slots)
+        return sum(slots.started for slots in list(self._slots.values()))
 
     @property
     def ended(self) -> int:
         """Jobs whose handlers have come back, so far."""
-        return sum(slots.jobs_ended for slots in self._slots)
+        return sum(slots.jobs_ended for slots in list(self._slots.values()))
 
     def claim(self, jobs: int) -> None:
         """Count `jobs` that were claimed and handed on. On the claimer's thread."""

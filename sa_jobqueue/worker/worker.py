@@ -29,9 +29,9 @@ from ..models import JobMixin, schema_of
 from ..rules.settings import WorkerSettings
 from ..rules.tally import TaskTally
 from ..sql.store import store_of
-from ..sql.workers import EVERY_QUEUE
+from ..sql.workers import checked_slots
 from ..tasks.calls import AsyncSessionMaker, SessionMaker, check_makers
-from ..tasks.options import checked_int, checked_name
+from ..tasks.options import checked_int
 from ..tasks.registry import Registry, default_registry
 from ..util.log import get_logger
 from .children.loading import ChildSetup, Maker
@@ -270,16 +270,9 @@ def _check_limits(**limits: int | None) -> None:
 
 
 def _checked_queues(queues: Mapping[str, int]) -> dict[str, int]:
-    if not isinstance(queues, Mapping):
-        raise ConfigurationError(f"queues are names with their slots, {{'default': 10}}, not {queues!r}")
-    if not queues:
+    if not (checked := checked_slots(queues)):
         raise ConfigurationError("a worker needs queues: {'default': 10}")
-    for name, slots in queues.items():
-        if name != EVERY_QUEUE:
-            checked_name(name, "queue", ConfigurationError)
-        if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= 10_000:
-            raise ConfigurationError(f"queue {name!r} needs 1 to 10,000 slots, not {slots!r}")
-    return dict(queues)
+    return checked
 
 
 def _run(loop: asyncio.AbstractEventLoop, serve: Coroutine[Any, Any, Ending]) -> Ending:

@@ -699,7 +699,7 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
         with clicked.engine.begin() as connection:
             failed = {"status": "failed", "finished_at": func.now()}
             connection.execute(update(Job).where(Job.id == clicked.scene.job).values(failed))
-    if action == "drain_worker":  # a worker that was not seen for a while is not asked
+    if action in {"drain_worker", "set_slots"}:  # a worker that was not seen for a while is not asked
         with clicked.engine.begin() as connection:
             connection.execute(update(WorkerRow).values(seen_at=func.now()))
     with Tab(browser, clicked) as tab:
@@ -735,6 +735,7 @@ TAKEN_BACK = {
 #: What a form must say that the page has not filled in.
 FIELDS = {
     "set_limit": {"name": "mail", "running": "7"},
+    "set_slots": {"queue": "mail", "slots": "7"},
     "enqueue": {"arg.order_id": "7", "arg.to": "ada@example.com"},
 }
 #: Where there is a button only for jobs in some state.

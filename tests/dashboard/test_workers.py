@@ -7,7 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Engine, func, select, update
 
 from sa_jobqueue import Job, JobStatus, Registry, enqueue
 from sa_jobqueue.dashboard import Access
@@ -98,6 +98,30 @@ def test_a_worker_does_not_drain_for_some_of_its_jobs(engine: Engine, scene: Sce
         assert row_of(page, scene.live).startswith("web-1:4711 live mail 2 / 10")
     with engine.connect() as connection:
         assert connection.scalar(select(func.count()).where(WorkerRow.drain_requested_at.is_not(None))) == 0
+
+
+def test_an_operator_sets_the_slots_of_a_worker(engine: Engine, scene: Scene) -> None:
+    """The page says what is wanted, and why the worker refuses it. The audit has it. A page of another site can ask for nothing."""
+    viewer = Viewer(engine, Access.OPERATE.named("ada"))
+    form = {"worker": str(scene.live), "queue": "mail", "slots": "20"}
+    refused = viewer.client.post("/act/set_slots", data=form, headers={"sec-fetch-site": "cross-site"})
+    assert refused.status_code == 403
+    assert "Asked for mail=20." in viewer.do("set_slots", **form, next="/workers").text
+    assert "mail=20 wanted" in row_of(viewer.see("/workers"), scene.live)
+    with engine.begin() as connection:
+        (entry,) = connection.execute(select(AuditEntry.who, AuditEntry.target, AuditEntry.count)).all()
+        assert tuple(entry) == ("ada", {"worker": [str(scene.live)], "queue": ["mail"], "slots": ["20"]}, 1)
+        wanted = {"slots": {"mail": 20}}
+        assert connection.scalars(select(WorkerRow.wanted).where(WorkerRow.id == scene.live)).one() == wanted
+        connection.execute(update(WorkerRow).values(wanted=wanted | {"refused": "no room"}))
+    assert "mail=20 refused: no room" in row_of(viewer.see("/workers"), scene.live)
+
+
+@pytest.mark.parametrize(("queue", "slots"), [("", "1"), ("mail", "-1"), ("mail", "x"), ("mail", "10001")])
+def test_slots_that_no_worker_can_have_are_refused(engine: Engine, scene: Scene, queue: str, slots: str) -> None:
+    answer = Viewer(engine).send("set_slots", {"worker": str(scene.live), "queue": queue, "slots": slots})
+    assert answer.status_code == 400
+    assert "expected a queue and 0 to 10,000 slots" in Seen(answer.text).text
 
 
 def test_a_statement_says_which_workers(engine: Engine, scene: Scene) -> None:

@@ -70,6 +70,7 @@ from sa_jobqueue.statements import (
     retry_jobs,
     retry_workflow,
     set_limit,
+    set_slots,
 )
 from sa_jobqueue.tasks.registry import TaskName
 from tests.support import orders, pooler
@@ -420,6 +421,11 @@ def test_a_worker_can_do_all_its_work(make_role: MakeRole, engine: Engine, caplo
         lease.append(wait_until(lease_of_the_slow_one))
         wait_until(slow_begun.is_set)
         renew_now(worker)
+        wait_until(lambda: workers(engine) == 1)
+        with engine.begin() as connection:  # the answer is an UPDATE of other columns
+            connection.execute(set_slots(WorkerRow.id == worker.id, slots={"mail": 1}))
+        services_of(worker)._hasten_presence()
+        wait_until(lambda: answered(engine) == {"default": 4, "mail": 1})
         wait_until(lambda: lease_of_the_slow_one() > lease[0], message="a renewal")
         wait_until(lambda: job_of(engine, lost).is_finished, message="the rescued job to end")
         wait_until(lambda: not exists(engine, Job.id == old), message="pruning")
@@ -492,6 +498,12 @@ def is_snoozed(job: Job) -> bool:
 def exists(engine: Engine, *where: Any) -> bool:
     with Session(engine) as session:
         return session.scalar(select(Job.id).where(*where)) is not None
+
+
+def answered(engine: Engine) -> Any:
+    """The slots in the row of the only worker, once nothing is wanted."""
+    with engine.connect() as connection:
+        return connection.scalar(select(WorkerRow.slots).where(WorkerRow.wanted.is_(None)))
 
 
 def workers(engine: Engine) -> int:
@@ -584,6 +596,7 @@ def test_a_reader_can_look_and_not_write(make_role: MakeRole, engine: Engine, da
             "SELECT id FROM sa_jobqueue.job FOR UPDATE",
             "DELETE FROM sa_jobqueue.worker",
             "UPDATE sa_jobqueue.worker SET drain_requested_at = now()",
+            "UPDATE sa_jobqueue.worker SET wanted = NULL",
             "DELETE FROM sa_jobqueue.job_progress",
             "UPDATE sa_jobqueue.job_log SET lines = '[]'",
             "INSERT INTO sa_jobqueue.job_log VALUES (1, 1, now(), 0, 1, '[]')",
@@ -623,6 +636,9 @@ def test_an_admin_can_look_and_act(make_role: MakeRole, engine: Engine) -> None:
     worker = {"host": "web-1", "pid": 7, "queues": ["mail"], "concurrency": 4, "version": "1"}
     with engine.begin() as connection:
         connection.execute(insert(WorkerRow).values(id=uuid4(), **worker))
+    assert output("workers", "set", "web-1:7", "--queue=mail=1", "--no-wait", url=url).startswith(
+        "asked web-1:7 for mail=1;"
+    )
     assert output("drain", "web-1:7", url=url) == "asked 1 worker to drain\n"
     own = create_engine(url)
     with own.begin() as connection:

@@ -121,6 +121,7 @@ from sa_jobqueue.sql.workers import (
     forget_workers,
     places_of,
     remove_worker,
+    set_slots,
 )
 from sa_jobqueue.sql.workers import terminate_backend as end_backend
 from sa_jobqueue.sql.workflows.actions import advance_workflows, stray_workflows
@@ -393,7 +394,11 @@ SINGLE: dict[str, Callable[[], object]] = {
     "sum_stats": lambda: sum_stats(since=timedelta(hours=1), by=("queue", "task")),
     "sum_stats_in_steps": lambda: sum_stats(since=timedelta(hours=1), queues=["q"], step=timedelta(minutes=5)),
     "enrol_worker": lambda: enrol_worker(id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1"),
+    "answer_worker": lambda: enrol_worker(
+        id=_WORKER, host="a", pid=1, queues=["q"], concurrency=1, version="1", answered={"slots": {"q": 1}}
+    ),
     "drain_workers": lambda: drain_workers(WorkerRow.host == "web-1"),
+    "set_slots": lambda: set_slots(WorkerRow.host == "web-1", slots={"mail": 20, "old": 0}),
     "remove_worker": lambda: remove_worker(_WORKER),
     "forget_workers": lambda: forget_workers(unseen_for=timedelta(days=1)),
     "next_look": next_look,

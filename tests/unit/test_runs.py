@@ -70,12 +70,12 @@ def run(task: AnyTask, number: int = 1) -> Run:
 
 def make_executor() -> tuple[BatchExecutor, OutcomeWriter]:
     """An executor, and the writer that gets its changes."""
-    runs = Runs(Mock(), Observer(Tally(), ()))
+    runs = Runs(Mock(), Observer(Tally(), {}))
     writer = OutcomeWriter(runs.end, store=default_store)
     executor = BatchExecutor(
         Sessions(),
         runs=runs,
-        all_slots=AllSlots(),
+        all_slots=AllSlots({}, buffer=0, call=Mock()),
         report=Reports(runs, writer, lambda: None).report,
         pause=Mock(),
         leaving=lambda: False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from contextvars import ContextVar
 from queue import SimpleQueue
@@ -10,11 +11,15 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
+from sa_jobqueue.errors import ConfigurationError
+from sa_jobqueue.worker.connections.pool import most_of, widen
 from sa_jobqueue.worker.running import slots as slots_module
 from sa_jobqueue.worker.running.run import Kind, Run
 from sa_jobqueue.worker.running.runners import Runners
-from sa_jobqueue.worker.running.slots import Slots
+from sa_jobqueue.worker.running.slots import AllSlots, Slots
 from tests.support.waiting import PATIENCE, wait_until_async
 from tests.unit.test_runs import nothing, run, swallow
 
@@ -253,3 +258,66 @@ def test_paused_slots_start_and_want_nothing_until_they_are_resumed() -> None:
     assert called == [Kind.THREAD] * 2
     assert one.next(Kind.THREAD) is waiting
     assert one.free() == 1
+
+
+def test_lowered_slots_give_back_the_newest_of_the_jobs_that_wait() -> None:
+    """Jobs for which slots are left stay; a job that runs goes on; without slots no job is taken in."""
+    one, _ = slots(limit=3)
+    jobs = [run(nothing, number) for number in range(4)]
+    one.feed(jobs)
+    assert one.next(Kind.THREAD) is jobs[0]
+
+    assert one.resize(2) == [jobs[3], jobs[2]]
+    assert one.resize(0) == [jobs[1]]
+    assert (one.running, one.waiting, one.free()) == (1, 0, 0)
+    assert one.feed(jobs[1:]) == jobs[1:]
+
+
+def test_slots_that_are_paused_stay_paused_when_they_are_changed() -> None:
+    one, _ = slots(limit=1)
+    one.pause()
+    one.resize(3)
+    assert (one.paused, one.free()) == (True, 0)
+    one.resume()
+    assert (one.paused, one.free()) == (False, 3)
+
+
+@pytest.mark.parametrize(
+    ("before", "wanted", "said"),
+    [
+        ({"mail": 1}, {"mail": 0}, "no queue would be left"),
+        ({"mail": 1}, {"*": 5}, "begin nor stop to serve all queues"),
+        ({"*": 1}, {"mail": 5}, "its other queues stay"),
+        ({"*": 1, "mail": 1}, {"mail": 0}, "its other queues stay"),
+        ({"mail": 1}, {"mail": 10_001}, "'mail' needs 0 to 10,000 slots, not 10001"),
+        ({"mail": 1}, {"mail": True}, "'mail' needs 0 to 10,000 slots, not True"),
+        ({"mail": 1}, ["mail"], "queues are names with their slots"),
+    ],
+)
+def test_slots_that_no_running_worker_can_have_are_refused(before: dict[str, int], wanted: Any, said: str) -> None:
+    """Whoever wrote them in the row."""
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        AllSlots(before, buffer=0, call=Mock()).changed(wanted)
+
+
+def test_a_pool_that_grows_gives_as_many_connections(url: str) -> None:
+    """To threads, and on the event loop, also where it was used before."""
+    engine = create_engine(url, pool_size=1, max_overflow=0)
+    engine.connect().close()
+    widen(engine.pool, 3)
+    for each in [engine.connect() for _ in range(3)]:
+        each.close()
+    assert (engine.pool.checkedin(), most_of(engine.pool)) == (3, 3)  # type: ignore[attr-defined]
+    engine.dispose()
+
+    async def on_loop() -> int:
+        engine = create_async_engine(url, pool_size=1, max_overflow=0)
+        await (await engine.connect()).close()
+        widen(engine.pool, 3)
+        for each in [await engine.connect() for _ in range(3)]:
+            await each.close()
+        kept: int = engine.pool.checkedin()  # type: ignore[attr-defined]
+        await engine.dispose()
+        return kept
+
+    assert asyncio.run(on_loop()) == 3

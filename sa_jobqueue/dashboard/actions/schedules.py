@@ -10,11 +10,12 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from ...enqueueing.backfill import Backfill, plan_backfill
-from ...errors import OptionError
+from ...errors import ConfigurationError, OptionError
 from ...models import Schedule
 from ...rules.schedules import rule_of, zone_of
 from ...sql.readings.depths import list_workers
-from ...statements import drain_workers, list_schedules, pause_schedules, resume_schedules, run_schedules
+from ...sql.workers import MOST_SLOTS, checked_slots
+from ...statements import drain_workers, list_schedules, pause_schedules, resume_schedules, run_schedules, set_slots
 from ..access import Action
 from ..query import A_TIME, as_id
 from ..refusals import BadInput
@@ -118,22 +119,44 @@ SCHEDULE_ACTIONS = (
 # ---- Workers.
 
 
-def may_drain(context: PageContext) -> bool:
-    """Whether the viewer may ask any worker to drain: not if the viewer sees only some queues, since a worker may serve others."""
-    return context.access.may("drain_worker") and context.queues is None and not context.access.is_partial
+def may_ask(context: PageContext, action: Action) -> bool:
+    """Whether the viewer may ask any worker to do this: not if the viewer sees only some queues, since a worker may serve others."""
+    return context.access.may(action) and context.queues is None and not context.access.is_partial
 
 
-def _drain(context: PageContext) -> Done:
+def _asked_worker(context: PageContext, action: Action) -> UUID:
+    """The id of the worker that the form names. Raises BadInput, and Missing."""
     given = context.query.one("worker")
     try:
         worker_id = UUID(given)
     except ValueError as error:
         raise BadInput("worker", given, "the id of a worker") from error
-    if not may_drain(context):
+    if not may_ask(context, action):
         raise Missing("There is no worker that you may ask.")
-    asked = context.connection.execute(drain_workers(context.tables.worker.id == worker_id, job=context.job)).all()
+    return worker_id
+
+
+def _asked(context: PageContext, worker_id: UUID, statement: sa.Executable, of: str = "") -> Done:
+    """Ask a worker by this statement."""
+    asked = context.connection.execute(statement).all()
     workers = context.connection.execute(list_workers(job=context.job)) if asked else ()
-    return Done(len(asked), variants={"stale": sum(row.stale for row in workers if row.id == worker_id)})
+    return Done(len(asked), variants={"stale": sum(row.stale for row in workers if row.id == worker_id)}, of=of)
+
+
+def _drain(context: PageContext) -> Done:
+    worker_id = _asked_worker(context, "drain_worker")
+    return _asked(context, worker_id, drain_workers(context.tables.worker.id == worker_id, job=context.job))
+
+
+def _set_slots(context: PageContext) -> Done:
+    worker_id = _asked_worker(context, "set_slots")
+    name, given = context.query.one("queue"), context.query.one("slots")
+    try:
+        slots = checked_slots({name: int(given) if given.isascii() and given.isdecimal() else given}, least=0)
+    except ConfigurationError as error:
+        raise BadInput("slots", f"{name}={given}", f"a queue and 0 to {MOST_SLOTS:,} slots") from error
+    statement = set_slots(context.tables.worker.id == worker_id, slots=slots, job=context.job)
+    return _asked(context, worker_id, statement, of=f"{name}={given}")
 
 
 WORKER_ACTIONS = (
@@ -143,5 +166,10 @@ WORKER_ACTIONS = (
         variants={
             "stale": "Asked, but the worker is stale. A dead worker never notices; a frozen worker drains once it goes on."
         },
+    ),
+    PageAction(
+        "set_slots", "Set slots", "Asked for {of}. The worker notices within 20 s; it keeps the slots until its process ends.",
+        "set_slots", _set_slots, target=("worker", "queue", "slots"), unit="worker",
+        variants={"stale": "Asked for {of}, but the worker is stale. A dead worker never notices."},
     ),
 )  # fmt: skip

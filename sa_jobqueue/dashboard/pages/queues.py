@@ -9,7 +9,8 @@ from ...health.work import LATELY, QUEUES, QueueSeen, read_working
 from ...health.work import read_workers as workers_of
 from ...sql.readings.depths import arrivals
 from ...sql.store import store_of
-from ..actions.schedules import may_drain
+from ...sql.workers import slots_wanted
+from ..actions.schedules import may_ask
 from ..activity import WINDOWS, points, read_activity
 from ..request import Page, PageContext
 
@@ -65,7 +66,9 @@ def read_workers(context: PageContext) -> dict[str, Any]:
         "slots": sum(worker.slots for worker in live),
         "running": sum(worker.running for worker in workers),
         "versions": sorted({worker.version for worker in live}),
-        "may_drain": may_drain(context),
+        "may_drain": may_ask(context, "drain_worker"),
+        "may_set": may_ask(context, "set_slots"),
+        "slots_wanted": slots_wanted,
     }
 
 

@@ -82,6 +82,7 @@ CREATE TABLE {schema}.worker (
     skipped jsonb,
     drain_requested_at timestamptz,
     slots jsonb,
+    wanted jsonb,
     CONSTRAINT worker_pkey PRIMARY KEY (id)
 );
 

@@ -434,7 +434,7 @@ _UUID_LENGTH = 36
 _ACTIVITY = sa.table("pg_stat_activity", sa.column("datname"), sa.column("application_name"), schema="pg_catalog")
 
 
-def list_workers(*, job: type[JobMixin] = Job) -> sa.Executable:
+def list_workers(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """A row per worker process that has not left, the oldest first.
 
     Its columns; `age` and `unseen` in seconds; the number of jobs `running`; whether it is `listening` for wake-ups; and
@@ -458,7 +458,7 @@ def list_workers(*, job: type[JobMixin] = Job) -> sa.Executable:
         *columns_of(
             worker,
             "id host pid queues concurrency version schema_version lease memory loop_lag pressure drain_requested_at "
-            "started_at seen_at",
+            "started_at seen_at slots wanted",
         ),
         sa.cast(started, sa.Float).label("age"),
         sa.cast(seen, sa.Float).label("unseen"),

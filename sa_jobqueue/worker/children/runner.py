@@ -66,14 +66,15 @@ class Children:
 
         Raises ConfigurationError if it cannot be started, or does not know a task: then no job could run.
         """
-        tasks = [task for task in registry if task.executor is not None and serves(queues, task.queue)]
-        if not tasks:
-            return
+        tasks = [task for task in registry if task.executor is not None]  # an operator may add their queue
         homes = {id(task.registry): task for task in tasks if task.registry.start_hooks or task.registry.stop_hooks}
         self._hooked = homes.values()
         self._leave_gently = bool(homes) or any(task.injected is not None for task in tasks)
+        served = [task for task in tasks if serves(queues, task.queue)]
+        if not served:
+            return
         try:
-            self.give_back(self._start(tasks))
+            self.give_back(self._start(served))
         except ChildUnavailable as error:
             raise ConfigurationError(f'a child process for tasks of executor="process": {error}') from None
 

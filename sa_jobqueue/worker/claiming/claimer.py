@@ -146,6 +146,8 @@ class Claimer:
         """The number of outcomes that are worth a write. Written by the claimer's thread, read where handlers end."""
         self._ending = False
         """Whether to end when all is written. Written by the thread that stops the worker, read by the claimer's."""
+        self._change: Callable[[], None] | None = None
+        """Changes the slots, before the next claim. Set by the maintenance thread, reset by the claimer's."""
         self.moves_at = monotonic()
         """When the next round begins at the latest; in a round, when that began. Written by the claimer's thread, read by any."""
 
@@ -160,7 +162,7 @@ class Claimer:
         self._kept: Exchange | None = None
         """An exchange that is committed, and whose answer is not taken in."""
         self._resume = ResumePoints()
-        self._expired = ExpiredJobs(connector, all_slots)
+        self._expired = ExpiredJobs(connector, self._demand.timers)
         self._workflows = MovingWorkflows(connector, runs.touched, self._demand, busy=lambda: len(runs) > 0)
         self._gates = (SharedGates if every else Gates)(connector, poll=settings.poll)
         unknown = UnknownTasks(settings.unknown_delay)
@@ -253,6 +255,16 @@ class Claimer:
         self._demand.throttle.share = share
         self._wake.set()
 
+    def change_slots(self, change: Callable[[], None]) -> None:
+        """Call `change` before the next claim, and claim for the changed slots. Until then, `changing` is true."""
+        self._change = change
+        self._wake.set()
+
+    @property
+    def changing(self) -> bool:
+        """Whether slots are still to be changed."""
+        return self._change is not None
+
     def stop_claiming(self) -> None:
         """Claim no more; go on writing."""
         self._demand.stop()
@@ -306,7 +318,7 @@ class Claimer:
         if not (outcomes := len(self._writer)):
             return
         self._batch = min(len(self._runs) // 2, _BATCH // 2)
-        if outcomes < self._batch and all(slots.waiting for slots in self._all_slots.values()):
+        if outcomes < self._batch and all(slots.waiting or not slots.limit for slots in self._all_slots.values()):
             self._enough.clear()
             self._enough.wait(_GATHER)
 
@@ -410,6 +422,8 @@ class Claimer:
 
     def _prepare(self, connection: sa.Connection) -> bool:
         """Do the steps before the outcomes and the claim. Returns whether skipped jobs were claimed."""
+        if self._change is not None and self._kept is None:
+            self._follow(self._change)
         for slots in self._all_slots.values():
             slots.measure()
             slots.start_gathered(due_by=self.moves_at)
@@ -423,6 +437,16 @@ class Claimer:
         self._limited.refresh(connection)
         self._surveys.make(connection)
         return self._poison.claim_skipped(connection)
+
+    def _follow(self, change: Callable[[], None]) -> None:
+        """Change the slots, while no job is on its way to them, and poll their queues."""
+        change()
+        self._change = None
+        self._demand.follow_slots()
+        self._resume.keep(self._demand.timers)
+        self._limited.begin_again()
+        self._surveys.uncover()
+        self._demand.poll_all()
 
     def _exchanges(self, changes: list[Change], wanted: dict[str, int], *, quiet: bool) -> Iterator[Exchange]:
         """The exchanges of a round: first for the queues with limits. The outcomes go with the first exchange."""
@@ -529,7 +553,7 @@ class Claimer:
         # Slots that all queues share would be asked for again while jobs are coming for them.
         own_slots = demand.throttle.share >= 1.0 and EVERY_QUEUE not in self._all_slots
         plain = self._mode is Mode.TOGETHER and not self._connector.pooled and own_slots
-        stops = self._ending or demand.stopped or self._limited.stale
+        stops = self._ending or demand.stopped or self._limited.stale or self.changing
         return plain and not (stops or self._writer.in_doubt or self._writer.asked)
 
     def _exchange_ahead(self, connection: sa.Connection, exchange: Exchange) -> None:

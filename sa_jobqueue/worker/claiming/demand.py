@@ -171,13 +171,23 @@ class Demand:
 
     def notify(self, queue: str | None) -> None:
         """Note that new jobs were announced in this queue; None: perhaps in any queue."""
-        for name, timer in self.timers.items():
-            if queue is None or name == queue:
-                timer.notify()
+        if queue is None:
+            for each in list(self.timers.values()):  # in one step: the claimer's thread may add queues
+                each.notify()
+        elif (timer := self.timers.get(queue)) is not None:
+            timer.notify()
 
     def stop(self) -> None:
         """Claim no more jobs."""
         self.stopped = True
+
+    def follow_slots(self) -> None:
+        """Claim for the queues that have slots, and for no others, after they were changed."""
+        for name, slots in self._all_slots.items():
+            if slots.limit:
+                self.timers.setdefault(name, PollTimer())
+            else:
+                self.timers.pop(name, None)
 
     def poll_all(self) -> None:
         """Poll all queues at the next opportunity."""
@@ -254,8 +264,10 @@ class Demand:
             free = self._room(slots)
             if left is not None:
                 free = min(free, left - sum(wanted.values()))
+            if free <= 0:
+                continue
             timer = self.timers[name]
-            if free > 0 and (timer.at <= now or (together and timer.held_until <= now)):
+            if timer.at <= now or (together and timer.held_until <= now):
                 wanted[name] = free
                 self._begin(timer)
         return wanted

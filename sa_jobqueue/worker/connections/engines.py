@@ -15,7 +15,7 @@ from ...migrations import check_schema
 from ...util.log import get_logger
 from ...util.schema import SCHEMA, quote
 from ...util.urls import database_url, mask_passwords, not_connected
-from .pool import is_behind_pooler, leave_out_closed
+from .pool import is_behind_pooler, leave_out_closed, most_of, widen
 from .service import check_driver, refuse_autocommit
 
 logger = get_logger(__name__)
@@ -64,6 +64,8 @@ class Engines:
                 f"async_engine must be of a PostgreSQL database, not of {async_engine.dialect.name}"
             )
         self._slots, self._pooled = slots, pooled
+        self._limit = 0
+        """The most connections that the server allows. Written by `check`."""
         self._options = _options(slots, pooled=pooled)
         if schema is not None:
             quote(schema)  # refuses what cannot be a schema's name
@@ -109,7 +111,7 @@ class Engines:
                 refuse_autocommit(connection)
                 translated = connection.execution_options(schema_translate_map=self.translate)
                 check_schema(translated, self.schema)
-                limit = int(connection.execute(sa.text("SHOW max_connections")).scalar_one())
+                self._limit = limit = int(connection.execute(sa.text("SHOW max_connections")).scalar_one())
                 if not self._pooled and is_behind_pooler(connection):
                     logger.warning("a pooler answers for the database: if it pools transactions, work with --pooled")
         except DBAPIError as error:
@@ -121,6 +123,31 @@ class Engines:
                 "the server allows %d connections; with %d slots this worker may want %d, if every handler uses "
                 "ctx.session at once", limit, self._slots, SERVICE_CONNECTIONS + self._slots,
             )  # fmt: skip
+
+    def grow(self, slots: int, *, now: int) -> None:
+        """Make room for as many slots, where there are `now` so many: a connection for each. Connections that are open stay open.
+
+        Raises ConfigurationError if the server, or a pool of the application's, allows too few connections.
+        """
+        if slots <= now:
+            return
+        wants = (
+            f"{slots} slots want {slots + SERVICE_CONNECTIONS} connections, if every handler uses ctx.session at once;"
+        )
+        if slots + SERVICE_CONNECTIONS > self._limit:
+            raise ConfigurationError(f"{wants} the server allows {self._limit} (max_connections)")
+        ours = [*self._ours, *(engine.sync_engine for engine in self._ours_async)]
+        given = {self.main: SERVICE_CONNECTIONS}
+        if self.asynchronous is not None:
+            given |= {self.asynchronous.sync_engine: 0}
+        for engine, besides in given.items():
+            most = None if engine in ours else most_of(engine.pool)
+            if most is not None and most < slots + besides:
+                raise ConfigurationError(
+                    f"{wants} the pool of the engine that the application gave allows {most} (pool_size and max_overflow)"
+                )
+        for engine in ours:
+            widen(engine.pool, slots)
 
     async def dispose(self) -> None:
         """Close the pools of the engines that the worker made."""

@@ -40,6 +40,27 @@ def refuse_pooler(connection: sa.Connection) -> None:
         )
 
 
+def most_of(pool: sa.Pool) -> int | None:
+    """The most connections of a pool; None: any number."""
+    overflow: int = vars(pool).get("_max_overflow", -1)
+    return pool.size() + overflow if isinstance(pool, sa.QueuePool) and overflow >= 0 else None
+
+
+def widen(pool: sa.Pool, size: int) -> None:
+    """Let a pool keep `size` connections, if it would keep fewer. SQLAlchemy sizes a pool only when it is made."""
+    if not isinstance(pool, sa.QueuePool) or (more := size - pool.size()) <= 0:
+        return
+    own = vars(pool)
+    with own["_overflow_lock"]:
+        kept = own["_pool"]
+        kept.maxsize = size
+        if (
+            of_loop := vars(kept).get("_queue")
+        ) is not None:  # asyncio's, which the pool of an AsyncEngine has from its first use on
+            vars(of_loop)["_maxsize"] = size
+        own["_overflow"] -= more
+
+
 def leave_out_closed(engine: sa.Engine) -> None:
     """Let the pool hand out no connection whose server has gone meanwhile, which would cost a handler an attempt.
 

@@ -56,7 +56,7 @@ class Timeouts:
 
     def give_back_stale(self) -> None:
         """Give back claimed jobs that get no slot, or wait for a blocked event loop."""
-        for slots in self.all_slots.values():
+        for slots in list(self.all_slots.values()):
             for run in slots.stale(self.hoard):
                 self.executor.give_up(run, Released())
                 self.claimer.wake()

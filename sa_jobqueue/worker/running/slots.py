@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from math import ceil, inf
 from time import monotonic
+from typing import Any
 
-from ...sql.workers import EVERY_QUEUE
+from ...errors import ConfigurationError
+from ...sql.workers import EVERY_QUEUE, checked_slots
 from .gathering import BatchRun, Gathering, Unit, runs_of
 from .run import Kind, Run
 
@@ -28,12 +31,49 @@ _MOST_JOBS = 2_000
 
 
 class AllSlots(dict[str, "Slots"]):
-    """The slots of a worker, by the names of its queues. A queue that it does not name gets the slots of "*"."""
+    """The slots of a worker, by the names of its queues. A queue that it does not name gets the slots of "*".
+
+    Only the claimer's thread adds queues, so other threads copy the values before they iterate. A removed queue stays, with no slots:
+    some of its jobs may still run.
+    """
+
+    def __init__(self, queues: Mapping[str, int], *, buffer: int, call: Callable[[Slots, Kind], None]) -> None:
+        self._make = partial(Slots, buffer=buffer, call=call)
+        super().__init__((name, self._make(name, limit)) for name, limit in queues.items())
 
     def __missing__(self, queue: str) -> Slots:
         if queue != EVERY_QUEUE and EVERY_QUEUE in self:
             return self[EVERY_QUEUE]
         raise KeyError(queue)
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """By queue that is served, its slots. For any thread."""
+        return {name: slots.limit for name, slots in list(self.items()) if slots.limit}
+
+    def changed(self, wanted: Any) -> dict[str, int]:
+        """The slots of all queues after the change that an operator wants; 0: the queue is removed. Raises ConfigurationError."""
+        before, wanted = self.limits, checked_slots(wanted, least=0)
+        for name, limit in wanted.items():
+            if (EVERY_QUEUE in before or name == EVERY_QUEUE) and bool(limit) != (name in before):
+                raise ConfigurationError(
+                    f"--queue {name}={limit}: a running worker can neither begin nor stop to serve all queues by '*', and beside '*' "
+                    "its other queues stay; start it with other options"
+                )
+        after = {**before, **wanted}
+        if not any(after.values()):
+            raise ConfigurationError("no queue would be left; `sa-jobqueue drain` ends the worker")
+        return after
+
+    def change(self, limits: Mapping[str, int]) -> list[Run]:
+        """Have these slots. Returns the waiting jobs for which there is no room any more. On the claimer's thread."""
+        beyond: list[Run] = []
+        for name, limit in limits.items():
+            if name in self:
+                beyond += self[name].resize(limit)
+            elif limit:
+                self[name] = self._make(name, limit)
+        return beyond
 
 
 class Slots:
@@ -48,6 +88,8 @@ class Slots:
         self.name, self.limit = name, limit
         self._open = limit
         """Slots that may be taken now: all, or none while the queue is paused."""
+        self.paused = False
+        """Whether no job is started for now."""
         self._call = call
         self._most = buffer
         self._buffer = 0.0
@@ -70,9 +112,9 @@ class Slots:
         """Slots held by handlers that timed out and have not come back."""
 
     def feed(self, runs: list[Run]) -> list[Run]:
-        """Let these jobs wait for a slot. Returns them if the slots are closed, else nothing."""
+        """Let these jobs wait for a slot. Returns them if the slots are closed, or there are none, else nothing."""
         with self._lock:
-            if self._closed:
+            if self._closed or not self.limit:
                 return runs
             self._waiting.extend(runs)
             self._gathering.per_slot = min(self._gathering.per_slot, 1.0)
@@ -83,7 +125,7 @@ class Slots:
     def gather(self, runs: list[Run]) -> list[Run]:
         """`feed`, where some of the jobs are of batch tasks."""
         with self._lock:
-            if self._closed:
+            if self._closed or not self.limit:
                 return runs
             self._waiting.extend(self._gathering.add(runs))
             wanted = self._wanted()
@@ -99,9 +141,9 @@ class Slots:
             self._bring(wanted)
 
     def begin_again(self, batches: list[BatchRun]) -> list[Run]:
-        """Let these batches, whose jobs have begun before, start first. Returns their runs if the slots are closed, else nothing."""
+        """Let these batches, whose jobs have begun before, start first. Returns their runs if the slots are closed, or there are none, else nothing."""
         with self._lock:
-            if self._closed:
+            if self._closed or not self.limit:
                 return list(runs_of(batches))
             for batch in reversed(batches):
                 batch.arrived = monotonic()
@@ -238,15 +280,31 @@ class Slots:
                     self._gathering.taken(batch)
         return list(runs_of(taken))
 
+    def resize(self, limit: int) -> list[Run]:
+        """Have this many slots. Running jobs go on. Returns the waiting jobs for which there is no room any more, the newest first."""
+        with self._lock:
+            self.limit = limit
+            self._open = 0 if self.paused else limit
+            room = max(limit + self.ahead - self.running, 0) if limit else 0
+            beyond = [self._waiting.pop() for _ in range(len(self._waiting) - room)]
+            for batch in beyond if self._gathering else ():
+                if isinstance(batch, BatchRun):
+                    self._gathering.taken(batch)
+            if not limit:
+                beyond += self._gathering.clear()
+            wanted = self._wanted()
+        self._bring(wanted)
+        return list(runs_of(beyond))
+
     def pause(self) -> None:
         """Start and claim no more jobs for now. Jobs that wait too long go back, as they do behind slow handlers."""
         with self._lock:
-            self._open = 0
+            self.paused, self._open = True, 0
 
     def resume(self) -> None:
         """Start jobs again."""
         with self._lock:
-            self._open = self.limit
+            self.paused, self._open = False, self.limit
             wanted = self._wanted()
         if wanted is not None:
             self._call(self, wanted)
@@ -269,11 +327,6 @@ class Slots:
         """Jobs whose handlers have come back, so far."""
         with self._lock:
             return self.ended + self._ended_along
-
-    @property
-    def paused(self) -> bool:
-        """Whether no job is started for now."""
-        return not self._open
 
     @property
     def waiting(self) -> int:

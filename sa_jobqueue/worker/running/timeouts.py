@@ -104,7 +104,7 @@ class StuckQueues:
 
         When a blocked loop goes on, the handlers that were given up meanwhile go on, too, and end: one check is not enough.
         """
-        stuck = {slots.name: slots for slots in all_slots if slots.stuck >= slots.limit}
+        stuck = {slots.name: slots for slots in all_slots if 0 < slots.limit <= slots.stuck}
         lasting = next((slots for name, slots in stuck.items() if name in self._before), None)
         self._before = set(stuck)
         return lasting

@@ -26,4 +26,5 @@ RETURNING (
         FROM sa_jobqueue.archived_task
     )
 ) AS archived,
-    sa_jobqueue.worker.drain_requested_at IS NOT NULL AS drains
+    sa_jobqueue.worker.drain_requested_at IS NOT NULL AS drains,
+    sa_jobqueue.worker.wanted

@@ -12,6 +12,8 @@ SELECT sa_jobqueue.worker.id,
     sa_jobqueue.worker.drain_requested_at,
     sa_jobqueue.worker.started_at,
     sa_jobqueue.worker.seen_at,
+    sa_jobqueue.worker.slots,
+    sa_jobqueue.worker.wanted,
     CAST(EXTRACT(epoch FROM now() - sa_jobqueue.worker.started_at) AS FLOAT) AS age,
     CAST(EXTRACT(epoch FROM now() - sa_jobqueue.worker.seen_at) AS FLOAT) AS unseen,
     EXTRACT(epoch FROM now() - sa_jobqueue.worker.seen_at) > %(param_1)s
