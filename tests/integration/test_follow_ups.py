@@ -232,6 +232,34 @@ def test_extras_that_were_written_by_hand_do_not_hold_up_the_end(
     assert [followed(engine, id) for id in made] == [[]] * 5
 
 
+def test_a_trigger_that_refuses_a_follow_up_does_not_hold_up_the_end(
+    engine: Engine, registry: Registry, tasks: Mapping[str, Any]
+) -> None:
+    """A job that fails has failed, and a job that completes has completed; the server logs a warning."""
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "CREATE FUNCTION sa_jobqueue.refuse() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN RAISE 'not %', NEW.task USING ERRCODE = 'SHOP1'; END $$"
+            )
+        )
+        connection.execute(
+            text(
+                "CREATE TRIGGER refuse BEFORE INSERT ON sa_jobqueue.job FOR EACH ROW "
+                "WHEN (NEW.task IN ('failed', 'succeeded')) EXECUTE FUNCTION sa_jobqueue.refuse()"
+            )
+        )
+    try:
+        ends = {name: add_one(engine, enqueue(tasks[name])) for name in ("completes", "commits", "discards")}
+        drain(engine, registry)
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("DROP FUNCTION sa_jobqueue.refuse() CASCADE"))
+    assert [job_of(engine, id).status.value for id in ends.values()] == ["completed", "completed", "failed"]
+    assert job_of(engine, ends["discards"]).errors[-1]["message"] == "no use"
+    assert [followed(engine, id) for id in ends.values()] == [[]] * 3
+
+
 def test_follow_ups_run_in_the_testing_kit_and_come_in_bulk(
     engine: Engine, registry: Registry, tasks: Mapping[str, Any]
 ) -> None:

@@ -13,7 +13,8 @@ END
 $body$;
 
 -- Called with a job that has completed or failed: enqueues its follow-up, if its `extras` have one for this end. SECURITY DEFINER: a worker may
--- insert no jobs but these. What was written into `extras` by hand must not fail the end of the job.
+-- insert no jobs but these. What was written into `extras` by hand, or a trigger or policy of the application that refuses the row, must not
+-- keep the job from ending. An error that may pass undoes the end, which is tried again.
 CREATE FUNCTION {schema}.follow_up(id bigint) RETURNS bigint LANGUAGE plpgsql STRICT SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $body$
 #variable_conflict use_column
@@ -38,7 +39,11 @@ BEGIN
         now() + coalesce((given ->> 'delay')::double precision, 0) * interval '1 second',
         given ->> 'key', (given ->> 'units')::smallint, given -> 'extras';
     RETURN $1;
-EXCEPTION WHEN data_exception OR integrity_constraint_violation THEN
+EXCEPTION
+WHEN transaction_rollback OR insufficient_resources OR object_not_in_prerequisite_state OR operator_intervention OR system_error
+        OR internal_error THEN
+    RAISE;
+WHEN OTHERS THEN
     RAISE WARNING 'job %: its follow-up cannot be enqueued: %', $1, SQLERRM;
     RETURN $1;
 END
