@@ -164,9 +164,7 @@ def test_every_end_but_a_cancel_enqueues_its_follow_up_once(
     assert made["slow"][0][1]["error"].startswith("sa_jobqueue.errors.HandlerTimeout: ")
     assert made["misfit"][0][1]["error"].startswith("sa_jobqueue.errors.PayloadError: ")
     assert made["discarded"] == failure("discarded", "completes", "Discard: discarded by an operator")
-    assert made["late"] == failure(
-        "late", "completes", "DeadlineOver: its deadline was over before it could be started"
-    )
+    assert made["late"] == failure("late", "completes", "DeadlineOver: its deadline was over while it waited")
     assert made["leaves"] == [("brief", {"job_id": ends["leaves"]})]
     assert made["cancelled"] == []
     assert [job.extras for job in followed(engine, ends["fails"])] == [{"version": 2}]
