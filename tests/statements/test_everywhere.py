@@ -261,4 +261,7 @@ def test_the_docs_name_the_selects_that_write() -> None:
     made["fork_job"] = statements.fork_job(1, from_step="book")
     selects = sorted(name for name, one in made.items() if not isinstance(one, Insert | Update | Delete))
     page = (Path(__file__).parents[2] / "docs/reference/statements.md").read_text()
-    assert re.findall(r"`(\w+)`", page.split("These are SELECTs, and write:")[1].split(". A")[0]) == selects
+    assert (
+        re.findall(r"`(\w+)`", page.split("These statements are SELECTs, although they write:")[1].split(". A")[0])
+        == selects
+    )
