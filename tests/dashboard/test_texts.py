@@ -25,6 +25,7 @@ OF_MANY = frozenset((
     "audit.html } entries", "database.html } notices", "errors.html } failed jobs", "find.html } jobs", "overview.html } failed jobs", "queues.html } minutes",
     "queues.html } queues", "workflow.html } boxes", "workflow.html } jobs", "workflows.html } jobs", "workflows.html } workflows",
     "query.py } bytes", "query.py } characters", "query.py } values", "render.py } characters", "tasks.html } minutes", "work.html } completed jobs",
+    "schedules.py } slots",
 ))  # fmt: skip
 
 
