@@ -69,7 +69,7 @@ nitpicky = True
 nitpick_ignore_regex = [
     (
         "py:.*",
-        r"(sa|sqlalchemy|starlette|datetime|collections|typing|logging|alembic|enum|uuid|contextlib|asyncio|pathlib)\..*",
+        r"(sa|sqlalchemy|starlette|datetime|collections|typing|logging|alembic|enum|uuid|contextlib|asyncio|pathlib|types)\..*",
     ),
     (
         "py:.*",

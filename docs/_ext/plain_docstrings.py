@@ -24,7 +24,9 @@ _NAMED = re.compile(r"(?:^|(?<=[.;)] ))(?=`[\w=]+`(?:, `[\w=]+`)*: )")
 #: What a signature shows in place of a private name.
 _SHOWN = {
     "_DEFAULT_RETAIN": "timedelta(days=7)",
+    "_PATIENCE": "timedelta(seconds=5)",
     "_Decorator": "Callable",
+    "_BatchDecorator": "Callable",
     "_RelationshipDeclared": "Mapped",
     "_Class": "type",
 }

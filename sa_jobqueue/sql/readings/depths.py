@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import sqlalchemy as sa
 
@@ -454,7 +454,7 @@ def list_workers(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
     listeners = sa.select(sa.func.left(_ACTIVITY.c.application_name, len(LISTENS_FOR) + _UUID_LENGTH)).where(
         _ACTIVITY.c.datname == sa.func.current_database()
     )
-    return sa.select(
+    found = sa.select(
         *columns_of(
             worker,
             "id host pid queues concurrency version schema_version lease memory loop_lag pressure drain_requested_at "
@@ -466,6 +466,7 @@ def list_workers(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
         running.label("running"),
         sa.func.concat(LISTENS_FOR, sa.cast(worker.id, sa.Text)).in_(listeners).label("listening"),
     ).order_by(worker.started_at, worker.id)
+    return cast("sa.Select[Any]", found)
 
 
 def deployed_at(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
