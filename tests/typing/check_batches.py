@@ -38,7 +38,7 @@ def index(ctx: BatchContext, orders: list[Order]) -> None:
         assert_type(order, Order)
         ctx.fail(job, ValueError("no address"))
         ctx.retry(job, 30, reason="later")
-    ctx.step("name", len, "x")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
+    ctx.step("name", len, "x")  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     ctx.fail(7, ValueError())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 

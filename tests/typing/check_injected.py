@@ -71,5 +71,5 @@ def hooks_keep_their_types() -> None:
     with registry.override(get_client, Client) as nothing:
         assert_type(nothing, None)
 
-    @registry.on_worker_start  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+    @registry.on_worker_start  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
     def takes_something(order: int) -> None: ...

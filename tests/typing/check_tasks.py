@@ -185,7 +185,7 @@ def followed(order_id: int) -> int:
 def a_task_may_be_followed_by_a_task_and_have_versions() -> None:
     assert_type(enqueue(followed.options(on_failure=tell_support, on_success=False), 1), Job)
 
-    task(on_failure="tell_support")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    task(on_failure="tell_support")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
 
 
 @task(version=2)
@@ -197,7 +197,7 @@ def versioned_1(args: dict[str, Any]) -> dict[str, Any]:
     return {"order_id": args["order"]}
 
 
-@versioned.upcast(1)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+@versioned.upcast(1)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportUntypedFunctionDecorator]
 def no_upcaster(order_id: int) -> int:
     return order_id
 
