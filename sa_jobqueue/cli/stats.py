@@ -282,7 +282,7 @@ def set_slots_(
             "--queue",
             "-q",
             metavar="NAME=SLOTS",
-            help="Run so many jobs of this queue at once. A queue that the worker does not serve is added; 0 removes a queue. Can be "
+            help="The slots of a queue: the jobs of the queue that run at once. A new queue is added; 0 removes a queue. Can be "
             "repeated.",
         ),
     ],

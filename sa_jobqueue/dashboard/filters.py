@@ -305,8 +305,8 @@ def among_newest(context: PageContext, status: JobStatus) -> sa.ColumnElement[bo
 def _of(context: PageContext, status: JobStatus) -> sa.ColumnElement[bool]:
     """The condition that finds the jobs of a status by an index.
 
-    No single index has the blocked jobs: those of workflows are in `job`, and suspended jobs in `wait`. So for them it lists ids, at least `CAP`
-    if so many jobs are blocked.
+    No single index has the blocked jobs: those of workflows are in `job`, and suspended jobs in `wait`. For blocked jobs the condition lists
+    ids: all ids, or at least `CAP` of them.
     """
     job, found = context.job, context.job.status == status_literal(status)
     if status is not JobStatus.BLOCKED:

@@ -29,7 +29,7 @@ class Examination(Readings):
     """The values that the checks of an examination share. Each is read when a check first uses it.
 
     `engine`: for the check of LISTEN and NOTIFY, which needs two more connections; None omits it. `tasks`: the names and aliases of an
-    application's tasks; None: there is no application to compare with. `registry`: the tasks of an application that is to be deployed.
+    application's tasks; None: there is no application to compare with. `registry`: the tasks of the application before its deployment.
     """
 
     def __init__(

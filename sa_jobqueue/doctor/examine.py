@@ -104,7 +104,7 @@ CHECKS: tuple[Check, ...] = (
     Check("slots", "replication slots, and the WAL that they keep", check_slots),
 )
 
-#: What is to be asked before an application is deployed: see `examine`.
+#: The checks before the deployment of an application: see `examine`.
 BEFORE_DEPLOY: tuple[Check, ...] = (
     Check("schema", "the version of the job tables", check_schema_version, decides=True),
     Check("new-tasks", "tasks that the new code does not have", check_new_tasks, gates=True),

@@ -31,9 +31,9 @@ _LATELY = timedelta(days=1)
 _KEPT: Kept[list[tuple[str, str]]] = Kept(15.0)
 #: The names of each kind that are shown, and the queues with queued jobs that are searched.
 _MOST, _QUEUES = 10, 1_000
-#: The keys of so many of the newest jobs are searched, and of so many running, failed and later jobs each.
+#: The numbers of jobs whose keys are searched: the newest jobs, and the running, failed and later jobs each.
 _NEWEST, _OTHERS = 10_000, 1_000
-#: The keys of ready jobs are searched, so many from the first key on, and so many from the searched text on.
+#: The numbers of keys of ready jobs that are searched: from the first key on, and from the searched text on.
 _TURNS, _NEXT = 1_000, 100
 _KEYS: Kept[list[tuple[str, str]]] = Kept(15.0)
 #: A kind, the column of its names, and criteria.
