@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-import psutil
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 
@@ -26,7 +25,7 @@ from sa_jobqueue.worker.running.reopening import Sessions
 from sa_jobqueue.worker.running.steps import Checkpoints, Steps
 
 from .drain import seconds_to_drain
-from .idle import cost
+from .idle import cost, processor_time
 from .latency import WARM_UP, waits_in_ms
 from .report import Figure, compared, interleaved
 from .schema import SCHEMA, Bench
@@ -120,8 +119,7 @@ def _steps(ready: Callable[[], Any], address: str, number: int, repeat: int) -> 
 def _clocks(checkpoints: Checkpoints) -> tuple[float, float]:
     """The time, and the processor time of this process and of the connection's server process."""
     raw: Any = checkpoints._free[0].connection.dbapi_connection
-    times = psutil.Process(raw.info.backend_pid).cpu_times()
-    return time.perf_counter(), time.process_time() + times.user + times.system
+    return time.perf_counter(), time.process_time() + processor_time(raw.info.backend_pid)
 
 
 def _since(began: tuple[float, float], checkpoints: Checkpoints, number: int) -> tuple[float, ...]:
