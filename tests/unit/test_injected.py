@@ -16,7 +16,7 @@ import pytest
 from sa_jobqueue import INJECTED, Inject, JobContext, Registry, enqueue, task
 from sa_jobqueue.arguments.injected import Provided
 from sa_jobqueue.errors import PayloadError, TaskError
-from sa_jobqueue.worker.running.life import Life, at_once
+from sa_jobqueue.worker.running.life import Life, at_once, run_now
 from tests.support.waiting import wait_until
 
 registry = Registry()
@@ -192,6 +192,11 @@ def shared(provider: Callable[..., Any], is_async: bool = False) -> Provided:
     return injected.values[0][1]
 
 
+def of_thread(life: Life, value: Provided) -> Any:
+    """The value, for a `def` handler on this thread."""
+    return run_now(life.shared(value, is_async=False))
+
+
 def test_fifty_threads_that_ask_at_once_get_one_value() -> None:
     """Made by the first of them, while the others wait."""
     life, made, all_ask = Life(), list[Client](), threading.Barrier(50)
@@ -202,7 +207,7 @@ def test_fifty_threads_that_ask_at_once_get_one_value() -> None:
 
     def ask() -> Any:
         all_ask.wait()
-        return life._shared(value)
+        return of_thread(life, value)
 
     value = shared(make)
     with ThreadPoolExecutor(50) as threads:
@@ -227,7 +232,7 @@ def test_fifty_tasks_that_ask_at_once_get_one_value_even_if_the_first_is_cancell
 
         async def ask() -> Any:
             tenant.set("acme")
-            return await life._shared_async(value)
+            return await life.shared(value, is_async=True)
 
         value = shared(make, is_async=True)
         asking = [asyncio.create_task(ask()) for _ in range(50)]
@@ -256,8 +261,8 @@ def test_a_value_that_could_not_be_made_is_made_for_the_next_job() -> None:
 
     value = shared(make)
     with pytest.raises(OSError, match="no such host"):
-        life._shared(value)
-    assert life._shared(value) is life._shared(value)
+        of_thread(life, value)
+    assert of_thread(life, value) is of_thread(life, value)
     assert len(tries) == 2
 
 
@@ -274,9 +279,9 @@ def test_a_thread_that_waits_makes_the_value_itself_if_the_maker_is_stopped() ->
 
     value = shared(make)
     with ThreadPoolExecutor(2) as threads:
-        stopped = threads.submit(life._shared, value)
+        stopped = threads.submit(of_thread, life, value)
         wait_until(lambda: tries)
-        waiting = threads.submit(life._shared, value)
+        waiting = threads.submit(of_thread, life, value)
         waits.set()
         assert isinstance(stopped.exception(), KeyboardInterrupt)
         assert isinstance(waiting.result(), Client)
@@ -293,5 +298,5 @@ def test_what_is_made_while_the_worker_leaves_is_closed_again() -> None:
         closed.append("closed")
 
     with pytest.raises(BaseException, match=r"the worker leaves, and calls .*make no more"):
-        life._shared(shared(make))
+        of_thread(life, shared(make))
     assert closed == ["closed"]

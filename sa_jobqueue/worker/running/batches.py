@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -29,9 +28,10 @@ from ...sql.apply import Answer
 from ...tasks.middleware import layers_around
 from ...util.log import get_logger
 from .attempt_end import LOST, InDoubt, Lost, MaybeWritten, RunEnding, ToWrite, Written, outcome_of
-from .call import Call, call_async_inside, call_inside, taken_by
+from .call import Call, call_async_inside, call_inside, in_session, taken_by
 from .executor import AGAIN, Executor, take_back
 from .gathering import BatchRun, Member, current_text
+from .life import Values
 from .reopening import Sessions
 from .run import Run, Runs
 from .slots import AllSlots
@@ -78,40 +78,26 @@ class BatchCall(Call):
 
     def invoke(self) -> Any:
         """Call the handler. Returns its value, or, for an `async def` handler, its coroutine. Raises Mixed if its jobs must not be in one batch."""
-        is_async = self.run.task.is_async
-        call: Callable[[], Any] = self._call_async if is_async else self._call
-        if not (layers := layers_around([run.job for run in self.batch.runs])):
-            return call()
-        return (call_async_inside if is_async else call_inside)(layers, self.run, call, (), {})
+        is_async, layers = self.run.task.is_async, layers_around([run.job for run in self.batch.runs])
+        call = self._call_filled_async if is_async else self._call_filled
+        return (call_async_inside if is_async else call_inside)(layers, self.run, call) if layers else call()
 
-    def _call(self) -> Any:
-        wanted = list(references(list(self._arguments.values())))
-        session = self._open() if wanted else None
-        if session is not None:
-            self._load(session, wanted)
-        context = BatchContext(self.batch, self._open if session is None else lambda: session)
+    async def _filled(
+        self, values: Values, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        task = self.run.task
+        opened: Any = self._open_async if task.is_async else self._open
+        if wanted := list(references(list(self._arguments.values()))):
+            session = opened()
+            await in_session(session, self._load, wanted)
+            opened = lambda: session  # noqa: E731
         args, kwargs = self._lists()
-        return self._handler(context)(context, *args, **kwargs) if self.batch.runs else None
-
-    async def _call_async(self) -> Any:
-        wanted = list(references(list(self._arguments.values())))
-        session = self._open_async() if wanted else None
-        if session is not None:
-            await session.run_sync(self._load, wanted)
-        context = AsyncBatchContext(self.batch, self._open_async if session is None else lambda: session)
-        args, kwargs = self._lists()
-        return await self._handler(context)(context, *args, **kwargs) if self.batch.runs else None
-
-    def _handler(self, context: BatchContext | AsyncBatchContext) -> Callable[..., Any]:
-        """The handler, with its injected values."""
-        task, life = self.run.task, self._sessions.life
-        if (injected := task.injected) is None:
-            return task.handler
-        if (ready := life.ready.get(injected)) is not None:
-            return partial(task.handler, **ready)
-        return partial(
-            life.call_async if task.is_async else life.call, self.run, injected, lambda: context, task.handler
-        )
+        if not self.batch.runs:
+            return None
+        context = (AsyncBatchContext if task.is_async else BatchContext)(self.batch, opened)
+        if task.injected is not None:
+            kwargs |= await values.of(task.injected)
+        return (context, *args), kwargs
 
     def _load(self, session: Session, wanted: Sequence[Reference]) -> None:
         """Put the objects in place of the references. Leave out the jobs whose object is missing, or has another version. Raises Mixed."""
@@ -136,16 +122,16 @@ class BatchCall(Call):
             if len({run.group for run in self._arguments}) > 1:
                 raise Mixed
 
-    def _lists(self) -> tuple[list[list[Any]], dict[str, list[Any]]]:
+    def _lists(self) -> tuple[tuple[list[Any], ...], dict[str, Any]]:
         """The arguments as the handler takes them: a list for each parameter, with an item for each job."""
         self._keep(self._arguments)
         given = list(self._arguments.values())
         for run in self.batch.runs:
             run.undecoded = False
         if not given:
-            return [], {}
+            return (), {}
         args, kwargs = given[0]
-        return [[each[place] for each, _ in given] for place in range(len(args))], {
+        return tuple([each[place] for each, _ in given] for place in range(len(args))), {
             name: [each[name] for _, each in given] for name in kwargs
         }
 

@@ -10,10 +10,9 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from ...arguments.injected import Injected, Provided
 from ...errors import HookError, JobStopped
@@ -35,10 +34,19 @@ async def at_once(work: Callable[[], T]) -> T:
     return work()
 
 
+def run_now(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing: so `def` handlers share the code of `async def` handlers."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return cast("T", end.value)
+    raise RuntimeError(f"{work} waits for something")
+
+
 class Life:
     """The shared values and the hooks of a process, or of a `drain` of the testing kit. `start`, `stop`: the hooks.
 
-    For any thread; `call_async`, `begin` and `end` are for the event loop of the `async def` handlers.
+    For any thread; `begin` and `end` are for the event loop of the `async def` handlers.
     """
 
     def __init__(self, start: Sequence[Callable[[], Any]] = (), stop: Sequence[Callable[[], Any]] = ()) -> None:
@@ -96,131 +104,32 @@ class Life:
         """Whether there is nothing to begin or end."""
         return not (self._start or self._stop or self._closers)
 
-    # ---- a handler's call
-
-    def call(
-        self,
-        run: Run,
-        injected: Injected,
-        context: Callable[[], Any],
-        handler: Callable[..., Any],
-        /,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        """Call a `def` handler with its values. Those of the attempt are closed when it has returned or raised."""
-        made, managers = dict[Provided, Any](), list[tuple[Provided, Any]]()
-        error: BaseException | None = None
-        returned: Any = None
-        try:
-            for name, value in injected.values:
-                kwargs[name] = self._made(value, made, managers, context)
-            self._note_ready(injected, kwargs)
-            returned = handler(*args, **kwargs)
-        except BaseException as raised:
-            error = raised
-        while managers:
-            value, manager = managers.pop()
-            try:
-                manager.__exit__(
-                    None if error is None else type(error), error, None if error is None else error.__traceback__
-                )
-            except BaseException as failure:
-                error = _after(failure, error, value, run)
-        try:
-            if error is not None:
-                raise error
-            return returned
-        finally:
-            del error  # with its traceback it would refer to itself
-
-    async def call_async(
-        self,
-        run: Run,
-        injected: Injected,
-        context: Callable[[], Any],
-        handler: Callable[..., Any],
-        /,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        """Like `call`, for an `async def` handler."""
-        made, managers = dict[Provided, Any](), list[tuple[Provided, Any]]()
-        error: BaseException | None = None
-        returned: Any = None
-        try:
-            for name, value in injected.values:
-                kwargs[name] = await self._made_async(value, made, managers, context)
-            self._note_ready(injected, kwargs)
-            returned = await handler(*args, **kwargs)
-        except BaseException as raised:
-            error = raised
-        while managers:
-            value, manager = managers.pop()
-            try:
-                await _exit(value, manager, error)
-            except BaseException as failure:
-                error = _after(failure, error, value, run)
-        try:
-            if error is not None:
-                raise error
-            return returned
-        finally:
-            del error
-
-    def _note_ready(self, injected: Injected, given: dict[str, Any]) -> None:
-        """Let the next call take the values from `ready`, if all are of the scope "worker", and still there."""
-        values = {name: given[name] for name, _ in injected.values}
+    def note_ready(self, injected: Injected, values: dict[str, Any]) -> None:
+        """Let the next call take these values from `ready`, if all are of the scope "worker", and still there."""
         with self._lock:
-            made = [self._made_or_making.get(value) for _, value in injected.values]
-            if all(
-                known and known.done() and known.result() is given[name]
-                for known, name in zip(made, values, strict=True)
-            ):
+            made = [(name, self._made_or_making.get(value)) for name, value in injected.values]
+            if all(known and known.done() and known.result() is values[name] for name, known in made):
                 self.ready[injected] = values
 
-    # ---- values of an attempt
-
-    def _made(
-        self,
-        value: Provided,
-        made: dict[Provided, Any],
-        managers: list[tuple[Provided, Any]],
-        context: Callable[[], Any],
-    ) -> Any:
-        if value.scope == "worker":
-            return self._shared(value)
-        if value not in made:
-            given = {name: self._made(needed, made, managers, context) for name, needed in value.takes}
-            if value.context is not None:
-                given[value.context] = context()
-            if value.manager is None:
-                made[value] = value.provider(**given)
-            else:
-                manager = value.manager(**given)
-                made[value] = manager.__enter__()
-                managers.append((value, manager))
-        return made[value]
-
-    async def _made_async(
-        self,
-        value: Provided,
-        made: dict[Provided, Any],
-        managers: list[tuple[Provided, Any]],
-        context: Callable[[], Any],
-    ) -> Any:
-        if value.scope == "worker":
-            return await self._shared_async(value)
-        if value not in made:
-            given = {name: await self._made_async(needed, made, managers, context) for name, needed in value.takes}
-            if value.context is not None:
-                given[value.context] = context()
-            made[value], manager = await _entered(value, given)
-            if manager is not None:
-                managers.append((value, manager))
-        return made[value]
-
     # ---- values of the scope "worker": each is made once, also if many ask at once
+
+    async def shared(self, value: Provided, *, is_async: bool) -> Any:
+        """A value for handlers of this kind. A `def` handler's thread blocks where an `async def` handler waits."""
+        found: Any = _AGAIN
+        while found is _AGAIN:
+            making, is_maker = self._claimed(value)
+            if is_maker:
+                make = self._live(value, making, is_async=is_async)
+                if is_async:
+                    # In a task of its own: the job that needs it first may be cancelled, and what is entered and left in one task may
+                    # use anyio's scopes. Not by `context=`, which a task factory of the application's need not take.
+                    task = self._context.copy().run(asyncio.get_running_loop().create_task, make)
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                else:
+                    self._context.copy().run(run_now, make)
+            found = await asyncio.wrap_future(making) if is_async and not making.done() else making.result()
+        return found
 
     def _claimed(self, value: Provided) -> tuple[Future[Any], bool]:
         """A future for the value, and whether the caller is to make the value."""
@@ -233,55 +142,21 @@ class Life:
             making.set_running_or_notify_cancel()  # a task that waits cannot cancel it for the others
             return making, True
 
-    def _shared(self, value: Provided) -> Any:
-        found: Any = _AGAIN
-        while found is _AGAIN:
-            making, is_maker = self._claimed(value)
-            if is_maker:
-                self._context.copy().run(self._make, value, making)
-            found = making.result()
-        return found
+    async def _live(self, value: Provided, making: Future[Any], *, is_async: bool) -> None:
+        """Make and share a value. A value for `async def` handlers is also closed here, when it is to be closed."""
+        over, task = (asyncio.Event(), asyncio.current_task()) if is_async else (None, None)
 
-    def _make(self, value: Provided, making: Future[Any]) -> None:
-        try:
-            given = {name: self._shared(needed) for name, needed in value.takes}
-            manager = None if value.manager is None else value.manager(**given)
-            shared = value.provider(**given) if manager is None else manager.__enter__()
-        except BaseException as error:
-            self._failed(value, making, error)
-            if not isinstance(error, Exception):
-                raise
-            return
-        close = None if manager is None else partial(manager.__exit__, None, None, None)
-        if not self._succeeded(value, making, shared, close and (lambda apart: apart(close))) and close is not None:
-            close()
-
-    async def _shared_async(self, value: Provided) -> Any:
-        found: Any = _AGAIN
-        while found is _AGAIN:
-            making, is_maker = self._claimed(value)
-            if is_maker:
-                # In a task of its own: the job that needs it first may be cancelled, and what is entered and left in one task may use
-                # anyio's scopes. Not by `context=`, which a task factory of the application's need not take.
-                task = self._context.copy().run(asyncio.get_running_loop().create_task, self._live(value, making))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
-            found = making.result() if making.done() else await asyncio.wrap_future(making)
-        return found
-
-    async def _live(self, value: Provided, making: Future[Any]) -> None:
-        """Make a value, keep it until it is to be closed, and close it."""
-        over, task = asyncio.Event(), asyncio.current_task()
-
-        async def close(_: Apart) -> None:
+        async def close(apart: Apart) -> None:
+            if over is None or task is None:
+                await apart(lambda: run_now(_exit(value, manager, None)))
+                return
             over.set()
-            assert task is not None
             await asyncio.wait([task])
             if not task.cancelled():
                 task.result()
 
         try:
-            given = {name: await self._shared_async(needed) for name, needed in value.takes}
+            given = {name: await self.shared(needed, is_async=is_async) for name, needed in value.takes}
             shared, manager = await _entered(value, given)
         except BaseException as error:
             self._failed(value, making, error)
@@ -289,10 +164,10 @@ class Life:
                 raise
             return
         is_kept = self._succeeded(value, making, shared, None if manager is None else close)
-        if manager is None:
+        if manager is None or (is_kept and over is None):
             return
         try:
-            if is_kept:
+            if is_kept and over is not None:
                 await over.wait()
         except BaseException as error:  # the loop ends, or what the provider has started cancels this task
             self._forget(value)
@@ -327,6 +202,65 @@ class Life:
             self.ready.clear()
 
 
+class Values:
+    """The injected values of an attempt: `with` for a `def` handler, `async with` for an `async def` handler. Those of the scope "attempt"
+    are closed at the end of the block.
+    """
+
+    def __init__(self, life: Life, run: Run) -> None:
+        self._life, self._run = life, run
+        self._made: dict[Provided, Any] = {}
+        self._managers: list[tuple[Provided, Any]] = []
+
+    async def of(self, injected: Injected, context: object = None) -> dict[str, Any]:
+        """The values, by parameter. `context`: that of the handler, for providers that take it."""
+        if (ready := self._life.ready.get(injected)) is not None:
+            return ready
+        values = {name: await self._value(value, context) for name, value in injected.values}
+        self._life.note_ready(injected, values)
+        return values
+
+    async def _value(self, value: Provided, context: object) -> Any:
+        if value.scope == "worker":
+            return await self._life.shared(value, is_async=self._run.task.is_async)
+        if value not in self._made:
+            given = {name: await self._value(needed, context) for name, needed in value.takes}
+            if value.context is not None:
+                given[value.context] = context
+            self._made[value], manager = await _entered(value, given)
+            if manager is not None:
+                self._managers.append((value, manager))
+        return self._made[value]
+
+    def __enter__(self) -> Self:
+        return self
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        run_now(self.__aexit__(kind, error, traceback))
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        left = error
+        while self._managers:
+            value, manager = self._managers.pop()
+            try:
+                await _exit(value, manager, left)
+            except BaseException as failure:
+                if failure is left:
+                    continue
+                if isinstance(failure, Exception):
+                    _log_unclosed(value, failure, self._run)
+                else:
+                    left = failure  # only what stops the handler takes the place of its exception
+        try:
+            if left is not None and left is not error:
+                raise left
+        finally:
+            del left, error  # with their tracebacks they would refer to themselves
+
+
 async def _entered(value: Provided, given: dict[str, Any]) -> tuple[Any, Any]:
     """Call a provider. Returns the value, and the context manager that closes it, if there is any."""
     if value.manager is None:
@@ -342,16 +276,6 @@ async def _exit(value: Provided, manager: Any, error: BaseException | None) -> N
         await manager.__aexit__(*given)
     else:
         manager.__exit__(*given)
-
-
-def _after(failure: BaseException, error: BaseException | None, value: Provided, run: Run) -> BaseException | None:
-    """The exception with which an attempt goes on after closing a value has raised `failure`: only what stops the handler takes its place."""
-    if failure is error:
-        return error
-    if not isinstance(failure, Exception):
-        return failure
-    _log_unclosed(value, failure, run)
-    return error
 
 
 def _log_unclosed(value: Provided, error: BaseException, run: Run | None = None) -> None:
