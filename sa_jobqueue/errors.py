@@ -212,5 +212,5 @@ class HookError(JobQueueError):
     """A function of `on_worker_start` has failed, so the worker does not begin."""
 
 
-class HandlerTimeout(JobQueueError):
+class HandlerTimeout(JobQueueError, TimeoutError):
     """The handler took longer than its task's timeout."""

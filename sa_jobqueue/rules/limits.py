@@ -157,7 +157,7 @@ class Breaker:
     After `rest` one job starts as a probe. If it completes, the breaker closes; if it fails, the breaker rests again. Failures are counted
     over all workers. `failures`: 1 to 1,000. `per` and `rest`: seconds or a timedelta, from 1 second to a day.
 
-    `on`: the types of exceptions that count, by default every exception of the handler, and its timeout, which is a `HandlerTimeout`. A
+    `on`: the types of exceptions that count, by default every exception of the handler, and its timeout, a `HandlerTimeout`, which is a `TimeoutError`. A
     rescue, a cancel, and what a handler returns or raises on purpose, as `Retry` or `Snooze`, do not count. `by`: "task", or "key" to count and
     pause the jobs of each key by themselves; jobs without a key then count together.
 

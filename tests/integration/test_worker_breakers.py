@@ -35,7 +35,7 @@ from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.commands import start_command
 from tests.support.killed import FOLDER
 from tests.support.waiting import wait_until
-from tests.support.working import add, add_one, drain, finished, job_of, long_healthy, statuses, working
+from tests.support.working import add, add_one, drain, finished, job_of, long_healthy, statuses, time_out, working
 
 NEVER = RetryPolicy(no_retry=(BaseException,))
 LONG = 3_600.0
@@ -215,6 +215,26 @@ def test_only_failures_that_count_open_it(engine: Engine, url: str, registry: Re
     add_one(engine, enqueue(call, "value"))
     drain(url, registry)
     assert states(engine) == {}
+
+
+def test_the_timeout_of_a_task_counts_as_a_timeout_error(engine: Engine, url: str, registry: Registry) -> None:
+    """`on=(TimeoutError,)` is for the other side's answer that does not come, whoever notices it."""
+    begun, go = threading.Event(), threading.Event()
+
+    @task(
+        registry=registry, name="call", retry=NEVER, timeout=LONG,
+        breaker=Breaker(failures=1, per=LONG, rest=LONG, on=(TimeoutError,)),
+    )  # fmt: skip
+    def call() -> None:
+        begun.set()
+        go.wait(60)
+
+    with working(url, registry) as worker:
+        add_one(engine, enqueue(call))
+        assert begun.wait(60)
+        time_out(worker)
+        wait_until(lambda: states(engine) == {None: "open"})
+        go.set()
 
 
 def test_jobs_that_began_before_it_opened_say_nothing(engine: Engine, url: str, registry: Registry) -> None:
