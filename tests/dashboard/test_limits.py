@@ -179,6 +179,19 @@ def test_a_form_that_has_not_shown_the_limits_that_there_are_is_refused(engine: 
     assert (found.running, found.key_running, found.key_rate_count) == (6, 2, 60)
 
 
+def test_a_form_keeps_the_rates_that_it_does_not_show(engine: Engine, scene: Scene) -> None:
+    """Rates of named units are not in the form: who raises another limit of each key does not remove them."""
+    of_tokens = KeyLimits(running=2, rates=[Rate(1_000, per=60, unit="tokens")])
+    with engine.begin() as connection:
+        connection.execute(set_limit("new", per_key=of_tokens))
+    Viewer(engine).do("set_limit", name="new", seen="key_running=2", key_running="3", key_rate="5/1s")
+
+    with engine.connect() as connection:
+        columns = LimitRow.key_running, LimitRow.key_rate_count, LimitRow.key_rates
+        kept = connection.execute(select(*columns).where(LimitRow.name == "new")).one()
+    assert kept == (3, 5, of_tokens.columns()["key_rates"])
+
+
 def test_a_form_of_limits_that_are_gone_is_refused(engine: Engine, scene: Scene) -> None:
     """Another has removed them: the form would make them again."""
     viewer = Viewer(engine)

@@ -13,12 +13,13 @@ from ...errors import OptionError
 from ...models import status_literal
 from ...rules.lifecycle import JobStatus
 from ...rules.limits import MOST_JOBS, KeyLimits, Limits, Owner, Rate, rate_said, read_rate
+from ...sql.limits.admin import change_limits
 from ...sql.limits.state import is_keyless, is_later, is_ready
 from ...sql.limits.use import due_of_queues, ready_of_keys
 from ...sql.parts import table_of
 from ...sql.readings.depths import CAP, capped, list_workers
 from ...sql.workers import serves
-from ...statements import cancel_jobs, pause, remove_limit, resume, set_limit
+from ...statements import cancel_jobs, pause, remove_limit, resume
 from ..query import Query
 from ..refusals import BadInput
 from ..request import Missing, PageContext
@@ -120,8 +121,9 @@ def _set(context: PageContext) -> Done:
         raise BadInput("the form", "no limit", "at least one limit")
     if not changes:
         return Done(0, of=str(place))
-    differ = {"per_key" if name.startswith("key_") else name for name in changes}
-    count = _changed(context, place, set_limit, "the limit", **{name: given[name] for name in differ})
+    # Not the limits that the form does not show, as rates of named units.
+    differ = {name: value for name, value in columns.items() if name in changes or name.rpartition("_")[0] in changes}
+    count = _changed(context, place, change_limits, "the limit", columns=differ)
     target = {name: [value] for name, value in place._asdict().items() if value is not None}
     done, said = done_to(context, place, count), list(changes.values())
     change = f"{', '.join(said)}."
