@@ -21,7 +21,7 @@ from ..sql.chosen import is_worker
 from ..sql.readings.depths import list_workers
 from ..sql.readings.stats import HOURS_KEPT, MINUTES_KEPT
 from ..sql.workers import slots_wanted
-from ..statements import count_jobs, drain_workers, set_slots, sum_stats
+from ..statements import count_jobs, drain_workers, record_action, set_slots, sum_stats
 from .config import Config, Json, duration_option, queues_of
 from .filters import Queues
 from .output import Column, last_part, note, print_json, print_table, rate, say
@@ -303,12 +303,15 @@ def set_slots_(
         found = _worker_named(connection, name)
         if not connection.scalars(set_slots(WorkerRow.id == found.id, slots=slots)).all():
             raise ConfigurationError(f"{name} drains, or has left; `sa-jobqueue workers` lists the workers")
+        who = connection.scalar(sa.select(sa.literal_column("session_user")))
+        target = {"worker": [str(found.id)], "queue": [*slots], "slots": [str(limit) for limit in slots.values()]}
+        connection.execute(record_action("set_slots", who=str(who), target=target, count=1))
     seen: Any = found
     until = monotonic() + min((found.lease or 60.0) / 3, 20.0) + _MARGIN
     answer = "asked"
     while wait and answer == "asked" and monotonic() < until:
         sleep(_LOOK_EVERY)
-        with transaction(config, engine) as connection:
+        with engine.connect() as connection:
             seen = connection.execute(list_workers().where(WorkerRow.id == found.id)).one_or_none()
         answer = _answer(seen, slots)
     if json:
@@ -322,6 +325,8 @@ def set_slots_(
         note(f"{name}: {slots_wanted(seen.wanted)}")
     elif answer == "left":
         note(f"{name} has left")
+    elif answer == "replaced":
+        note(f"{name}: another request has set other slots meanwhile; `sa-jobqueue workers` shows what is wanted")
     elif not wait:
         say(f"asked {name} for {slots_wanted({'slots': slots}).removesuffix(' wanted')}; it notices within 20 s")
     else:
@@ -352,12 +357,15 @@ def _worker_named(connection: sa.Connection, name: str) -> Any:
 
 
 def _answer(row: Any, slots: Mapping[str, int]) -> str:
-    """What a worker's row says of these slots, which were asked for: "asked", "set", "refused", or "left" without a row."""
+    """What a worker's row says of these slots, which were asked for: "asked", "set", "refused", "replaced" by a later request, or "left"
+    without a row.
+    """
     if row is None:
         return "left"
-    if row.wanted is not None:
-        return "refused" if "refused" in row.wanted else "asked"
-    return "set" if all((row.slots or {}).get(name, 0) == limit for name, limit in slots.items()) else "asked"
+    if row.wanted is not None and "refused" in row.wanted:
+        return "refused"
+    answer, there = ("set", row.slots) if row.wanted is None else ("asked", row.wanted.get("slots"))
+    return answer if all((there or {}).get(name, 0) == limit for name, limit in slots.items()) else "replaced"
 
 
 def drain(

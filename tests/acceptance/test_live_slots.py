@@ -6,10 +6,12 @@ import json
 from typing import Any
 from uuid import UUID
 
+import pytest
 from sqlalchemy import select
 
 from sa_jobqueue import Job, JobStatus, enqueue
-from sa_jobqueue.models import WorkerRow
+from sa_jobqueue.cli.stats import _answer
+from sa_jobqueue.models import AuditEntry, WorkerRow
 from sa_jobqueue.statements import set_slots
 from tests.acceptance import app
 from tests.acceptance.conftest import Shop
@@ -30,6 +32,7 @@ def set_(shop: Shop, *queues: str) -> dict[str, Any]:
     name = row(shop)[1]
     result = invoke("workers", "set", name, *(f"--queue={queue}" for queue in queues), "--json", url=shop.url)
     answer: dict[str, Any] = json.loads(result.stdout)
+    assert result.stderr.count("database:") == 1
     assert result.exit_code == (0 if answer["answer"] == "set" else 1)
     return answer
 
@@ -118,8 +121,23 @@ def test_two_wishes_before_an_answer_are_both_followed(shop: Shop) -> None:
         wait_until(lambda: row(shop)[2:] == ({"default": 1, "mail": 2, "sync": 2}, None))
 
 
+@pytest.mark.parametrize(
+    ("slots", "wanted", "answer"),
+    [
+        ({"mail": 1}, {"slots": {"mail": 2, "sync": 3}}, "asked"),
+        ({"mail": 1}, {"slots": {"mail": 3}}, "replaced"),
+        ({"mail": 2}, None, "set"),
+        ({"mail": 3}, None, "replaced"),
+        ({"mail": 1}, {"slots": {"mail": 2}, "refused": "too many"}, "refused"),
+    ],
+)
+def test_the_command_tells_when_a_later_request_has_replaced_its_slots(slots: Any, wanted: Any, answer: str) -> None:
+    """`workers set --queue mail=2` does not wait for slots that the worker will not have."""
+    assert _answer(WorkerRow(slots=slots, wanted=wanted), {"mail": 2}) == answer
+
+
 def test_a_worker_is_named_by_its_place_or_its_id(shop: Shop) -> None:
-    """A name that no worker has, or two have, is refused with the workers that there are."""
+    """A name that no worker has, or two have, is refused with the workers that there are. The audit has a request that was made."""
     common = {"host": "web-1", "pid": 1, "queues": ["mail"], "concurrency": 4, "version": "1", "slots": {"mail": 4}}
     for number in (1, 2):
         shop.execute(WorkerRow.__table__.insert().values(id=UUID(int=number), **common))
@@ -132,5 +150,7 @@ def test_a_worker_is_named_by_its_place_or_its_id(shop: Shop) -> None:
     given = ("workers", "set", str(UUID(int=2)), "--queue=mail=1", "--no-wait")
     assert "asked" in invoke(*given, url=shop.url).stdout
     assert shop.execute(select(WorkerRow.wanted).order_by(WorkerRow.id)) == [(None,), ({"slots": {"mail": 1}},)]
+    target = {"worker": [str(UUID(int=2))], "queue": ["mail"], "slots": ["1"]}
+    assert shop.execute(select(AuditEntry.action, AuditEntry.target)) == [("set_slots", target)]
     assert "expected NAME=SLOTS" in invoke(*given[:3], "--queue=mail", url=shop.url).stderr
     assert shop.jobs(Job.queue == "mail") == []
