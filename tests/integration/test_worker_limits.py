@@ -25,6 +25,7 @@ from sa_jobqueue import (
     Rate,
     Registry,
     Retry,
+    RetryPolicy,
     Snooze,
     Unique,
     Worker,
@@ -599,6 +600,26 @@ def test_what_a_handler_has_used_takes_the_place_of_its_estimate(engine: Engine,
 
 def _uses(ctx: JobContext, tokens: int) -> None:
     ctx.used(tokens=tokens)
+
+
+def test_a_retry_pays_its_estimate_again(engine: Engine, url: str, registry: Registry) -> None:
+    """Next to what the failed attempt has used: the provider has counted both."""
+
+    @task(registry=registry, name="asks", retry=RetryPolicy(base=0))
+    def asks(ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            ctx.used(tokens=200)
+            raise ConnectionError("the answer was lost")
+
+    with engine.begin() as connection:
+        tokens = Rate(1_000, per=1_000_000, burst=1_000, unit="tokens")
+        connection.execute(statements.set_limit("default", rates=[tokens]))
+    add(engine, enqueue(asks.options(units={"tokens": 300})))
+    drain(url, registry, queues={"default": 1})
+
+    assert statuses(engine) == [JobStatus.COMPLETED]
+    with engine.connect() as connection:
+        assert connection.scalar(select(LimitState.owed)) == pytest.approx(500, abs=1)
 
 
 def test_jobs_of_a_dead_worker_keep_their_permits_until_they_are_rescued(

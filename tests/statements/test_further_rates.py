@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, select, text, update
 
 from sa_jobqueue import KeyLimits, Rate, WaitReason
 from sa_jobqueue.models import LimitState
+from sa_jobqueue.sql.notes import correct_units
 from sa_jobqueue.statements import set_limit, why_waiting
 from tests.support.factory import TABLE
 from tests.support.limits import Claimant, end, fill
@@ -144,3 +145,21 @@ def test_what_was_used_takes_the_place_of_the_estimate(connection: Connection, u
         assert connection.scalar(call, {"id": job.id, "token": job.claim_token, "used": given})
 
     assert len(claimed(connection)) == then
+
+
+def test_the_report_of_a_stale_claim_corrects_nothing(connection: Connection) -> None:
+    """A worker that was frozen reports after another has claimed the job: the rate keeps both estimates, until the new claim reports."""
+    connection.execute(set_limit("default", rates=[of_tokens(1_000, 1_000)]))
+    (id,) = fill(connection, 1, extras=tokens(400))
+    (stale,) = Claimant(connection).claim(1)
+    connection.execute(update(TABLE).where(TABLE.c.id == id).values(status="queued", lease_expires_at=None))
+    (current,) = Claimant(connection).claim(1)
+    (waiting,) = fill(connection, 1, extras=tokens(300))
+
+    def corrected(token: int | None) -> object:
+        return connection.scalar(correct_units(id=id, token=token, used='{"tokens": [null, 0]}'))
+
+    assert corrected(stale.claim_token) is False
+    assert claimed(connection) == []
+    assert corrected(current.claim_token) is True
+    assert claimed(connection) == [waiting]
