@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, OptionError, TaskError
 from ..models import Job, JobMixin, is_own, schema_of
 from ..tasks.registry import Registry, default_registry
 from ..util.log import enable_loggers, place_of
@@ -63,6 +63,7 @@ def load_app(config: Config) -> Application:
 
 
 def _merged(registries: Sequence[Registry]) -> Registry:
+    """All of them as one registry. A task reads `archive`, `callbacks` and `secrets` in its own registry."""
     if len(registries) <= 1:
         return next(iter(registries), default_registry)
     merged = Registry(
@@ -72,8 +73,10 @@ def _merged(registries: Sequence[Registry]) -> Registry:
         job=_only("job", registries),
     )
     for registry in registries:
-        for task in registry:
-            merged.add(task)
+        try:
+            merged.include(registry)
+        except (OptionError, TaskError) as error:
+            raise ConfigurationError(f"--app names registries that do not go together: {error}") from error
     return merged
 
 

@@ -249,6 +249,22 @@ class Registry:
         finally:
             self.overrides = before
 
+    def include(self, other: Registry) -> None:
+        """Take over the tasks, schedules, limits of queues and hooks that another registry declares. Its other settings stay with its tasks.
+
+        Raises TaskError or OptionError where both registries have the same name for something else.
+        """
+        for task in other:
+            self.add(task)
+        for name, declared in other._schedules.items():  # its own class
+            if name in self._schedules:
+                raise OptionError(f"two registries declare the schedule {name!r}: give one of them another name=")
+            self._schedules[name] = declared
+        for name, limits in other._queues.items():
+            self.queue(name, limits=limits)
+        self.start_hooks += other.start_hooks
+        self.stop_hooks += other.stop_hooks
+
     def _is_reloaded(self, before: object, after: object) -> bool:
         """Whether a task replaced the other when its module was loaded again."""
         return (

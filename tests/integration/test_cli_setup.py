@@ -12,11 +12,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, make_url
+from sqlalchemy import Engine, make_url, select
+from sqlalchemy.orm import Session
 from typer.testing import Result
 
+from sa_jobqueue import Schedule
+from sa_jobqueue.models.limits import LimitRow
 from tests.support import pooler
 from tests.support.cli import as_json, invoke, notes, output, refused
+from tests.support.commands import run_command
 from tests.support.databases import connect
 from tests.support.factory import row
 
@@ -254,6 +258,52 @@ def test_app_may_name_several_registries(url: str, folder: Path) -> None:
     assert as_json("enqueue", "shop.send", f'{{"order": "{uuid.uuid4()}"}}', *both, url=url)["queue"] == "mail"
     assert "not a Registry" in refused("enqueue", "a", "--app", "shop_tasks:send", url=url)
     assert "'shop_tasks' has no name 'nope'" in refused("enqueue", "a", "--app", "shop_tasks:nope", url=url)
+
+
+PARTS = """
+from pathlib import Path
+from sa_jobqueue import Limits, Registry, every, task
+
+mail, books = Registry(), Registry()
+said = Path(__file__).with_name("said")
+mail.queue("mail", limits=Limits(running=1))
+
+
+@task(registry=mail)
+def send() -> None: ...
+
+
+@task(registry=books)
+def close() -> None: ...
+
+
+def say(word):
+    with said.open("a") as file:
+        file.write(word)
+
+
+mail.schedule(every(3600), send, name="hourly")
+books.schedule(every(86400), close, name="daily")
+mail.on_worker_start(lambda: say("mail starts. "))
+books.on_worker_start(lambda: say("books start. "))
+books.on_worker_stop(lambda: say("books stop."))
+"""
+
+
+def test_a_worker_of_several_registries_has_the_schedules_the_limits_and_the_hooks_of_all(
+    engine: Engine, url: str, folder: Path
+) -> None:
+    """Two schedules of the same name are refused."""
+    (folder / "shop_parts.py").write_text(PARTS)
+    done = run_command("work", "--app", "shop_parts:mail, shop_parts:books", "--drain", url=url, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    with Session(engine) as session:
+        assert set(session.scalars(select(Schedule.name))) == {"hourly", "daily"}
+        assert session.scalars(select(LimitRow.name)).all() == ["mail"]
+    assert (folder / "said").read_text() == "mail starts. books start. books stop."
+    (folder / "shop_more.py").write_text(PARTS)
+    both = run_command("work", "--app", "shop_parts:mail, shop_more:mail", "--drain", url=url, cwd=folder)
+    assert "registries that do not go together: two registries declare the schedule 'hourly'" in both.stderr
 
 
 SEVERAL = """
