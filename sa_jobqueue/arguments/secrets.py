@@ -92,15 +92,13 @@ class SecretKeys:
         """Decrypt the value that a row has, if it is for one of these places. Raises PayloadError."""
         from cryptography.exceptions import InvalidTag
 
-        match sealed:
-            case {"$secret": [str(id), str(text)]}:
-                pass
-            case _:
-                raise PayloadError("it is no stored secret: a key's id and a base64 text are expected")
-        if (cipher := self._ciphers.get(id)) is None:
+        key, text = _parts(sealed)
+        if key is None:
+            raise PayloadError("it is no stored secret: a key's id and a base64 text are expected")
+        if (cipher := self._ciphers.get(key)) is None:
             known = ", ".join(map(repr, self._ciphers))
             raise PayloadError(
-                f"it was encrypted with the key {id!r:.120}, which is not among the registry's keys ({known}): add the key to SecretKeys, and retry the job"
+                f"it was encrypted with the key {key!r:.120}, which is not among the registry's keys ({known}): add the key to SecretKeys, and retry the job"
             )
         try:
             data = b64decode(text, validate=True)
@@ -108,15 +106,24 @@ class SecretKeys:
             data = b""
         for place in places:
             try:
-                return cipher.decrypt(data[:_NONCE], data[_NONCE:], place.authenticated(id))
+                return cipher.decrypt(data[:_NONCE], data[_NONCE:], place.authenticated(key))
             except (InvalidTag, ValueError):  # ValueError: the nonce is cut off
                 continue
         raise PayloadError(
-            f"the key {id!r} does not decrypt it: it was changed, or belongs to another task or argument"
+            f"the key {key!r} does not decrypt it: it was changed, or belongs to another task or argument"
         )
 
     def __repr__(self) -> str:
         return f"<SecretKeys {', '.join(map(repr, self._ciphers))}, current {self.current!r}>"
+
+
+def _parts(sealed: Any) -> tuple[str, str] | tuple[None, str]:
+    """The name of the key and the ciphertext of a stored secret; no name where a row has something else."""
+    match sealed:
+        case {"$secret": [str(id), str(text)]}:
+            return id, text
+        case _:
+            return None, ""
 
 
 def _checked_id(id: object) -> str:
@@ -189,7 +196,7 @@ class Sealing:
         for name, value in args.items():
             try:
                 if is_marked(value, SECRET):
-                    if value[SECRET][:1] != [self._keys().current]:
+                    if _parts(value)[0] != self._keys().current:
                         changes[name] = self.seal(self.open(value, name), name)
                 elif name in encrypted and value is not None:
                     changes[name] = self.seal(to_json(value[SENSITIVE] if is_marked(value, SENSITIVE) else value), name)

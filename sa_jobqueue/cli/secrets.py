@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import islice
 from typing import Annotated, Any
 
 import typer
 
 from ..arguments.secrets import Sealing, new_key
-from ..errors import ConfigurationError
+from ..errors import ConfigurationError, PayloadError
 from ..sql.secrets import reseal_rows
-from ..tasks.registry import Registry
 from .application import load_registry, own_jobs
 from .config import Config, Json
 from .output import cleaned, note, print_json, say
@@ -45,12 +45,20 @@ def rotate(
     registry = load_registry(config)
     config, job = own_jobs(config, registry)
     secrets = {name: (task.sealing, task.parameters.encrypted) for task in registry for name in task.sealing.names}
-    if registry.secrets is None and all(sealing.keys() is None for sealing, _ in secrets.values()):
+    found = [registry.secrets, *(sealing.keys() for sealing, _ in secrets.values())]
+    all_keys = list({id(keys): keys for keys in found if keys is not None}.values())
+    if not all_keys:
         raise ConfigurationError("no registry of --app has keys: set default_registry.secrets = SecretKeys(...)")
 
     def reseal(task: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
-        sealing, encrypted = secrets.get(task) or (_sealing_of(registry, task), frozenset())
-        return sealing.resealed(args, encrypted)
+        if (known := secrets.get(task)) is not None:
+            return known[0].resealed(args, known[1])
+        # The application no longer has the task. Its keys were those of one of the registries.
+        *others, last = all_keys
+        for keys in others:
+            with suppress(PayloadError):
+                return Sealing((task,), lambda keys=keys: keys).resealed(args, ())
+        return Sealing((task,), lambda: last).resealed(args, ())
 
     tasks = [name for name, (_, encrypted) in secrets.items() if encrypted]
     done = reseal_rows(open_engine(config), reseal, tasks=tasks, batch=batch, job=job)
@@ -64,8 +72,3 @@ def rotate(
             note(f"left: {len(done.left) - _LISTED:,} more")
     if done.left:
         raise typer.Exit(1)
-
-
-def _sealing_of(registry: Registry, task: str) -> Sealing:
-    """For the rows of a task that the application no longer has."""
-    return Sealing((task,), lambda: registry.secrets)

@@ -15,7 +15,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from ..arguments.storable import encode_plain, load_any
 from ..errors import PayloadError
 from ..models import Job, JobMixin, companions_of
-from .parts import array, table_of
+from .parts import array, rows, table_of
 
 _SECRET: sa.ColumnElement[Any] = sa.literal_column("""CAST('$.*."$secret"' AS jsonpath)""")
 _MARKED: sa.ColumnElement[Any] = sa.literal_column(
@@ -65,16 +65,27 @@ def reseal_rows(
                 after = sa.tuple_(*key) > sa.tuple_(*[sa.literal(value, sa.BigInteger) for value in _key(found[-1])])
             with engine.begin() as connection:
                 found = list(connection.execute(page.where(after)))
-                for row in found:
-                    changes = _changes(name, row, reseal, done)
-                    if changes:
-                        done.count[name] += 1
-                        made = sa.cast(sa.literal(encode_plain(changes, what="rotate"), sa.Text), JSONB)
-                        here = [column == value for column, value in zip(key, _key(row), strict=True)]
-                        connection.execute(sa.update(table).where(*here).values(args=table.c.args.op("||")(made)))
+                changed = [(_key(row), changes) for row in found if (changes := _changes(name, row, reseal, done))]
+                if changed:
+                    connection.execute(_resealed(table, key, changed))
+            done.count[name] += len(changed)
             if not found:
                 break
     return done
+
+
+def _resealed(
+    table: sa.Table, key: Sequence[sa.Column[Any]], changed: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
+) -> sa.Update:
+    """Write the changed entries of these rows, each given by its key."""
+    texts = [encode_plain(changes, what="rotate") for _, changes in changed]
+    ids = zip(*(of_row for of_row, _ in changed), strict=True)
+    keys = {
+        column.key: array(f"resealed_{column.key}", of, sa.BigInteger()) for column, of in zip(key, ids, strict=True)
+    }
+    given = rows("resealed", made=array("resealed_args", texts, sa.Text()), **keys)
+    merged = table.c.args.op("||")(sa.cast(given.c.made, JSONB))
+    return sa.update(table).where(*(column == given.c[column.key] for column in key)).values(args=merged)
 
 
 def _key(row: sa.Row[Any]) -> tuple[Any, ...]:
@@ -85,6 +96,6 @@ def _changes(name: str, row: sa.Row[Any], reseal: Reseal, done: Rotated) -> Mapp
     try:
         args = load_any(row.args)
         return reseal(row.task, args) if isinstance(args, dict) else {}
-    except PayloadError as error:
+    except (PayloadError, RecursionError, ValueError) as error:  # the last two: of JSON that is nested too deep
         done.left.append(f"{name} {', '.join(map(str, _key(row)))} ({row.task}): {error}")
         return {}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from sqlalchemy import Engine, select, text, update
+from sqlalchemy import Engine, insert, select, text, update
 from sqlalchemy.orm import Session
 from typer.testing import Result
 
@@ -339,6 +339,34 @@ def test_a_rotation_without_an_old_key_names_the_rows(
     assert "has keys: set default_registry.secrets" in refused(
         "secrets", "rotate", "--app", "tests.support.orders:registry", url=database_url
     )
+
+
+def test_a_row_that_cannot_be_read_does_not_keep_the_others_from_the_rotation(
+    engine: Engine, command: Callable[..., Result], sync: AnyTask
+) -> None:
+    """It is named. Secrets of tasks that the application no longer has are encrypted, too."""
+
+    @task(registry=sync.registry, name="shop.gone")  # type: ignore[arg-type]
+    def gone(token: Annotated[str, Secret()]) -> None: ...
+
+    deep = ['{"x": ' * depth + "1" + "}" * depth for depth in (300, 5_000)]
+    bad = ['{"$secret": null}', '{"$secret": 7}', '{"$secret": {"a": 1}}', '{"$secret": ["2026"]}', *deep]
+    with engine.begin() as connection:
+        for value in bad:
+            job = insert(Job).values(task="shop.sync", args=text("CAST(:args AS jsonb)"))
+            connection.execute(job, {"args": f'{{"n": 1, "token": {value}}}'})
+    last = [
+        add_one(engine, enqueue(of, **args))
+        for of, args in ((sync, {"n": 1, "token": VALUE}), (gone, {"token": VALUE}))
+    ]
+    found = command(BOTH, "secrets", "rotate", "--json")
+    assert found.exit_code == 1
+    counted = json.loads(found.stdout)
+    assert [line.split(":")[0] for line in counted["left"]] == [
+        f"jobs {id} (shop.sync)" for id in range(1, len(bad) + 1)
+    ]
+    assert counted["jobs"] == 2
+    assert {job_of(engine, job).args["token"]["$secret"][0] for job in last} == {"2026"}
 
 
 def test_new_key_prints_a_key() -> None:
