@@ -185,11 +185,11 @@ class Arguments:
             if not (name in back and same(value, back[name])):
                 if found := next(unstorable(value, name), None):
                     raise PayloadError(f"{self._what}: argument {found}")
-                again = shown(back.get(name))
-                if again == shown(value):
+                again = self._shown(back.get(name))
+                if again == self._shown(value):
                     again = "something else: its JSON does not hold all of it"
                 raise PayloadError(
-                    f"{self._what}: argument {name}: {shown(value)} would come back from JSON as {again}: "
+                    f"{self._what}: argument {name}: {self._shown(value)} would come back from JSON as {again}: "
                     "annotate the parameter with the type that is meant, or pass plain JSON"
                 )
 
@@ -225,8 +225,9 @@ class Arguments:
             return f"argument {path}: {detail['msg']}"
         message = detail["msg"][:1].lower() + detail["msg"][1:]
         if of_key:
-            return f"argument {path}: the key {shown(value)}: {message}"
-        sentence = f"argument {path}: {message}, got {shown(value)}" if path else f"{message}, got {shown(value)}"
+            return f"argument {path}: the key {self._shown(value)}: {message}"
+        got = f"{message}, got {self._shown(value)}"
+        sentence = f"argument {path}: {got}" if path else got
         if not enqueueing:
             return sentence
         if value is None:
@@ -234,6 +235,10 @@ class Arguments:
         if isinstance(value, str) and kind.startswith(_OBJECTS):
             return f"{sentence}: pass the Python object, not its text"
         return sentence
+
+    def _shown(self, value: object) -> str:
+        """A wrong value for a message. In a call with its arguments in a wrong order it may be a secret."""
+        return f"a {type(value).__name__}, which is not shown" if self.resolve().secrets else shown(value)
 
 
 def _spread(plan: Plan, found: dict[str, Any], what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:

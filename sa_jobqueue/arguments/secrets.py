@@ -34,6 +34,9 @@ _PLACE = "sa_jobqueue secret 1"
 class _Mark:
     """An instruction next to the type of a parameter in an `Annotated`."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
         mark, field = type(self).__name__, handler.field_name
         at = f" at {field!r}" if field not in (None, "value") else ""  # a single type is checked as the field "value"

@@ -47,14 +47,15 @@ class _Rest:
 
     name: str
     adapter: TypeAdapter[Any]
+    validator: SchemaValidator
 
     def validate_python(self, values: dict[str, Any]) -> dict[str, Any]:
-        valid: dict[str, Any] = self.adapter.validator.validate_python({self.name: values}, strict=True)[self.name]
+        valid: dict[str, Any] = self.validator.validate_python({self.name: values}, strict=True)[self.name]
         return valid
 
     def validate_json(self, values: dict[str, Any]) -> dict[str, Any]:
         data = to_json({self.name: values})
-        valid: dict[str, Any] = self.adapter.validator.validate_json(data, strict=True)[self.name]
+        valid: dict[str, Any] = self.validator.validate_json(data, strict=True)[self.name]
         return valid
 
 
@@ -162,7 +163,8 @@ def plan_of(
         hints[parameter.name] = hint
         if parameter.kind is _Parameter.VAR_KEYWORD:
             of = hint.__args__[0] if typing.get_origin(hint) is Unpack else GenericAlias(dict, (str, hint))
-            rest = _Rest(parameter.name, _adapter(what, {parameter.name: of}))
+            of_rest = _adapter(what, {parameter.name: of})
+            rest = _Rest(parameter.name, of_rest, SchemaValidator(of_rest.core_schema, _HIDING))
         elif parameter.kind is _Parameter.VAR_POSITIONAL:
             variable = parameter.name
             fields[variable] = NotRequired[tuple[hint, ...]]
@@ -245,6 +247,9 @@ def _refuse_context(injected: Injected, what: str) -> None:
         )
 
 
+_MARKS = ", and marks are of an item, as in list[Annotated[str, Secret()]]"
+
+
 def _item_of(hint: Any, parameter: inspect.Parameter, what: str) -> Any:
     """The type of one job's argument, for a parameter of a batch handler, which takes a list of them."""
     if parameter.kind in _VARIABLE or parameter.default is not parameter.empty:
@@ -257,7 +262,7 @@ def _item_of(hint: Any, parameter: inspect.Parameter, what: str) -> Any:
     if typing.get_origin(hint) is not list:
         raise TaskError(
             f"{what}: the parameter {parameter.name!r} of a batch handler must be annotated as a list, list[Order] say, not {hint!r}: "
-            "each job has an item in it"
+            f"each job has an item in it{_MARKS if typing.get_origin(hint) is typing.Annotated else ''}"
         )
     return typing.get_args(hint)[0]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..arguments.secrets import Sealing, new_key
+from ..arguments.secrets import Sealing, SecretKeys, new_key
 from ..errors import ConfigurationError, PayloadError
 from ..sql.secrets import reseal_rows
 from .application import load_registry, own_jobs
@@ -54,11 +54,10 @@ def rotate(
         if (known := secrets.get(task)) is not None:
             return known[0].resealed(args, known[1])
         # The application no longer has the task. Its keys were those of one of the registries.
-        *others, last = all_keys
-        for keys in others:
+        for keys in all_keys[:-1]:
             with suppress(PayloadError):
-                return Sealing((task,), lambda keys=keys: keys).resealed(args, ())
-        return Sealing((task,), lambda: last).resealed(args, ())
+                return _sealing(task, keys).resealed(args, ())
+        return _sealing(task, all_keys[-1]).resealed(args, ())
 
     tasks = [name for name, (_, encrypted) in secrets.items() if encrypted]
     done = reseal_rows(open_engine(config), reseal, tasks=tasks, batch=batch, job=job)
@@ -72,3 +71,7 @@ def rotate(
             note(f"left: {len(done.left) - _LISTED:,} more")
     if done.left:
         raise typer.Exit(1)
+
+
+def _sealing(task: str, keys: SecretKeys) -> Sealing:
+    return Sealing((task,), lambda: keys)

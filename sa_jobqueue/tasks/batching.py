@@ -100,6 +100,10 @@ class Grouping:
                     f"and of its mapped arguments these have it: {mapped}"
                 )
             self.argument = found[0]
+        elif by in plan.encrypted:
+            raise TaskError(
+                f"task {task!r}: Batching(by={by!r}) names a secret argument, and no two secrets are equal in their rows: name another argument"
+            )
 
     def stored(self, args: str) -> Group:
         """The value in the stored arguments of a job. None for an attribute, which is known once the object is loaded, and for arguments that

@@ -119,11 +119,7 @@ class _Wanted:
         """How the job differs from what is wanted."""
         args = self._args(job)
         found = [
-            f"{name}, which is not shown, differs"
-            if name in args and name in self._hidden
-            else f"{name}={args[name]!r}, not {_named_value(value)}"
-            if name in args
-            else f"no {name}, instead of {_named_value(value)}"
+            self._difference(name, value, args)
             for name, value in self.partial.items()
             if name not in args or not _equal(args[name], value)
         ]
@@ -134,6 +130,16 @@ class _Wanted:
             if not _same(of_job, value):
                 found.append(f"{name}={_shown(of_job)}, not {_shown(value)}")
         return found
+
+    def _difference(self, name: str, wanted: Any, args: Mapping[str, Any]) -> str:
+        is_hidden = name in self._hidden or without_secrets(args.get(name)) == HIDDEN
+        if name not in args:
+            return f"no {name}, instead of {HIDDEN if is_hidden else _named_value(wanted)}"
+        return (
+            f"{name}, which is not shown, differs"
+            if is_hidden
+            else f"{name}={args[name]!r}, not {_named_value(wanted)}"
+        )
 
     def _args(self, job: Job) -> Mapping[str, Any]:
         """The arguments as the handler gets them; as they are stored, if there is no handler, or they do not fit it."""

@@ -16,6 +16,8 @@ from sqlalchemy.orm import Session
 from typer.testing import Result
 
 from sa_jobqueue import (
+    BatchContext,
+    Batching,
     Job,
     JobStatus,
     Registry,
@@ -125,6 +127,25 @@ def test_only_the_handler_gets_a_secret(
         assert "ada@b" not in words
         assert "$secret" not in words
     assert as_json("show", str(done), url=database_url)["args"] == {"n": 1, "token": "(hidden)", "email": "(hidden)"}
+
+
+def test_a_batch_handler_gets_secrets_and_a_missing_key_fails_only_its_jobs(
+    engine: Engine, keys: Registry, got: list[Any]
+) -> None:
+    """The batch runs without them."""
+
+    @task(registry=keys, name="shop.sync_all", batch=Batching(10))
+    def sync_all(ctx: BatchContext, tokens: list[Annotated[str, Secret()]]) -> None:
+        got.append(tokens)
+
+    lost = add_one(engine, enqueue(sync_all, "lost"))
+    keys.secrets = SecretKeys({"2026": NEW}, current="2026")
+    for number in range(3):
+        add_one(engine, enqueue(sync_all, f"{VALUE}-{number}"))
+    drain(engine, keys)
+    assert sorted(token for tokens in got for token in tokens) == [f"{VALUE}-{number}" for number in range(3)]
+    assert "encrypted with the key '2025', which is not among" in job_of(engine, lost).errors[0]["message"]
+    assert VALUE not in dumped(engine)
 
 
 def test_the_archive_shows_no_secret(engine: Engine, database_url: str, sync: AnyTask) -> None:
@@ -238,6 +259,9 @@ def test_assertions_compare_a_secret_in_clear(session: Session, keys: Registry, 
         assert_enqueued(session, sync, token="tok-0815")
     assert VALUE not in str(caught.value)
     assert "tok-0815" not in str(caught.value).split("is not enqueued")[0]
+    with pytest.raises(AssertionError, match=r"email, which is not shown, differs, no tokn, instead of") as caught:
+        assert_enqueued(session, "shop.sync", email="grace@b", tokn="")
+    assert "ada@b" not in str(caught.value)
     with pytest.raises(AssertionError, match=r"token='\(hidden\)'") as caught:
         assert_not_enqueued(session, sync, token=VALUE)
     (ran,) = drain_here(session, registry=keys).listed

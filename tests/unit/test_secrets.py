@@ -17,7 +17,20 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, SecretStr
 from sqlalchemy import select
 
-from sa_jobqueue import Registry, Schedule, Secret, SecretKeys, Sensitive, TaskName, Unique, enqueue_select, every, task
+from sa_jobqueue import (
+    BatchContext,
+    Batching,
+    Registry,
+    Schedule,
+    Secret,
+    SecretKeys,
+    Sensitive,
+    TaskName,
+    Unique,
+    enqueue_select,
+    every,
+    task,
+)
 from sa_jobqueue.arguments.secrets import new_key
 from sa_jobqueue.errors import ConfigurationError, OptionError, PayloadError, TaskError
 from sa_jobqueue.tasks.tasks import AnyTask
@@ -115,7 +128,8 @@ def test_no_message_has_a_secret(sync: AnyTask, registry: Registry) -> None:
     assert f"argument email: {hidden} does not fit str (string_type)" in refusal(sync, 1, "t", email={VALUE: 1})
     assert f"argument spare: {hidden} does not fit Any (ValueError)" in refusal(sync, 1, "t", spare=SecretStr(VALUE))
     assert "has a part that JSON in PostgreSQL cannot hold" in refusal(sync, 1, f"{VALUE}\0")
-    assert "argument n: input should be a valid integer, got 'x'" in refusal(sync, "x", VALUE)
+    # A call with its arguments in a wrong order.
+    assert "argument n: input should be a valid integer, got a str, which is not shown" in refusal(sync, VALUE, "x")
     assert "argument n is missing" in refusal(sync, token=VALUE)
     assert "unknown argument tokn" in refusal(sync, 1, None, tokn=VALUE)
     with pytest.raises(PayloadError) as caught:
@@ -123,6 +137,34 @@ def test_no_message_has_a_secret(sync: AnyTask, registry: Registry) -> None:
     assert VALUE not in str(caught.value)
     call = sync.call(1, VALUE, email=f"{VALUE}@b")
     assert repr(call) == """<Call 'sync' in 'default': {"n": 1, "token": "(hidden)", "email": "(hidden)"}>"""
+
+
+def test_no_message_of_a_task_with_keywords_has_a_secret(registry: Registry) -> None:
+    """The keywords that its handler takes are checked by themselves."""
+
+    @task(registry=registry, name="post")
+    def post(token: Annotated[str, Secret()], **counts: int) -> None: ...
+
+    assert "argument counts.tokn: input should be a valid integer" in refusal(post, "t", tokn=VALUE)
+
+
+def test_a_batch_handler_marks_the_items_of_its_lists(registry: Registry) -> None:
+    """Another place is refused, and so is a secret by which batches would be put together."""
+
+    def made(tokens: Any, **options: Any) -> AnyTask:
+        def handler(ctx: BatchContext, tokens: Any) -> None: ...
+
+        handler.__annotations__["tokens"] = tokens
+        return task(registry=Registry(secrets=registry.secrets), name="batch", batch=Batching(10, **options))(handler)
+
+    tokens = list[Annotated[str, Secret()]]
+    assert stored(made(tokens).call(VALUE))["tokens"].keys() == {"$secret"}
+    with pytest.raises(
+        TaskError, match=r"not .*Secret\(\)\]: each job has an item in it, and marks are of an item, as in list\[Ann"
+    ):
+        made(Annotated[list[str], Secret()]).resolve()
+    with pytest.raises(TaskError, match=r"by='tokens'.*names a secret argument, and no two secrets are equal"):
+        made(tokens, by="tokens").resolve()
 
 
 def test_a_secret_decrypts_only_in_its_own_place(sync: AnyTask, registry: Registry) -> None:
