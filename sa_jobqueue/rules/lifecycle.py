@@ -19,6 +19,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
+from ..errors import ObjectMissing
 from .failures import entry
 from .limits import Breaker, Told
 from .outcomes import (
@@ -262,7 +263,8 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, ela
     A job that would be queued again for a time after its deadline fails instead.
     """
     change = _decide(claim, outcome, rules, random)
-    if rules.breaker is not None and isinstance(outcome, Failed):
+    # Where an object is missing, the handler was not called.
+    if rules.breaker is not None and isinstance(outcome, Failed) and not isinstance(outcome.exception, ObjectMissing):
         failed = isinstance(outcome.exception, rules.breaker.on)
         if failed or "probes" in extra(claim):
             change = change._replace(tells=rules.breaker.told(failed=failed))

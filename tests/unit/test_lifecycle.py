@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from sa_jobqueue import Breaker
+from sa_jobqueue.errors import ObjectMissing
 from sa_jobqueue.rules.failures import MAX_MESSAGE
 from sa_jobqueue.rules.lifecycle import (
     DEADLINE_OVER,
@@ -227,6 +229,18 @@ def test_no_retry_ends_the_job_whatever_attempts_are_left() -> None:
     rules = Rules(RetryPolicy(no_retry=(ValueError,)))
 
     assert decide(claimed(1, 9), BOOM, rules, random=0.5).status is FAILED
+
+
+@pytest.mark.parametrize("probes", [False, True])
+def test_a_job_whose_object_is_missing_tells_the_breaker_nothing(probes: bool) -> None:
+    """Its handler was not called: the other side has neither failed nor answered. Another job probes."""
+    claim = claimed()._replace(extra='{"probes": true}' if probes else None)
+    for on in (Exception, TimeoutError):
+        rules = Rules(breaker=Breaker(on=on))
+        missing = decide(claim, Failed(ObjectMissing("Order 7 is gone"), ERROR), rules, random=0.5)
+        other = decide(claim, BOOM, rules, random=0.5)
+        assert missing.tells is None
+        assert (other.tells is None) == (on is TimeoutError and not probes)
 
 
 def test_jitter_moves_the_delay_by_the_random_number() -> None:
