@@ -154,6 +154,7 @@ _GRANTS: Mapping[Can, tuple[str, ...]] = MappingProxyType(
             "SELECT ON TABLE {schema}.job_key",
             "SELECT, INSERT, UPDATE, DELETE ON TABLE {schema}.limit_state",
             "EXECUTE ON FUNCTION {schema}.tell_breakers(bigint[], boolean[], boolean[], integer[], double precision[], double precision[])",
+            "EXECUTE ON FUNCTION {schema}.forget_breakers()",
             "SELECT, UPDATE ON SEQUENCE {schema}.gate_limit",
             f"EXECUTE ON FUNCTION {_ENQUEUE_TICKS}",
             "SELECT, UPDATE ON SEQUENCE " + ", ".join(f"{{schema}}.gate_{gate}" for gate in (*range(GATES), "any")),

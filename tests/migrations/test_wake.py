@@ -391,6 +391,7 @@ class TestLeastPrivilege:
             ("enqueue_ticks", True, [path], False),
             ("fire_callbacks", False, [path, seek, "plan_cache_mode=force_generic_plan"], False),
             ("follow_up", True, [path, seek], False),
+            ("forget_breakers", True, [path], False),
             ("further_correct", False, [path], True),
             ("further_full", False, [path], True),
             ("further_rates", False, [path, seek, "plan_cache_mode=force_generic_plan"], True),

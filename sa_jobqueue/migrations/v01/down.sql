@@ -50,6 +50,7 @@ DROP TABLE {schema}.job_limit;
 DROP TABLE {schema}.job_key;
 DROP TABLE {schema}.limit_state;
 DROP FUNCTION {schema}.tell_breakers(bigint[], boolean[], boolean[], integer[], double precision[], double precision[]);
+DROP FUNCTION {schema}.forget_breakers();
 DROP FUNCTION {schema}.set_breaker(text, text, double precision, text);
 DROP FUNCTION {schema}.limit_gone();
 DROP FUNCTION {schema}.limit_queues(text[]);

@@ -208,7 +208,7 @@ $body$;
 -- Breakers: `broken_until` of a task, or of one of its keys. NULL: closed. Before that time nothing starts; from then on one job at a time,
 -- the probe, which was claimed after that time. So a probe whose worker died counts no more once it is rescued.
 
--- Opens a breaker for these seconds; NULL closes it. Returns whether that changed anything, which the audit notes.
+-- Opens a breaker for these seconds; NULL closes it. Returns whether that changed anything, which the audit notes unless `who` is ''.
 CREATE FUNCTION {schema}.set_breaker(task text, key text, seconds double precision, who text) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $body$
 #variable_conflict use_column
@@ -239,9 +239,10 @@ BEGIN
     END IF;
     UPDATE {schema}.limit_state AS s SET failed_at = NULL
     WHERE s.owner = 'task' AND s.name = $1 AND s.key = coalesce($2, '') AND s.failed_at IS NOT NULL;
-    INSERT INTO {schema}.audit (count, action, who, target) VALUES (1, CASE WHEN $3 IS NULL THEN 'close_breaker' ELSE 'open_breaker' END, $4,
+    INSERT INTO {schema}.audit (count, action, who, target) SELECT 1, CASE WHEN $3 IS NULL THEN 'close_breaker' ELSE 'open_breaker' END, $4,
         jsonb_strip_nulls(jsonb_build_object('task', jsonb_build_array($1), 'key', CASE WHEN $2 IS NOT NULL THEN jsonb_build_array($2) END,
-            'seconds', CASE WHEN $3 IS NOT NULL THEN jsonb_build_array($3::text) END)));
+            'seconds', CASE WHEN $3 IS NOT NULL THEN jsonb_build_array($3::text) END))
+    WHERE $4 <> '';
     RETURN true;
 END
 $body$;
@@ -292,6 +293,35 @@ END
 $body$;
 
 REVOKE ALL ON FUNCTION {schema}.tell_breakers(bigint[], boolean[], boolean[], integer[], double precision[], double precision[]) FROM PUBLIC;
+
+-- Closes breakers whose rest has been over for a day, and that no job probes: of tasks that are no longer in the code, and of keys without
+-- jobs. While a breaker is not closed, all workers claim under limits. Returns how many were closed.
+CREATE FUNCTION {schema}.forget_breakers() RETURNS integer LANGUAGE plpgsql SECURITY DEFINER
+SET search_path = pg_catalog, pg_temp AS $body$
+DECLARE
+    gone record;
+    closed integer := 0;
+BEGIN
+    FOR gone IN
+        SELECT l.name, NULL::text AS key FROM {schema}.job_limit AS l WHERE l.owner = 'task' AND l.broken_until < clock_timestamp() - interval '1 day'
+            AND NOT EXISTS (SELECT FROM {schema}.job WHERE job.status = 'running' AND job.task = l.name AND job.claimed_at >= l.broken_until)
+        FOR UPDATE SKIP LOCKED
+    LOOP
+        closed := closed + {schema}.set_breaker(gone.name, NULL, NULL, 'a worker')::integer;
+    END LOOP;
+    FOR gone IN
+        SELECT k.name, k.key FROM {schema}.job_key AS k WHERE k.broken_until IS NOT NULL AND k.broken_until < clock_timestamp() - interval '1 day'
+            AND NOT EXISTS (SELECT FROM {schema}.job WHERE job.status = 'running' AND job.task = k.name AND job.claimed_at >= k.broken_until
+                AND job.concurrency_key = k.key)
+        ORDER BY k.name, k.key LIMIT 1000 FOR UPDATE SKIP LOCKED
+    LOOP
+        closed := closed + {schema}.set_breaker(gone.name, gone.key, NULL, 'a worker')::integer;
+    END LOOP;
+    RETURN closed;
+END
+$body$;
+
+REVOKE ALL ON FUNCTION {schema}.forget_breakers() FROM PUBLIC;
 
 -- A gate, as those of `waking`: the second until which a worker waits for a permit of another.
 CREATE SEQUENCE {schema}.gate_limit AS bigint MINVALUE 0 START WITH 0 NO CYCLE CACHE 1;

@@ -196,7 +196,8 @@ def tell_breakers(ids: Sequence[int], told: Sequence[Told], *, job: type[JobMixi
 
 
 def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of `limit` rows from `after` (exclusive) on, delete those that no longer affect any claim, except rows that are locked just now.
+    """Of `limit` rows from `after` (exclusive) on, delete those that no longer affect any claim, except rows that are locked just now. Close the
+    breakers for which no job has come to probe for a day.
 
     If a deleted row has kept a queue waiting, the queue's row that limits nothing is deleted, too. Lowest ids are cleared, so that the next
     claim counts from the start: an operator may have set an older job to running by plain SQL.
@@ -276,6 +277,7 @@ def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> 
             total.c.looked_at,
             count_of(gone).label("forgotten"),
             waits.label("unlimited"),
+            schema_function("forget_breakers", table_of(job).schema, of=sa.Integer()).label("breakers"),
         )
         .select_from(total.outerjoin(last, sa.literal_column("true")))
         .add_cte(counted, unlimited)

@@ -135,7 +135,8 @@ SELECT last.owner,
         WHERE sa_jobqueue.job_limit.owner = 'queue'
         AND sa_jobqueue.job_limit.name = sa_jobqueue.limit_state.name
     ))
-) AS unlimited
+) AS unlimited,
+    sa_jobqueue.forget_breakers() AS breakers
 FROM (
     SELECT count(*) AS looked_at
     FROM page
