@@ -282,6 +282,28 @@ def test_a_key_is_paused_with_a_reason_and_resumed(engine: Engine, scene: Scene)
         assert connection.scalar(select(KeyRow.weight).where(KeyRow.key == "42")) == 5
 
 
+@pytest.mark.parametrize("key", [None, "42"], ids=["task", "key"])
+def test_a_breaker_is_opened_by_name_and_closed_in_its_row(engine: Engine, key: str | None) -> None:
+    """The audit has a row for each, with who did it. A queue has no breaker."""
+    viewer = Viewer(engine, Access(can=Access.OPERATE.can, who="ada"))
+    place = {"owner": "task", "name": "shop.call", **({} if key is None else {"key": key})}
+    of = "task shop.call" + ("" if key is None else ", key 42")
+    assert f"Opened the breaker of {of}: no job starts for 2 minutes" in viewer.do("open_breaker", **place).text
+    page = viewer.see("/limits")
+    assert "breaker open until" in page.text
+    assert len(page.all("form", action="/act/close_breaker")) == 1
+    assert f"Closed the breaker of {of}: its jobs start again." in viewer.do("close_breaker", **place).text
+    assert "Nothing was changed" in viewer.do("close_breaker", **place).text
+    assert "task: a queue has no breaker" in Seen(viewer.send("open_breaker", {**place, "owner": "queue"}).text).text
+    with engine.connect() as connection:
+        said = connection.execute(select(AuditEntry.action, AuditEntry.who, AuditEntry.target).order_by(AuditEntry.id))
+        assert said.all() == [
+            (action, "ada", {name: [value] for name, value in place.items()})
+            for action in ("open_breaker", "close_breaker")
+        ]
+        assert connection.execute(select(LIMITS)).all() == []
+
+
 def test_a_viewer_of_some_queues_sees_and_changes_the_limits_of_these_alone(engine: Engine, scene: Scene) -> None:
     """And not those of tasks, whose jobs may be in any queue."""
     with engine.begin() as connection:
@@ -292,7 +314,7 @@ def test_a_viewer_of_some_queues_sees_and_changes_the_limits_of_these_alone(engi
         assert other not in page.html
     assert "key 42" in page.text
     for fields in ({"name": "mail"}, {"owner": "task", "name": "sync"}, {"name": "reports", "key": "a"}):
-        for action in ("set_limit", "remove_limit", "pause", "resume"):
+        for action in ("set_limit", "remove_limit", "pause", "resume", "open_breaker", "close_breaker"):
             assert viewer.send(action, {**fields, "running": "1"}).status_code == 404
     with engine.connect() as connection:
         seen = shown_limits(limit_of(connection, "sync")._mapping)
@@ -302,7 +324,7 @@ def test_a_viewer_of_some_queues_sees_and_changes_the_limits_of_these_alone(engi
 
 
 @pytest.mark.parametrize(
-    ("can", "expected"), [({"pause"}, {"pause", "resume"}), ({"limit"}, {"set_limit", "remove_limit"})]
+    ("can", "expected"), [({"pause"}, {"pause", "resume", "open_breaker"}), ({"limit"}, {"set_limit", "remove_limit"})]
 )
 def test_a_viewer_sees_the_forms_that_they_may_use(engine: Engine, scene: Scene, can: Any, expected: set[str]) -> None:
     page = Viewer(engine, Access(can=can)).see("/limits")

@@ -59,7 +59,10 @@ def test_what_rows_of_workers_limits_and_counts_say_is_text(engine: Engine) -> N
     assert not failures, "\n".join(failures)
 
 
-@pytest.mark.parametrize("action", ["pause", "resume", "set_limit", "remove_limit", "cancel_queue", "drain_worker"])
+@pytest.mark.parametrize(
+    "action",
+    ["pause", "resume", "open_breaker", "close_breaker", "set_limit", "remove_limit", "cancel_queue", "drain_worker"],
+)
 def test_what_a_form_says_is_text(engine: Engine, action: str) -> None:
     for fields in (
         {"owner": BAD, "name": BAD, "key": BAD, "running": BAD, "rate": BAD, "weight": BAD, "queue": BAD, "worker": BAD, "next": BAD},

@@ -19,7 +19,7 @@ from ...sql.limits.use import due_of_queues, ready_of_keys
 from ...sql.parts import table_of
 from ...sql.readings.depths import CAP, capped, list_workers
 from ...sql.workers import serves
-from ...statements import cancel_jobs, pause, remove_limit, resume
+from ...statements import cancel_jobs, close_breaker, open_breaker, pause, remove_limit, resume
 from ..query import Query
 from ..refusals import BadInput
 from ..request import Missing, PageContext
@@ -259,12 +259,39 @@ def _cancel(context: PageContext) -> Done:
     return Done(len(changed), left=len(ids) - len(changed), of=name, more=more)
 
 
+def _open_breaker(context: PageContext) -> Done:
+    return _set_breaker(context, open_breaker)
+
+
+def _close_breaker(context: PageContext) -> Done:
+    return _set_breaker(context, close_breaker)
+
+
+def _set_breaker(context: PageContext, build: Callable[..., Any]) -> Done:
+    place = place_of(context)
+    if place.owner != "task":
+        raise BadInput("owner", place.owner, "task: a queue has no breaker")
+    try:
+        statement = build(place.name, key=place.key, who="", job=context.job)
+    except OptionError as error:
+        raise BadInput("name", place.name, str(error)) from error
+    return Done(int(bool(context.connection.scalar(statement))), of=str(place))
+
+
 QUEUE_ACTIONS = (
     PageAction(
         "pause", "Pause", "Paused {of}: running jobs go on, and no more jobs start.", "pause", _pause, target=PLACE,
         variants={"unserved": "Paused {of}, which no live worker serves. Is its name right?"}, unit="pause",
     ),
     PageAction("resume", "Resume", "Resumed {of}.", "pause", _resume, target=PLACE, unit="pause"),
+    PageAction(
+        "open_breaker", "Open breaker", "Opened the breaker of {of}: no job starts for 2 minutes, then one job probes.", "pause",
+        _open_breaker, target=PLACE, unit="breaker",
+    ),
+    PageAction(
+        "close_breaker", "Close breaker", "Closed the breaker of {of}: its jobs start again.", "pause", _close_breaker,
+        target=PLACE, unit="breaker",
+    ),
     PageAction(
         "cancel_queue", "Cancel all waiting…", "Cancelled {n} of queue {of}.", "discard", _cancel, _count,
         "Cancel {n} waiting {unit} of this queue, including jobs that are due later? Running jobs go on. "

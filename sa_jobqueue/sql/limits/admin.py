@@ -209,7 +209,8 @@ def open_breaker(
 ) -> sa.Executable:
     """Open the breaker of a task, or of one key of it, for `rest`, as its failures would: no job starts, then one job probes. Returns true.
 
-    `rest`: seconds or a timedelta, from 1 second to a day. `who`: the name in the audit; None: the role of the database. Raises OptionError for
+    `rest`: seconds or a timedelta, from 1 second to a day. `who`: the name in the audit; None: the role of the database; "": the
+    caller writes the audit by `record_action`. Raises OptionError for
     a value that cannot be used.
     """
     return _set_breaker(name, key, checked_rest(rest, "open_breaker: rest"), who, job)
