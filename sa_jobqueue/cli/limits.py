@@ -243,6 +243,7 @@ def _set_breaker(
 ) -> None:
     with transaction(config) as connection:
         touched = bool(connection.scalar(statement))
+        unknown = done == "opened" and not _served(connection, Target(name=task, task=True))
     of = f"the breaker of task {task}" + ("" if key is None else f", key {key}")
     if json:
         print_json({"action": done, "task": task, "key": key, "touched": touched})
@@ -250,6 +251,8 @@ def _set_breaker(
         say(cleaned(f"{done} {of}"))
     else:
         note(cleaned(f"{of} is closed already"))
+    if unknown and not json:
+        note("no live worker knows a task of this name")
     if not touched:
         raise typer.Exit(1)
 

@@ -28,11 +28,14 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.models import AuditEntry, KeyRow, LimitRow, LimitState, WorkerRow
+from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import close_breaker, list_limits, open_breaker, pause, remove_limit, resume, set_limit
 from tests.support import breaker_app
 from tests.support.browsing import Viewer
+from tests.support.busy_scene import make_worker
 from tests.support.cli import as_json, invoke, notes, output, refused
 from tests.support.commands import start_command
+from tests.support.factory import make_job
 from tests.support.killed import FOLDER
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, finished, job_of, long_healthy, statuses, time_out, working
@@ -319,15 +322,47 @@ def test_operators_see_it_open_it_and_close_it(engine: Engine, url: str, registr
 
     assert output("limits", "close", "call", url=url) == "closed the breaker of task call\n"
     assert output("limits", "close", "call", "--key", "a", url=url) == "closed the breaker of task call, key a\n"
+    with engine.begin() as connection:
+        make_worker(connection, tasks={"call": {}})
+    unknown = invoke("limits", "open", "cal", url=url)
+    assert (unknown.exit_code, notes(unknown)) == (0, "no live worker knows a task of this name\n")
+    assert invoke("limits", "close", "cal", url=url).exit_code == 0
     again = invoke("limits", "close", "call", url=url)
     assert (again.exit_code, notes(again)) == (1, "the breaker of task call is closed already\n")
     assert as_json("limits", "list", url=url) == []
     assert "--rest must be a time, as 90s or 10m, not 'soon'" in refused(
         "limits", "open", "call", "--rest", "soon", url=url
     )
-    assert [action for action, _ in audited(engine)] == ["open_breaker"] * 2 + ["close_breaker"] * 2
+    assert [action for action, _ in audited(engine)] == ["open_breaker"] * 2 + ["close_breaker"] * 2 + [
+        "open_breaker", "close_breaker",
+    ]  # fmt: skip
     seen = viewer.see("/audit").text
-    assert (seen.count("open breaker"), seen.count("close breaker")) == (2, 2)
+    assert (seen.count("open breaker"), seen.count("close breaker")) == (4, 4)  # with the filter's
+
+
+def test_a_breaker_that_no_job_probes_for_a_day_closes(engine: Engine) -> None:
+    """Of a task that is gone from the code, or of a key that has no more jobs: all workers would claim under limits for ever. A pause stays."""
+
+    def rested_for(hours: int) -> None:
+        with engine.begin() as connection:
+            for mapped in (LimitRow, KeyRow):
+                ago = func.clock_timestamp() - timedelta(hours=hours)
+                connection.execute(update(mapped).values(broken_until=ago).where(mapped.broken_until.is_not(None)))
+            default_store.forget_states(connection)
+
+    with engine.begin() as connection:
+        for name, key in (("gone", None), ("paused", None), ("probed", None), ("hosts", "a"), ("hosts", "b")):
+            connection.execute(open_breaker(name, key=key, who="ada"))
+        connection.execute(pause("paused", owner="task"))
+        make_job(connection, "running", task="probed")
+    rested_for(hours=23)
+    assert len(audited(engine)) == 5
+    rested_for(hours=25)
+    assert audited(engine)[5:] == [("close_breaker", "a worker")] * 4
+    with engine.connect() as connection:
+        left = connection.execute(select(LimitRow.name, LimitRow.broken_until.is_not(None)).order_by(LimitRow.name))
+        assert left.all() == [("paused", False), ("probed", True)]
+        assert connection.scalar(select(func.count()).select_from(KeyRow)) == 0
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["key", "task"])
