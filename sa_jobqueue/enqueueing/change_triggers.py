@@ -14,9 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.exc import CompileError
+from sqlalchemy.exc import CompileError, StatementError
 from sqlalchemy.orm import Mapper
 
+from ..arguments.columns import kind_of
 from ..arguments.storable import load, shown
 from ..errors import TaskError
 from ..migrations.runner import verbatim
@@ -133,28 +134,38 @@ END
         raise TaskError(f"{rule}: {tag} stands in the options of the task")
     yield f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER\nSET search_path {path} AS {tag}{body}{tag}"
     yield f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC"
-    for event, condition in _conditions(rule).items():
-        name = _DIALECT.identifier_preparer.quote(f"{trigger}_{event.lower()}")
-        when = condition.compile(dialect=_DIALECT, compile_kwargs={"literal_binds": True})
+    conditions = _conditions(rule)
+    if "INSERT" not in conditions:  # as it may have been in the rule before
+        yield f"DROP TRIGGER IF EXISTS {_quoted(f'{trigger}_insert')} ON {table}"
+    for event, condition in conditions.items():
+        name = _quoted(f"{trigger}_{event.lower()}")
+        try:
+            when = condition.compile(dialect=_DIALECT, compile_kwargs={"literal_binds": True})
+        except (CompileError, StatementError) as failed:
+            raise TaskError(f"{rule}: a value of the rule cannot be written into a trigger: {failed}") from failed
         yield f"CREATE OR REPLACE TRIGGER {name} AFTER {event} ON {table}\nFOR EACH ROW WHEN ({when}) EXECUTE FUNCTION {function}()"
 
 
 def _drop(rule: Rule) -> Iterator[str]:
     table, function, trigger = _names(rule)
     for event in _conditions(rule):
-        yield f"DROP TRIGGER {_DIALECT.identifier_preparer.quote(f'{trigger}_{event.lower()}')} ON {table}"
+        yield f"DROP TRIGGER {_quoted(f'{trigger}_{event.lower()}')} ON {table}"
     yield f"DROP FUNCTION {function}()"
+
+
+def _quoted(name: str) -> str:
+    return _DIALECT.identifier_preparer.quote(name)
 
 
 def _names(rule: Rule) -> tuple[str, str, str]:
     """The table and the function as SQL, and how the names of the triggers begin."""
     table, preparer = _table(rule), _DIALECT.identifier_preparer
+    if isinstance(rule.column.type, sa.JSON) and not isinstance(rule.column.type, JSONB):
+        raise TaskError(
+            f'{rule}: the type json has no equality, so a trigger sees no change: use jsonb, or via="session"'
+        )
     name = f"on_change_{_digest((rule.task.name, table.fullname, rule.column.name, rule.to, rule.from_))}"
-    function = (
-        preparer.quote(name)
-        if table.schema is None
-        else f"{preparer.quote_schema(table.schema)}.{preparer.quote(name)}"
-    )
+    function = _quoted(name) if table.schema is None else f"{preparer.quote_schema(table.schema)}.{_quoted(name)}"
     return preparer.format_table(table), function, name
 
 
@@ -170,7 +181,7 @@ def _table(rule: Rule) -> sa.Table:
 
 def _conditions(rule: Rule) -> dict[str, sa.ColumnElement[bool]]:
     """When each trigger calls the function: as `Rule.matches`."""
-    name = _DIALECT.identifier_preparer.quote(rule.column.name)
+    name = _quoted(rule.column.name)
     old, new = (sa.literal_column(f"{row}.{name}", rule.column.type) for row in ("OLD", "NEW"))
     to = [] if rule.to is ... else [_is(new, rule.to)]
     found = {"UPDATE": sa.and_(new.is_distinct_from(old), *to, *([] if rule.from_ is ... else [_is(old, rule.from_)]))}
@@ -185,14 +196,18 @@ def _is(column: sa.ColumnElement[Any], value: Any) -> sa.ColumnElement[bool]:
 
 def _insert(rule: Rule, task: AnyTask, schema: str) -> str:
     parameter, table, mapper = rule.check(), _table(rule), sa.inspect(rule.cls)
-    quoted = _DIALECT.identifier_preparer.quote
     parts = [
-        sa.literal_column(f"NEW.{quoted(column.name)}", column.type)
+        sa.literal_column(f"NEW.{_quoted(column.name)}", column.type)
         for key in mapper.primary_key
         for column in mapper.get_property_by_column(key).columns
         if column.table is table
     ]
-    row: sa.ColumnElement[Any] = parts[0] if len(parts) == 1 else sa.func.jsonb_build_array(*parts, type_=JSONB)
+    row: sa.ColumnElement[Any] = parts[0]
+    if len(parts) > 1:
+        try:
+            row = sa.func.jsonb_build_array(*(kind_of(part.type).as_json(part) for part in parts), type_=JSONB)
+        except TypeError as error:
+            raise TaskError(f"{rule}: a part of the key cannot be written into a trigger: {error}") from error
     kept = {name: value for name, value in load(task.chosen.meta).items() if name != "tags"}
     deep = task.options(meta={**kept, CHANGE_DEPTH: _MARK})
     statement = enqueue_select(deep, sa.select(row.label(parameter)), job=task.registry.job)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from types import EllipsisType
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 from weakref import WeakKeyDictionary
@@ -29,7 +30,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import ColumnProperty, InstanceState, Mapper, QueryableAttribute, Session, SessionTransaction
 from sqlalchemy.orm.attributes import instance_state
 
-from ..arguments.references import object_in
+from ..arguments.references import Reference, object_in
 from ..arguments.storable import shown
 from ..errors import TaskError
 from ..models import JobMixin
@@ -115,7 +116,7 @@ def on_change(
 
     `attribute`: of a column, as `Order.status`. Rows of mapped subclasses count, too.
     `to`, `from_`: the value after and before the change; without them any value, where None is NULL. A value that is set again is no
-    change. An INSERT is a change from NULL; with `insert=False` it is none.
+    change. An INSERT is a change from NULL; with `insert=False` it is none. For several values write several rules.
     `via`: "session" for changes that the flush of a Session writes. "trigger" for all changes of the table, also by bulk UPDATE and plain SQL: the
     triggers are made by a migration, see `on_change_sql`.
 
@@ -130,6 +131,8 @@ def on_change(
         raise TaskError(f"on_change: insert must be True or False, not {shown(insert)}")
     if via not in get_args(Via):
         raise TaskError(f'on_change: via must be "session" or "trigger", not {shown(via)}')
+    _check_value("to", to, attribute, column)
+    _check_value("from_", from_, attribute, column)
     if to is not ... and from_ is not ... and column.type.compare_values(to, from_):
         raise TaskError(f"on_change: to and from_ are both {shown(to)}, which is no change")
 
@@ -150,6 +153,8 @@ def on_change(
         if via == "session":
             Listeners.on_change = _Changes
             Listeners.needed = True
+            if not event.contains(of, "before_update", _read_old):
+                event.listen(of, "before_update", _read_old, propagate=True)
         elif not event.contains(Session, "after_begin", _tell_depth):
             event.listen(Session, "after_begin", _tell_depth)
         return task
@@ -165,6 +170,23 @@ def _column_of(attribute: Any) -> sa.Column[Any]:
         given = str(attribute) if is_mapped else shown(attribute)
         raise TaskError(f"on_change() takes the attribute of a mapped column, as Order.status, not {given}")
     return column
+
+
+def _check_value(name: str, value: Any, attribute: object, column: sa.Column[Any]) -> None:
+    """Raise TaskError for what no row can have in the column, as far as its type says it."""
+    if value is ... or value is None or isinstance(column.type, (sa.TypeDecorator, sa.JSON)):
+        return
+    try:
+        expected = column.type.python_type
+    except NotImplementedError:
+        return
+    numbers, lists = (int, float, Decimal), (list, tuple)
+    alike = next((kinds for kinds in (numbers, lists) if issubclass(expected, kinds)), expected)
+    if not isinstance(value, alike):
+        raise TaskError(
+            f"on_change: {name}={shown(value)} is no value of {attribute} ({expected.__name__}): for several values write several rules, one "
+            "above the other"
+        )
 
 
 def rules_of(task: AnyTask, via: Via) -> list[Rule]:
@@ -196,31 +218,45 @@ class _Changes(ChangeListener):
 
     @staticmethod
     def before_flush(session: Session, context: Any) -> None:
-        """Read the old values that the session has not loaded: the flush will overwrite them."""
-        for instance in session.dirty:
-            state = instance_state(instance)
-            for rule in _rules_for(state.mapper):
-                history = state.attrs[rule.key].history
-                if state.key is not None and history.added and not history.deleted:
-                    place = (rule.cls, rule.key, state)
-                    if place not in context.attributes:
-                        context.attributes[place] = _stored(session, state, rule)
+        """Let `_read_old` find the context."""
+        session.info[_FLUSH] = context
 
     @staticmethod
     def after_flush(session: Session, context: Any) -> None:
         """Enqueue a job for each change that counts. The session's history is still that from before the flush."""
+        session.info.pop(_FLUSH, None)
         calls: dict[type[JobMixin], list[Call]] = {}
         for state, (is_delete, is_listed) in list(context.states.items()):
             if not is_delete and not is_listed and (rules := _rules_for(state.mapper)):
                 for rule in rules:
                     if _counts(rule, state, context):
                         calls.setdefault(rule.task.registry.job, []).append(
-                            _call(rule, state.obj(), _depth_in(session) + 1)
+                            _call(rule, _argument(rule, state), _depth_in(session) + 1)
                         )
         for job, made in calls.items():
             connection = session.connection(bind_arguments={"mapper": sa.inspect(job)})
             for alike in _of_equal_columns(made):
                 connection.execute(insert_jobs(alike, job=job))
+
+
+#: The key of `Session.info` with the context of its flush.
+_FLUSH = "sa_jobqueue.flush"
+
+
+def _read_old(_mapper: object, _connection: object, instance: object) -> None:
+    """Read the old values that the session has not loaded, before the UPDATE overwrites them. Listeners of the application may have set the new values
+    in this flush.
+    """
+    state: InstanceState[Any] = instance_state(instance)
+    session = state.session
+    context = None if session is None else session.info.get(_FLUSH)
+    if session is None or context is None:
+        return
+    for rule in _rules_for(state.mapper):
+        history = state.attrs[rule.key].history
+        place = (rule.cls, rule.key, state)
+        if state.key is not None and history.added and not history.deleted and place not in context.attributes:
+            context.attributes[place] = _stored(session, state, rule)
 
 
 def _stored(session: Session, state: InstanceState[Any], rule: Rule) -> Any:
@@ -240,6 +276,18 @@ def _counts(rule: Rule, state: InstanceState[Any], context: Any) -> bool:
         return False
     old = history.deleted[0] if history.deleted else context.attributes.get((rule.cls, rule.key, state), ...)
     return rule.matches(old, history.added[0])
+
+
+def _argument(rule: Rule, state: InstanceState[Any]) -> object:
+    """The row: the object, or its new key where the flush has changed the key, because the object still has the old key."""
+    mapper = state.mapper
+    names = [mapper.get_property_by_column(column).key for column in mapper.primary_key]
+    if state.key is None or not any(state.attrs[name].history.deleted for name in names):
+        return state.obj()
+    of = object_in(rule.task.parameters.hint_of(rule.check()))
+    assert of is not None
+    version = of.version_of(state.obj()) if of.spec.fresh else None
+    return Reference(of, tuple(mapper.primary_key_from_instance(state.obj())), version)
 
 
 def _call(rule: Rule, instance: object, depth: int) -> Call:

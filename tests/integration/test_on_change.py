@@ -230,6 +230,40 @@ def test_a_change_by_a_listener_of_the_application_counts(tables: Engine) -> Non
     assert jobs(tables) == [("receipt", 1)]
 
 
+def test_a_listener_that_sets_the_value_again_makes_no_change(tables: Engine) -> None:
+    """Also where the session had not loaded the value: the flush reads the old value when the listeners are done."""
+
+    def send(session: Session, *_: object) -> None:
+        for instance in session.dirty:
+            if isinstance(instance, Invoice):
+                instance.status = "sent"
+
+    with Session(tables) as session:
+        invoice = Invoice(status="sent")
+        session.add(invoice)
+        session.commit()
+        event.listen(session, "before_flush", send)
+        invoice.kind = "plain"  # nothing is loaded
+        session.commit()
+        assert jobs(tables) == []
+        session.execute(update(Invoice).values(status="draft"))
+        session.commit()
+        invoice.kind = "plain"
+        session.commit()
+    assert jobs(tables) == [("moved", 1)]
+
+
+def test_a_row_whose_key_changes_with_the_column_is_the_argument_by_its_new_key(tables: Engine) -> None:
+    """The handler finds it."""
+    with Session(tables) as session:
+        line = Line(place="a", number=1, amount=1)
+        session.add(line)
+        session.commit()
+        line.number, line.amount = 2, 2
+        session.commit()
+    assert jobs(tables) == [("summed", ["a", 1]), ("summed", ["a", 2])]
+
+
 def test_statements_that_change_rows_in_bulk_are_not_seen_by_a_session_rule(tables: Engine) -> None:
     """They are for `via="trigger"`."""
     with Session(tables) as session:
@@ -301,6 +335,11 @@ def test_what_is_no_column_or_takes_no_row_is_refused_by_name() -> None:
     assert 'via must be "session" or "trigger"' in refused(lambda: changed(Invoice.status, via="flush"))
     assert "insert must be True or False" in refused(lambda: changed(Invoice.status, insert=1))
     assert "to and from_ are both 'paid'" in refused(lambda: changed(Invoice.status, to="paid", from_="paid"))
+
+    several = "is no value of Invoice.status (str): for several values write several rules, one above the other"
+    assert refused(lambda: changed(Invoice.status, to=["paid", "sent"])) == f"on_change: to=['paid', 'sent'] {several}"
+    assert "from_=7 is no value of Invoice.status" in refused(lambda: changed(Invoice.status, from_=7))
+    assert "is no value of Invoice.price (int)" in refused(lambda: changed(Invoice.price, to=len))
 
     status = lambda: on_change(Invoice.status)  # noqa: E731
     assert refused(status, _takes_nothing) == (

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine, ForeignKey, MetaData, select, text, update
+from sqlalchemy import JSON, Engine, ForeignKey, MetaData, Numeric, TextClause, select, text, update
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -53,6 +56,18 @@ class Sale(Base):
     status: Mapped[State] = mapped_column("the status")
 
 
+class Price(Base):
+    """JSON has no values of the types of its key."""
+
+    __tablename__ = "price"
+    day: Mapped[date] = mapped_column(primary_key=True)
+    unit: Mapped[Decimal] = mapped_column(Numeric, primary_key=True)
+    state: Mapped[State] = mapped_column(primary_key=True)
+    amount: Mapped[int]
+    note: Mapped[Any] = mapped_column(JSON, nullable=True)
+    more: Mapped[Any] = mapped_column(JSONB, nullable=True)
+
+
 class Item(Base):
     __tablename__ = "item"
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -94,6 +109,11 @@ def reprint(ctx: JobContext, book: Book) -> None:
     book.pages += 1
 
 
+@on_change(Price.amount, via="trigger")
+@task(registry=registry, name="tell")
+def tell(price: Price) -> None: ...
+
+
 @pytest.fixture
 def tables(engine: Engine) -> Engine:
     """Tables with their triggers."""
@@ -101,7 +121,7 @@ def tables(engine: Engine) -> Engine:
         connection.execute(text('DROP SCHEMA IF EXISTS "o\'shop" CASCADE'))
         connection.execute(text('CREATE SCHEMA "o\'shop"'))
         Base.metadata.create_all(connection)
-        for each in (paid, restock, reprint):
+        for each in (paid, restock, reprint, tell):
             for _ in range(2):  # they replace those of before
                 for statement in on_change_sql(each):
                     connection.execute(statement)
@@ -149,6 +169,37 @@ async def test_a_session_enqueues_by_the_trigger_alone(tables: Engine, async_eng
     (job, same, by_session) = made(tables)
     assert (job.queue, job.args, str(job.subject)) == ("stock", {"item": 1}, "Item:1")
     assert [same.status, by_session.status] == [JobStatus.CANCELLED, JobStatus.CANCELLED]
+
+
+def test_the_parts_of_a_key_are_stored_as_a_session_stores_them(tables: Engine) -> None:
+    """Also those of types that JSON does not have."""
+    with Session(tables) as session:
+        price = Price(day=date(2026, 1, 2), unit=Decimal("1.50"), state=State.PAID, amount=1)
+        session.add(price)
+        session.commit()
+        session.add(enqueue(tell, price))
+        session.commit()
+    drain(tables, registry)
+    assert [(job.args, job.status) for job in made(tables)] == 2 * [
+        ({"price": ["2026-01-02", "1.50", "paid"]}, JobStatus.COMPLETED)
+    ]
+
+
+def test_a_rule_that_no_longer_counts_new_rows_drops_its_trigger(tables: Engine) -> None:
+    """By the same statements that replace the others."""
+
+    def declare(*, insert: bool) -> list[TextClause]:
+        declared = on_change(Item.stock, to=7, insert=insert, via="trigger")
+        return on_change_sql(declared(task(registry=Registry(), name="seven")(_takes_item)))
+
+    with Session(tables) as session:
+        for insert in (True, False):
+            for statement in declare(insert=insert):
+                session.execute(statement)
+            session.add(Item(stock=7))
+            session.flush()
+        session.commit()
+    assert [job.args for job in made(tables)] == [{"item": 1}]
 
 
 def test_a_loop_is_bounded(tables: Engine) -> None:
@@ -227,6 +278,13 @@ def test_what_a_trigger_cannot_do_is_refused_by_name() -> None:
 
     assert "cannot tell rows of Gift from other rows of the table" in refused(Gift.stock, _takes_item)
     assert "cannot tell rows of Book from other rows" in refused(Book.stock, _takes_item)
+    assert "the type json has no equality" in refused(Price.note, _takes_price)
+    with pytest.raises(
+        TaskError, match=r"on_change\(Price.more\): a value of the rule cannot be written into a trigger"
+    ):
+        on_change_sql(
+            on_change(Price.more, to={"a": 1}, via="trigger")(task(registry=Registry(), name="z")(_takes_price))
+        )
     with pytest.raises(TaskError, match=r'task \'y\' has no rule on_change\(..., via="trigger"\)'):
         on_change_sql(task(registry=Registry(), name="y")(_takes_item))
     with pytest.raises(TaskError, match="are those of a task, not of"):
@@ -234,3 +292,4 @@ def test_what_a_trigger_cannot_do_is_refused_by_name() -> None:
 
 
 def _takes_item(item: Item) -> None: ...
+def _takes_price(price: Price) -> None: ...
