@@ -17,7 +17,7 @@ from ..util.log import one_line
 from ..util.urls import mask_passwords
 from ..worker.connections.service import setting
 from .checks.connection import check_clock, check_database, check_schema_version, check_wake_ups
-from .checks.deploy import check_new_steps, check_new_tasks, check_new_versions
+from .checks.deploy import check_new_steps, check_new_tasks, check_new_triggers, check_new_versions
 from .checks.jobs import (
     check_cleanup,
     check_leases,
@@ -110,6 +110,7 @@ BEFORE_DEPLOY: tuple[Check, ...] = (
     Check("new-tasks", "tasks that the new code does not have", check_new_tasks, gates=True),
     Check("new-versions", "arguments that the new code cannot read", check_new_versions, gates=True),
     Check("new-steps", "recorded steps that the new code does not mention", check_new_steps, gates=True),
+    Check("new-triggers", "triggers of `on_change` that the new code needs, or no longer has", check_new_triggers),
 )
 
 #: A check that takes longer is given up, so that it does not burden a busy server.

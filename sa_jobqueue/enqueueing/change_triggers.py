@@ -70,6 +70,15 @@ def _statements(task: AnyTask, schema: str, *, drop: bool = False) -> list[str]:
     return [text for rule in rules for text in (_drop(rule) if drop else _create(rule, task, schema))]
 
 
+#: What the names of the triggers are like, as a regular expression of PostgreSQL.
+TRIGGER_NAME = "^on_change_[0-9a-f]{16}_(insert|update)$"
+
+
+def trigger_names(rule: Rule) -> list[str]:
+    """The names of a rule's triggers. Raises TaskError for a rule that a trigger cannot follow."""
+    return [f"{_names(rule)[2]}_{event.lower()}" for event in _conditions(rule)]
+
+
 def _listed(statements: list[str]) -> str:
     return "".join(
         f"    {text!r},\n" if "\\" in text or '"""' in text else f'    """\n{text}\n""",\n' for text in statements

@@ -192,9 +192,12 @@ def _check_value(name: str, value: Any, attribute: object, column: sa.Column[Any
 def rules_of(task: AnyTask, via: Via) -> list[Rule]:
     """The rules that are declared for a task."""
     home, name = task.registry, task.name
-    return [
-        rule for rule in _Declared.rules.values() if (rule.task.registry, rule.task.name, rule.via) == (home, name, via)
-    ]
+    return [rule for rule in all_rules(via) if (rule.task.registry, rule.task.name) == (home, name)]
+
+
+def all_rules(via: Via) -> list[Rule]:
+    """The rules that are declared in this process, whatever their registry."""
+    return [rule for rule in _Declared.rules.values() if rule.via == via]
 
 
 def _rules_for(mapper: Mapper[Any]) -> tuple[Rule, ...]:

@@ -29,6 +29,7 @@ from sa_jobqueue import (
     on_change_sql,
     task,
 )
+from sa_jobqueue.doctor import BEFORE_DEPLOY, examine
 from sa_jobqueue.errors import TaskError
 from sa_jobqueue.migrations import include_name
 from tests.migrations.sample_app.shop import Order
@@ -265,6 +266,30 @@ def test_a_revision_makes_and_drops_them_and_autogenerate_sees_neither(history: 
     with empty_engine.connect() as connection:
         assert connection.scalars(text("SELECT proname FROM pg_proc WHERE proname LIKE 'on_change%'")).all() == []
         connection.execute(text("INSERT INTO orders (code) VALUES ('c')"))
+
+
+def test_the_doctor_names_rules_without_triggers_and_triggers_without_a_rule(tables: Engine) -> None:
+    """Before a deployment. A disabled trigger is as none."""
+
+    def look() -> tuple[str, str]:
+        found = examine(tables, checks=BEFORE_DEPLOY, probe=False, registry=registry)[-1]
+        return found.level, found.detail
+
+    assert look() == ("ok", "the triggers of on_change are there")
+    with tables.begin() as connection:
+        for statement in on_change_sql(restock, drop=True):
+            connection.execute(statement)
+        connection.execute(text('ALTER TABLE "o\'shop".book DISABLE TRIGGER USER'))
+        connection.execute(text("CREATE FUNCTION old() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'"))
+        connection.execute(
+            text(f'CREATE TRIGGER on_change_{"0" * 16}_update AFTER UPDATE ON "o\'shop".item EXECUTE FUNCTION old()')
+        )
+    level, detail = look()
+    assert (level, *detail.split("; ")) == (
+        "problem",
+        "no trigger, or a disabled trigger: task 'reprint': on_change(Book.pages), task 'restock': on_change(Item.stock)",
+        'the application has no rule for triggers of on_change: on_change_0000000000000000_update on "o\'shop".item',
+    )
 
 
 def test_what_a_trigger_cannot_do_is_refused_by_name() -> None:

@@ -1,4 +1,5 @@
-"""What waits in the database that an application does not know, before it is deployed: tasks, versions of arguments, recorded steps.
+"""What waits in the database that an application does not know, before it is deployed: tasks, versions of arguments, recorded steps. And the triggers
+that it needs.
 
 The counts are complete: all jobs that have not ended are read.
 """
@@ -16,6 +17,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from ...enqueueing.change_triggers import TRIGGER_NAME, trigger_names
+from ...enqueueing.on_change import all_rules
 from ...errors import TaskError
 from ...rules.words import listed, versioned
 from ...sql.claims import version_of
@@ -83,6 +86,38 @@ def check_new_steps(examination: Examination) -> Finding:
         "the application's source mentions the recorded steps" if steps else "no job that has not ended has a step"
     )
     return found("new-steps", summary, *faults, steps=steps, unknown=len(lost))
+
+
+def check_new_triggers(examination: Examination) -> Finding:
+    """Whether the database has the triggers that the application's rules `on_change(..., via="trigger")` need, enabled, and no others."""
+    needed, declared, faults = dict[str, str](), set[str](), list[Fault]()
+    ours = {(id(task.registry), task.name) for task in _registry(examination)}
+    for rule in all_rules("trigger"):
+        is_ours = (id(rule.task.registry), rule.task.name) in ours
+        try:
+            names = trigger_names(rule)
+        except TaskError as error:
+            if is_ours:
+                faults.append(("problem", str(error), 'use via="session", or another column'))
+            continue
+        declared.update(names)
+        needed |= dict.fromkeys(names if is_ours else (), str(rule))
+    rows = examination.connection.execute(_TRIGGERS, {"name": TRIGGER_NAME}).all()
+    enabled = {row.tgname for row in rows if row.tgenabled != "D"}
+    if missing := sorted({rule for name, rule in needed.items() if name not in enabled}):
+        advice = "execute the statements of on_change_sql(task), in a migration"
+        faults.append(("problem", f"no trigger, or a disabled trigger: {listed(list(map(escaped, missing)))}", advice))
+    if others := [f"{escaped(row.tgname)} on {escaped(row.table)}" for row in rows if row.tgname not in declared]:
+        advice = "drop them, unless they are another application's: they go on enqueueing"
+        faults.append(("notice", f"the application has no rule for triggers of on_change: {listed(others)}", advice))
+    well = "the triggers of on_change are there" if needed else "the application has no triggers of on_change"
+    return found("new-triggers", well, *faults, missing=len(missing), left=len(others))
+
+
+_TRIGGERS = sa.text(
+    "SELECT tgname, tgenabled::text, tgrelid::regclass::text AS table FROM pg_catalog.pg_trigger "
+    "WHERE tgname ~ :name AND NOT tgisinternal AND tgparentid = 0 ORDER BY tgname"
+)
 
 
 def _registry(examination: Examination) -> Any:
