@@ -22,7 +22,6 @@ from ..arguments.storable import load, shown
 from ..errors import TaskError
 from ..migrations.runner import verbatim
 from ..rules.job_fields import CHANGE_DEPTH
-from ..sql.parts import table_of
 from ..tasks.tasks import AnyTask, Task
 from ..util.schema import SCHEMA
 from .on_change import DEPTH_SETTING, MAX_DEPTH, Rule, rules_of
@@ -121,7 +120,6 @@ def downgrade() -> None:
 def _create(rule: Rule, task: AnyTask, schema: str) -> Iterator[str]:
     table, function, trigger = _names(rule)
     insert = _insert(rule, task, schema)
-    path = "FROM CURRENT" if table_of(task.registry.job).schema is None else "= pg_catalog, pg_temp"
     error = (
         f"{rule}: {MAX_DEPTH} jobs in a row were enqueued by changes, each by the handler of the job before".replace(
             "'", "''"
@@ -141,7 +139,7 @@ END
     tag = "$sa_jobqueue$"
     if tag in body:
         raise TaskError(f"{rule}: {tag} stands in the options of the task")
-    yield f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER\nSET search_path {path} AS {tag}{body}{tag}"
+    yield f"CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER\nSET search_path = pg_catalog, pg_temp AS {tag}{body}{tag}"
     yield f"REVOKE ALL ON FUNCTION {function}() FROM PUBLIC"
     conditions = _conditions(rule)
     if "INSERT" not in conditions:  # as it may have been in the rule before
