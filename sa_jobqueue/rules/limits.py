@@ -159,7 +159,7 @@ class Breaker:
 
     `on`: the types of exceptions that count, by default every exception of the handler, and its timeout, a `HandlerTimeout`, which is a `TimeoutError`. A
     rescue, a cancel, and what a handler returns or raises on purpose, as `Retry` or `Snooze`, do not count. `by`: "task", or "key" to count and
-    pause the jobs of each key by themselves; jobs without a key then count together.
+    pause the jobs of each key by themselves; jobs without a key then count together, for the whole task.
 
     Raises OptionError for a value that cannot be used.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,14 @@ from sa_jobqueue import (
     Registry,
     Retry,
     RetryPolicy,
+    TaskName,
     enqueue,
     explain_job,
     task,
 )
 from sa_jobqueue.dashboard import Access
 from sa_jobqueue.models import AuditEntry, KeyRow, LimitRow, LimitState, WorkerRow
+from sa_jobqueue.sql.limits.state import tell_breakers
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.statements import close_breaker, list_limits, open_breaker, pause, remove_limit, resume, set_limit
 from tests.support import breaker_app
@@ -187,6 +190,60 @@ def test_a_key_pauses_alone(engine: Engine, url: str, registry: Registry) -> Non
     assert states(engine) == {}
     with engine.connect() as connection:
         assert connection.scalar(select(func.count()).select_from(KeyRow)) == 0
+
+
+@pytest.mark.parametrize(("by", "key"), [("key", None), ("task", "a")])
+def test_a_job_probes_each_breaker_that_keeps_it_waiting(
+    engine: Engine, url: str, registry: Registry, down: Down, by: Any, key: str | None
+) -> None:
+    """An operator has opened it, although each key has a breaker of its own; or the breaker of a key of a task that has one for all."""
+
+    @task(registry=registry, name="call", retry=NEVER, breaker=Breaker(failures=5, per=LONG, rest=LONG, by=by))
+    def call() -> None:
+        down.call()
+
+    with engine.begin() as connection:
+        connection.execute(open_breaker(call, key=key, rest=LONG))
+    add(engine, *(enqueue(call.options(key="a")) for _ in range(5)))
+    for calls, is_down, left in ((0, down.is_down, "open"), (1, down.is_down, "open"), (5, None, None)):
+        down.is_down = is_down
+        drain(url, registry)
+        assert (down.calls, states(engine)) == (calls, {} if left is None else {key: left})
+        rested(engine)
+
+
+def test_failures_of_the_same_keys_in_two_workers_do_not_wait_for_each_other_in_a_circle(
+    engine: Engine, registry: Registry
+) -> None:
+    """A worker writes failures of the keys a and b, another that of b: both open a breaker."""
+    told = Breaker(failures=1, by="key").told(failed=True)
+    ids = add(engine, *(enqueue(TaskName("call").options(key=key)) for key in "ab"))
+    with engine.begin() as connection:
+        connection.execute(open_breaker("call", key="z"))
+
+    def tell(*ids: int) -> None:
+        with engine.begin() as connection:
+            connection.execute(tell_breakers(ids, [told] * len(ids)))
+
+    with engine.connect() as holder, ThreadPoolExecutor() as pool:
+        holder.execute(select(LimitRow).where(LimitRow.name == "call").with_for_update())
+        first = pool.submit(tell, *ids)
+        wait_until(lambda: blocked(engine) == 1)
+        second = pool.submit(tell, ids[1])
+        wait_until(lambda: blocked(engine) == 2)
+        holder.rollback()
+        first.result()
+        second.result()
+    assert states(engine) == {"a": "open", "b": "open", "z": "open"}
+
+
+def blocked(engine: Engine) -> int:
+    """The sessions of this database that wait for a lock."""
+    with engine.connect() as connection:
+        waits = text(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return connection.scalar(waits) or 0
 
 
 def test_only_failures_that_count_open_it(engine: Engine, url: str, registry: Registry, down: Down) -> None:

@@ -404,6 +404,7 @@ class TestLeastPrivilege:
             ("limit_gone", False, [path], False),
             ("limit_queues", False, [path, "lock_timeout=100ms"], True),
             ("limits_changed", False, [path], True),
+            ("lock_breakers", False, [path], False),
             ("make_archive_months", True, [path, *patience], False),
             ("only_operators", False, [path], False),
             ("pause_workflows", True, [path, seek], False),

@@ -52,6 +52,7 @@ DROP TABLE {schema}.limit_state;
 DROP FUNCTION {schema}.tell_breakers(bigint[], boolean[], boolean[], integer[], double precision[], double precision[]);
 DROP FUNCTION {schema}.forget_breakers();
 DROP FUNCTION {schema}.set_breaker(text, text, double precision, text);
+DROP FUNCTION {schema}.lock_breakers(text[]);
 DROP FUNCTION {schema}.limit_gone();
 DROP FUNCTION {schema}.limit_queues(text[]);
 DROP FUNCTION {schema}.limit_changed();

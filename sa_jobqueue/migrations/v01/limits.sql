@@ -206,13 +206,23 @@ END
 $body$;
 
 -- Breakers: `broken_until` of a task, or of one of its keys. NULL: closed. Before that time nothing starts; from then on one job at a time,
--- the probe, which was claimed after that time. So a probe whose worker died counts no more once it is rescued.
+-- the probe, which was claimed after that time. So a probe whose worker died counts no more once it is rescued. Transactions that write the
+-- breakers of a task come one after the other: each may write several rows, and the trigger of a key's row the task's.
+CREATE FUNCTION {schema}.lock_breakers(tasks text[]) RETURNS void LANGUAGE sql
+SET search_path = pg_catalog, pg_temp
+BEGIN ATOMIC
+    SELECT pg_advisory_xact_lock(hashtext('sa_jobqueue breakers ' || ({name} || '.job')::regclass::oid), t.place)
+    FROM (SELECT DISTINCT hashtext(t.task) AS place FROM unnest($1) AS t (task) ORDER BY 1) AS t;
+END;
+
+REVOKE ALL ON FUNCTION {schema}.lock_breakers(text[]) FROM PUBLIC;
 
 -- Opens a breaker for these seconds; NULL closes it. Returns whether that changed anything, which the audit notes unless `who` is ''.
 CREATE FUNCTION {schema}.set_breaker(task text, key text, seconds double precision, who text) RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $body$
 #variable_conflict use_column
 BEGIN
+    PERFORM {schema}.lock_breakers(ARRAY[$1]);
     IF $3 IS NOT NULL AND $2 IS NULL THEN
         INSERT INTO {schema}.job_limit AS l (owner, name, broken_until) VALUES ('task', $1, clock_timestamp() + $3 * interval '1 second')
         ON CONFLICT (owner, name) DO UPDATE SET broken_until = excluded.broken_until;
@@ -250,7 +260,7 @@ $body$;
 REVOKE ALL ON FUNCTION {schema}.set_breaker(text, text, double precision, text) FROM PUBLIC;
 
 -- What the ends of these jobs say to the breakers of their tasks, in the transaction that has written them: `failed`, with a failure that
--- counts, or not, which only a probe says. The row of the last failures is locked until the commit, so none is counted by two.
+-- counts, or not, which only a probe says.
 CREATE FUNCTION {schema}.tell_breakers(
     ids bigint[], failed boolean[], by_key boolean[], failures integer[], per double precision[], rest double precision[]
 ) RETURNS void LANGUAGE plpgsql SECURITY DEFINER
@@ -261,24 +271,28 @@ DECLARE
     until timestamptz;
     times timestamptz[];
 BEGIN
+    PERFORM {schema}.lock_breakers(ARRAY (SELECT job.task FROM {schema}.job WHERE job.id = ANY ($1)));
     FOR said IN
-        SELECT job.task, job.claimed_at, g.failed, g.failures, g.per, g.rest,
-            CASE WHEN g.by_key AND job.concurrency_key >= chr(2) COLLATE "C" THEN job.concurrency_key END AS key
+        -- A job probes the breaker of its task and that of its key, either of which an operator may have opened. It counts for one of them.
+        SELECT job.task, job.claimed_at, b.key, g.failed, g.failures, g.per, g.rest,
+            (b.key IS NOT NULL) = (g.by_key AND (job.concurrency_key >= chr(2) COLLATE "C") IS TRUE) AS counts
         FROM unnest($1, $2, $3, $4, $5, $6) AS g (id, failed, by_key, failures, per, rest) JOIN {schema}.job ON job.id = g.id
-        ORDER BY job.task, 7, g.id
+        CROSS JOIN LATERAL (
+            SELECT NULL::text AS key
+            UNION SELECT CASE WHEN job.concurrency_key >= chr(2) COLLATE "C" THEN job.concurrency_key END) AS b
+        ORDER BY job.task, b.key NULLS FIRST, g.id
     LOOP
         IF said.key IS NULL THEN
-            SELECT l.broken_until INTO until FROM {schema}.job_limit AS l WHERE l.owner = 'task' AND l.name = said.task FOR UPDATE;
+            SELECT l.broken_until INTO until FROM {schema}.job_limit AS l WHERE l.owner = 'task' AND l.name = said.task;
         ELSE
-            SELECT k.broken_until INTO until FROM {schema}.job_key AS k
-            WHERE k.owner = 'task' AND k.name = said.task AND k.key = said.key FOR UPDATE;
+            SELECT k.broken_until INTO until FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = said.task AND k.key = said.key;
         END IF;
         IF until IS NOT NULL THEN
             -- Jobs that were claimed before it opened say nothing.
-            IF until <= clock_timestamp() AND said.claimed_at >= until THEN
+            IF until <= least(clock_timestamp(), said.claimed_at) THEN
                 PERFORM {schema}.set_breaker(said.task, said.key, CASE WHEN said.failed THEN said.rest END, 'the probe');
             END IF;
-        ELSIF said.failed THEN
+        ELSIF said.failed AND said.counts THEN
             INSERT INTO {schema}.limit_state AS s (owner, name, key, failed_at)
             VALUES ('task', said.task, coalesce(said.key, ''), ARRAY[clock_timestamp()])
             ON CONFLICT (owner, name, key) DO UPDATE SET failed_at = trim_array(excluded.failed_at || s.failed_at,
@@ -299,23 +313,21 @@ REVOKE ALL ON FUNCTION {schema}.tell_breakers(bigint[], boolean[], boolean[], in
 CREATE FUNCTION {schema}.forget_breakers() RETURNS integer LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog, pg_temp AS $body$
 DECLARE
-    gone record;
+    of_task text;
     closed integer := 0;
 BEGIN
-    FOR gone IN
-        SELECT l.name, NULL::text AS key FROM {schema}.job_limit AS l WHERE l.owner = 'task' AND l.broken_until < clock_timestamp() - interval '1 day'
-            AND NOT EXISTS (SELECT FROM {schema}.job WHERE job.status = 'running' AND job.task = l.name AND job.claimed_at >= l.broken_until)
-        FOR UPDATE SKIP LOCKED
+    FOR of_task IN
+        SELECT l.name FROM {schema}.job_limit AS l WHERE l.owner = 'task' AND l.broken_until < clock_timestamp() - interval '1 day'
+        UNION SELECT k.name FROM {schema}.job_key AS k WHERE k.broken_until < clock_timestamp() - interval '1 day'
     LOOP
-        closed := closed + {schema}.set_breaker(gone.name, NULL, NULL, 'a worker')::integer;
-    END LOOP;
-    FOR gone IN
-        SELECT k.name, k.key FROM {schema}.job_key AS k WHERE k.broken_until IS NOT NULL AND k.broken_until < clock_timestamp() - interval '1 day'
-            AND NOT EXISTS (SELECT FROM {schema}.job WHERE job.status = 'running' AND job.task = k.name AND job.claimed_at >= k.broken_until
-                AND job.concurrency_key = k.key)
-        ORDER BY k.name, k.key LIMIT 1000 FOR UPDATE SKIP LOCKED
-    LOOP
-        closed := closed + {schema}.set_breaker(gone.name, gone.key, NULL, 'a worker')::integer;
+        CONTINUE WHEN NOT pg_try_advisory_xact_lock(hashtext('sa_jobqueue breakers ' || ({name} || '.job')::regclass::oid), hashtext(of_task));
+        closed := closed + (SELECT count(*) FROM (
+            SELECT b.key FROM (
+                SELECT NULL::text AS key, l.broken_until FROM {schema}.job_limit AS l WHERE l.owner = 'task' AND l.name = of_task
+                UNION ALL SELECT k.key, k.broken_until FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = of_task) AS b
+            WHERE b.broken_until < clock_timestamp() - interval '1 day' AND NOT EXISTS (SELECT FROM {schema}.job WHERE job.status = 'running'
+                AND job.task = of_task AND job.claimed_at >= b.broken_until AND (b.key IS NULL OR job.concurrency_key = b.key))
+            LIMIT 1000) AS gone WHERE {schema}.set_breaker(of_task, gone.key, NULL, 'a worker'));
     END LOOP;
     RETURN closed;
 END
