@@ -247,6 +247,11 @@ def _argument(plan: Plan | None, name: str, column: Selected, value: sa.ColumnEl
             )
         return Argument(name, value, kind, takes_none=True, column=column.name)
     hint = plan.hint_of(name)
+    if (mapped := object_in(hint)) is not None and mapped.spec.fresh:
+        raise PayloadError(
+            f"{what}: argument {name} is Fresh(), and a statement or a trigger stores the key of a row without its version: enqueue the objects, or leave "
+            "Fresh() out"
+        )
     if not kind.fits(hint):
         mend = ": annotate it with that type, which JSON does not have" if hint in (Any, object) else ""
         raise PayloadError(
