@@ -190,9 +190,10 @@ class Sealing:
             )
         return keys
 
-    def resealed(self, args: Mapping[str, Any], encrypted: Collection[str]) -> dict[str, Any]:
+    def resealed(self, task: str, args: Mapping[str, Any], encrypted: Collection[str]) -> dict[str, Any]:
         """The entries of stored arguments that the current key has not encrypted, encrypted by it. `encrypted`: the arguments that must not be in clear.
 
+        `task`: the task's name in the row, which may be an alias. Code that knows only this name, as before a rename, must read them, too.
         Raises PayloadError, which names the argument.
         """
         changes = dict[str, Any]()
@@ -200,9 +201,10 @@ class Sealing:
             try:
                 if is_marked(value, SECRET):
                     if _parts(value)[0] != self._keys().current:
-                        changes[name] = self.seal(self.open(value, name), name)
+                        changes[name] = self._keys().seal(self.open(value, name), Place(task, name))
                 elif name in encrypted and value is not None:
-                    changes[name] = self.seal(to_json(value[SENSITIVE] if is_marked(value, SENSITIVE) else value), name)
+                    data = to_json(value[SENSITIVE] if is_marked(value, SENSITIVE) else value)
+                    changes[name] = self._keys().seal(data, Place(task, name))
             except PayloadError as error:
                 raise PayloadError(f"argument {name}: {error}") from None
         return changes

@@ -52,12 +52,12 @@ def rotate(
 
     def reseal(task: str, args: Mapping[str, Any]) -> Mapping[str, Any]:
         if (known := secrets.get(task)) is not None:
-            return known[0].resealed(args, known[1])
+            return known[0].resealed(task, args, known[1])
         # The application no longer has the task. Its keys were those of one of the registries.
         for keys in all_keys[:-1]:
             with suppress(PayloadError):
-                return _sealing(task, keys).resealed(args, ())
-        return _sealing(task, all_keys[-1]).resealed(args, ())
+                return _sealing(task, keys).resealed(task, args, ())
+        return _sealing(task, all_keys[-1]).resealed(task, args, ())
 
     tasks = [name for name, (_, encrypted) in secrets.items() if encrypted]
     done = reseal_rows(open_engine(config), reseal, tasks=tasks, batch=batch, job=job)
