@@ -30,6 +30,7 @@ from ..sql.parts import table_of
 from ..tasks.registry import Registry
 from ..tasks.tasks import AnyTask
 from ..util.urls import without_secrets
+from ..worker.claiming.intake import probing
 from ..worker.running.attempt_end import ToWrite, Written, outcome_of
 from ..worker.running.call import Call, taken_by
 from ..worker.running.gathering import BatchRun, Member
@@ -210,6 +211,8 @@ class Inline(JoinedRuns[Ran]):
                 "drain(session, registry=...)"
             )
         job = with_all_inputs(claimed, self._store, self._connection)
+        if task.rules.breaker is not None:
+            job = probing(job)
         return (Run if task.batch is None else Member)(job, task, monotonic(), monotonic(), set())
 
     # ---- what becomes of a run

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, selectinload, undefer
 
 from sa_jobqueue import (
     AsyncJobContext,
+    Breaker,
     Cancel,
     Discard,
     Job,
@@ -35,6 +36,7 @@ from sa_jobqueue import (
     task,
 )
 from sa_jobqueue.errors import HandlerTimeout, JobQueueError, PayloadError, SessionUnavailable, TaskError
+from sa_jobqueue.models import LimitRow
 from sa_jobqueue.statements import job_logs, pause, set_limit
 from sa_jobqueue.testing import Drained, Ran, drain, explain, move_clock, work_one
 from tests.support.joined import KINDS, NAMES, Base, Line, Order, joined, settle
@@ -459,6 +461,23 @@ async def test_pauses_and_rates_hold(unit: Any, registry: Registry, handlers: Ha
         )
         == 1
     )
+
+
+async def test_a_breaker_opens_and_a_probe_closes_it(unit: Any, registry: Registry) -> None:
+    """Within the test's transaction. A moved clock ends its rest."""
+    is_down = [True]
+
+    @task(registry=registry, max_attempts=1, breaker=Breaker(failures=2, rest=60))
+    def call() -> None:
+        if is_down[0]:
+            raise ConnectionError("the other side is down")
+
+    await add(unit, *(enqueue(call) for _ in range(5)))
+    assert len(await settle(drain(unit, registry=registry, raise_errors=False))) == 2
+    is_down[0] = False
+    await settle(move_clock(unit, 61))
+    assert (await settle(drain(unit, registry=registry))).outcomes == {"completed": 3}
+    assert (await settle(unit.execute(select(LimitRow)))).all() == []
 
 
 async def test_a_duplicate_does_not_run(unit: Any, registry: Registry, handlers: Handlers) -> None:

@@ -129,7 +129,7 @@ class Intake:
         if len(kept) < len(jobs):
             self.limited.freed = True
         if broken := self.limited.broken:
-            kept = [_probing(job) if job.task in broken else job for job in kept]
+            kept = [probing(job) if job.task in broken else job for job in kept]
         if kept:
             self._give(connection, self._free_keys(connection, kept), claimed_at)
         return kept
@@ -282,6 +282,6 @@ class Intake:
         self.writer.add(decide(job, outcome, Rules() if task is None else task.rules, random=0.5))
 
 
-def _probing(job: ClaimedJob) -> ClaimedJob:
+def probing(job: ClaimedJob) -> ClaimedJob:
     """The job with the note that its end tells the breaker of its task."""
     return job._replace(extra=json.dumps({**extra(job), "probes": True}))
