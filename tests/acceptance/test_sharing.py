@@ -97,7 +97,7 @@ def test_everything_works_in_another_schema_and_the_applications_tables_stay(
         there.wait_for(*ids[:3])
         there.wait_for(ids[3], status=JobStatus.FAILED)
         assert {row.note for row in there.effects()} == {"a", "b", "d"}
-        worker.process.terminate()
+        worker.send(signal.SIGTERM)
         assert worker.wait() == 0
     assert inspect(engine).get_table_names("public") == ["effect"]
     engine.dispose()

@@ -20,20 +20,18 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 import sa_jobqueue
 from tests.support import pooler
 from tests.support.waiting import PATIENCE, wait_until
+from tests.support.warm import PROGRAM, Forked, can_fork
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = Path(next(iter(sa_jobqueue.__path__))).resolve().parent
-CLI = (
-    sys.executable,
-    "-c",
-    "import sys; from sa_jobqueue.cli import main; sys.argv[0] = 'sa-jobqueue'; sys.exit(main())",
-)
+CLI = (sys.executable, "-c", PROGRAM)
 
 
 def environment(url: str | None = None, extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -57,6 +55,15 @@ def run_command(
     command: Sequence[str] = CLI,
 ) -> subprocess.CompletedProcess[str]:
     """Run `sa-jobqueue ARGUMENTS` to its end; the caller looks at `returncode`, `stdout` and `stderr`."""
+    if command is CLI and can_fork(env):
+        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+            forked = Forked(arguments, env=environment(url, env), cwd=cwd or ROOT, stdout=out, stderr=err)
+            try:
+                code = forked.wait(timeout)
+            finally:
+                forked.kill()
+            out.seek(0), err.seek(0)
+            return subprocess.CompletedProcess(forked.args, code, out.read(), err.read())
     return subprocess.run(
         [*command, *arguments],
         env=environment(url, env),
@@ -73,7 +80,7 @@ def run_command(
 class Command:
     """A running command, leader of its own process group; `output` holds what it and its children have written."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     log: Path
     group_was_killed: bool = False
     """From then on its number may be another process's: a server's backend leads a group, too."""
@@ -152,15 +159,18 @@ def start_command(
 ) -> Generator[Command]:
     """Start `sa-jobqueue ARGUMENTS`; whatever is left of its group is killed at the end of the block."""
     with tempfile.NamedTemporaryFile(prefix="command-", suffix=".log") as log:
-        process = subprocess.Popen(
-            [*command, *arguments],
-            env=environment(url, env),
-            cwd=cwd or ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        there: dict[str, Any] = {"env": environment(url, env), "cwd": cwd or ROOT, "stdout": log}
+        process: subprocess.Popen[bytes] | Forked
+        if command is CLI and can_fork(env):
+            process = Forked(arguments, stderr=log, session=True, **there)
+        else:
+            process = subprocess.Popen(
+                [*command, *arguments],
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                **there,
+            )
         started = Command(process, Path(log.name))
         try:
             yield started
