@@ -22,4 +22,5 @@ def patient(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if "impatient" not in request.fixturenames:
         monkeypatch.setattr(database, "PATIENCE", timedelta(seconds=20))
         monkeypatch.setattr(doctoring, "PATIENCE", timedelta(seconds=20))
+        monkeypatch.setattr(doctoring, "_WHOLE", 20.0)
         monkeypatch.setattr(site, "_PATIENCE", 20.0)

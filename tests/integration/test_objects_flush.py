@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobqueue import Fresh, Job, Registry, Unique, enqueue, task
 from sa_jobqueue.errors import PayloadError
+from tests.support.nightly import nightly
 from tests.support.orders import Article, Base, Customer, Document, Invoice, Letter, Order, Report
 
 registry = Registry()
@@ -303,7 +304,7 @@ def test_a_listener_that_enqueues_for_each_new_object(tables: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", ["", ".options(unique=Unique(key='one'))", ".options(expires_in=60, subject=False)"]
+    "options", ["", *nightly(".options(unique=Unique(key='one'))", ".options(expires_in=60, subject=False)")]
 )
 def test_the_first_job_of_a_process_may_be_made_within_a_flush(tables: Engine, options: str) -> None:
     """By a listener of the application's, which SQLAlchemy calls one after the other."""

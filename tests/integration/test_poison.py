@@ -12,6 +12,7 @@ from sqlalchemy import Engine, func, insert, select
 from sa_jobqueue import AsyncJobContext, Job, JobContext, JobStatus, Registry, RetryPolicy, enqueue, task
 from sa_jobqueue.statements import job_logs
 from tests.support.factory import TABLE, row, unfolding
+from tests.support.nightly import crossed
 from tests.support.waiting import wait_until
 from tests.support.working import add, add_one, drain, job_of, services_of, working
 
@@ -92,8 +93,9 @@ def test_a_row_that_unfolds(
     assert_it_failed_alone(engine, poisoned, said, caplog.text)
 
 
-@pytest.mark.parametrize("raises", ["P0001", "22003", "23514", "SHOP1"])
-@pytest.mark.parametrize("kind", ["no session", "session", "async session"])
+@pytest.mark.parametrize(
+    ("raises", "kind"), crossed(["P0001", "22003", "23514", "SHOP1"], ["no session", "session", "async session"])
+)
 def test_an_outcome_that_the_database_refuses(
     engine: Engine, database_url: str, url: str, registry: Registry, caplog: pytest.LogCaptureFixture, kind: str, raises: str
 ) -> None:  # fmt: skip

@@ -566,9 +566,7 @@ def test_a_handler_that_comes_back_twice_ends_its_job_once(engine: Engine, url: 
     assert [job_of(engine, id).errors for id in ids] == [[], [], [], []]
 
 
-@pytest.mark.parametrize(
-    ("how", "told"), [("fork", True), ("fork", False), pytest.param("shell", True, marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize(("how", "told"), [("fork", True), *nightly_sets(("fork", False), ("shell", True))])
 def test_the_end_of_a_child_is_seen_though_a_process_that_it_left_lives_on(
     engine: Engine, url: str, effects: Effects, monkeypatch: pytest.MonkeyPatch, how: str, told: bool
 ) -> None:

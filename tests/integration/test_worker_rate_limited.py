@@ -317,5 +317,5 @@ def test_a_rescue_wakes_the_worker_that_waits(
         with working(url, Registry(), queues={"elsewhere": 1}):
             wait_until(lambda: finished(engine, lost, waits))
     assert told
-    assert told[0] < starts[0][1]
+    assert rescue or told[0] < starts[0][1]  # a job that goes back wakes its queue, too
     assert [id for id, _ in starts] == ([lost, waits] if rescue else [waits])  # it kept its place

@@ -699,7 +699,7 @@ def test_a_rule_that_cannot_be_is_refused_with_the_reason(connection: Connection
         connection.execute(insert(TABLE).values(task="a", uniqueness=rule))
 
 
-@pytest.mark.parametrize("level", ["READ COMMITTED", "SERIALIZABLE", *nightly("REPEATABLE READ")])
+@pytest.mark.parametrize("level", ["READ COMMITTED", *nightly("REPEATABLE READ", "SERIALIZABLE")])
 def test_of_many_transactions_at_once_one_job_per_key_is_kept_and_none_is_aborted(engine: Engine, level: str) -> None:
     """They insert in several ways, some roll back, and others end jobs meanwhile. Each live job has its key, and each key its job."""
     failures: list[BaseException] = []
