@@ -20,7 +20,7 @@ from ..rules.schedules import Cron, Every, Missed, coming_ticks, every, rule_of,
 from ..rules.words import age, jobs_of
 from ..statements import list_schedules, pause_schedules, remove_schedules, resume_schedules, run_schedules
 from ..util.log import one_line
-from ..util.urls import mask_passwords, masked
+from ..util.urls import mask_passwords, masked, without_secrets
 from .config import Config, DryRun, Json, duration_option, parse_duration, parse_moment
 from .enqueue import CallOptions, call_of
 from .output import Column, cleaned, fail, moment, note, print_json, print_table, say
@@ -111,7 +111,11 @@ def _distance(at: datetime, now: datetime, *, short: bool = False) -> str:
 def _as_json(row: Any) -> dict[str, Any]:
     last = {key: row[f"job_{key}"] for key in ("id", "status", "created_at", "finished_at")}
     own = {key: value for key, value in row.items() if not key.startswith("job_") and key != "now"}
-    own |= {"error": masked(row["error"]), "pause_reason": masked(row["pause_reason"])}
+    own |= {
+        "args": without_secrets(row["args"]),
+        "error": masked(row["error"]),
+        "pause_reason": masked(row["pause_reason"]),
+    }
     return own | {"state": state_of(row), "last_job": None if last["id"] is None else last}
 
 

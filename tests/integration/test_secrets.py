@@ -129,6 +129,15 @@ def test_only_the_handler_gets_a_secret(
     assert as_json("show", str(done), url=database_url)["args"] == {"n": 1, "token": "(hidden)", "email": "(hidden)"}
 
 
+def test_the_list_of_schedules_shows_no_secret(engine: Engine, database_url: str, sync: AnyTask) -> None:
+    """Also as JSON, which has the arguments."""
+    with Session(engine) as session:
+        session.add(Schedule(every(3600), sync, 1, VALUE, "ada@b", name="hourly"))
+        session.commit()
+    (shown,) = as_json("schedule", "list", url=database_url)
+    assert shown["args"] == {"n": 1, "token": "(hidden)", "email": "(hidden)"}
+
+
 def test_a_batch_handler_gets_secrets_and_a_missing_key_fails_only_its_jobs(
     engine: Engine, keys: Registry, got: list[Any]
 ) -> None:
