@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from sa_jobqueue.dashboard import Access, dashboard
 from sa_jobqueue.dashboard.app import ACTIONS
 from sa_jobqueue.models import AuditEntry, Job, Schedule, WorkerRow, WorkflowRow
+from sa_jobqueue.statements import open_breaker
 from tests.support.browsers import chromium, served
 from tests.support.databases import Databases, driver_url
 from tests.support.factory import make_job
@@ -702,13 +703,17 @@ def test_each_action_has_a_button_that_does_it(browser: Any, clicked: Site, acti
     if action in {"drain_worker", "set_slots"}:  # a worker that was not seen for a while is not asked
         with clicked.engine.begin() as connection:
             connection.execute(update(WorkerRow).values(seen_at=func.now()))
+    if action == "close_breaker":
+        with clicked.engine.begin() as connection:
+            connection.execute(open_breaker("shop.report"))
     with Tab(browser, clicked) as tab:
         tab.context.add_init_script("localStorage.setItem('sa_jobqueue.refresh', '0')")
         button = button_for(tab, action)
         button.evaluate("one => one.closest('details') && (one.closest('details').open = true)")
         form = button.evaluate_handle("one => one.form").as_element()
         for name, value in FIELDS.get(action, {}).items():
-            form.query_selector(f'[name="{name}"]').fill(value)
+            field = form.query_selector(f'[name="{name}"]')
+            (field.select_option if field.evaluate("one => one.localName") == "select" else field.fill)(value)
         if form.get_attribute("id") == "chosen":
             tab.page.check("#chosen tbody input[type=checkbox] >> nth=0")
         button.click()
@@ -736,6 +741,7 @@ TAKEN_BACK = {
 FIELDS = {
     "set_limit": {"name": "mail", "running": "7"},
     "set_slots": {"queue": "mail", "slots": "7"},
+    "open_breaker": {"owner": "task", "name": "shop.report"},
     "enqueue": {"arg.order_id": "7", "arg.to": "ada@example.com"},
 }
 #: Where there is a button only for jobs in some state.
