@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from sa_jobqueue.doctor import Finding, Thresholds
+from sa_jobqueue.statements import open_breaker
 from tests.support import pooler
 from tests.support.databases import connect
 from tests.support.factory import make_job, make_jobs
@@ -35,6 +36,20 @@ def test_without_limits_there_is_nothing_to_say(database_url: str) -> None:
     finding = about_limits(database_url)
     assert (finding.level, finding.detail, finding.advice) == ("ok", "no queue and no task has limits", "")
     assert set(finding.numbers.values()) == {0}
+
+
+def test_a_breaker_is_a_notice_while_jobs_wait(engine: Engine, database_url: str) -> None:
+    """Of a task, or of some of its keys. A breaker for which no job waits is well."""
+    with engine.begin() as connection:
+        for name, its_key in (("send", None), ("fetch", "a"), ("idle", None)):
+            connection.execute(open_breaker(name, key=its_key))
+        make_job(connection, task="send")
+        make_job(connection, task="fetch", concurrency_key="a")
+    finding = about_limits(database_url)
+    assert (finding.level, finding.detail.split("; ")[0]) == (
+        "notice", "jobs wait because of a breaker: task fetch, task send",
+    )  # fmt: skip
+    assert "`limits close NAME` starts the jobs" in finding.advice
 
 
 def test_a_pause_is_a_notice_while_jobs_wait(engine: Engine, database_url: str) -> None:

@@ -41,7 +41,12 @@ def check_limits(examination: Examination) -> Finding:
             *([f"{capped(states)} states are kept"] if states else []),
         ]
     )
-    faults = [*_pauses(examination, waiting), *_held(stuck), *_unknown(examination, uses)]
+    faults = [
+        *_pauses(examination, waiting),
+        *_breakers(examination, uses),
+        *_held(stuck),
+        *_unknown(examination, uses),
+    ]
     if faults:
         faults.append(("ok", facts, ""))
     return found(
@@ -84,6 +89,13 @@ def _pauses(examination: Examination, waiting: Sequence[LimitUse | PausedKey]) -
         its.sort(key=lambda use: -use.due)
         names = listed([f"{_named(use.owner, use.name, _key(use))} {_since(use)}" for use in its], _NAMED)
         yield level, f"jobs wait because of a pause: {names}", _how_to_resume(its)
+
+
+def _breakers(examination: Examination, uses: Sequence[LimitUse]) -> Iterator[Fault]:
+    """Breakers of tasks that have queued jobs."""
+    if names := [_named(use.owner, use.name, None) for use in uses if use.broken and _waits(examination, use)]:
+        advice = "`sa-jobqueue limits list` tells until when; `sa-jobqueue errors` why, and `limits close NAME` starts the jobs"
+        yield "notice", f"jobs wait because of a breaker: {listed(names, _NAMED)}", advice
 
 
 def _since(use: LimitUse | PausedKey) -> str:
