@@ -185,8 +185,8 @@ class Sealing:
     def _keys(self) -> SecretKeys:
         if (keys := self.keys()) is None:
             raise PayloadError(
-                'it is a secret, and the registry has no keys: set default_registry.secrets = SecretKeys({"2026": key}, current="2026"); '
-                "`sa-jobqueue secrets new-key` prints a key"
+                'it is a secret, and the registry has no keys: set default_registry.secrets = SecretKeys({"2026": key}, current="2026"), or that of '
+                "the task's own registry; `sa-jobqueue secrets new-key` prints a key"
             )
         return keys
 

@@ -151,7 +151,8 @@ class Registry:
             task.resolve()
             if task.sealing.keys() is None and (hidden := sorted(task.parameters.encrypted)):
                 raise TaskError(
-                    f"task {task.name!r}: {hidden[0]!r} is secret, and its registry has no keys: set default_registry.secrets = SecretKeys(...)"
+                    f"task {task.name!r}: {hidden[0]!r} is secret, and its registry has no keys: set default_registry.secrets = SecretKeys(...), "
+                    "or that of the task's own registry"
                 )
         _ = self.schedules
 
