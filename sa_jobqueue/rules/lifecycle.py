@@ -264,10 +264,10 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, ela
     """
     change = _decide(claim, outcome, rules, random)
     # Where an object is missing, the handler was not called.
-    if rules.breaker is not None and isinstance(outcome, Failed) and not isinstance(outcome.exception, ObjectMissing):
-        failed = isinstance(outcome.exception, rules.breaker.on)
-        if failed or "probes" in extra(claim):
-            change = change._replace(tells=rules.breaker.told(failed=failed))
+    if isinstance(outcome, Failed) and not isinstance(outcome.exception, ObjectMissing):
+        breaker = _BY_HAND if rules.breaker is None and "probes" in extra(claim) else rules.breaker
+        if breaker is not None and ((failed := isinstance(outcome.exception, breaker.on)) or "probes" in extra(claim)):
+            change = change._replace(tells=breaker.told(failed=failed))
     if claim.extra is None or change.status is not _S.QUEUED:
         return change
     return _in_time(claim, change, rules, elapsed)
@@ -282,13 +282,16 @@ def completed(claim: Claimed, outcome: Completed, rules: Rules) -> Change:
         )  # fmt: skip
     rare = extra(claim)
     workflow, follows = rare.get("workflow"), "follows" in rare
-    tells = None if rules.breaker is None or "probes" not in rare else rules.breaker.told(failed=False)
+    tells = (rules.breaker or _BY_HAND).told(failed=False) if "probes" in rare else None
     retain = _BRIEFLY if (follows or tells) and rules.retain == 0 else rules.retain
     return Change(
         claim.id, claim.claim_token, _COMPLETE, _COMPLETED, _COMPLETED,
         0.0, 0, 0, outcome.error, outcome.result, _kept(retain, workflow), False, "unique" in rare, None, workflow, follows, tells,
     )  # fmt: skip
 
+
+#: The breaker of a task that declares none, as long as an operator's is not closed. Its failures are not counted, or hardly ever.
+_BY_HAND = Breaker(failures=1_000, per=1.0)
 
 #: Seconds for which a completed job stays that is to be deleted at once: its follow-up is made of its row, and a breaker reads it.
 _BRIEFLY = 1.0

@@ -180,7 +180,8 @@ class Inline(JoinedRuns[Ran]):
         # In two statements: a single statement takes no job that was enqueued in a savepoint of the same transaction.
         request = LimitedRequest(self._worker, {queue: 1}, _LEASE, tasks=limits.tasks, known=limits.version)
         picked = connection.scalars(picked_jobs(request, job=self._job)).first()
-        return None if picked is None else self._claim(picked)
+        found = None if picked is None else self._claim(picked)
+        return found if found is None or found.task not in limits.broken else probing(found)
 
     def _claim(self, job_id: int) -> ClaimedJob | None:
         statement = claim_listed(ids=[job_id], worker=self._worker, lease=_LEASE, args_limit=_ALL, job=self._job)
@@ -211,8 +212,6 @@ class Inline(JoinedRuns[Ran]):
                 "drain(session, registry=...)"
             )
         job = with_all_inputs(claimed, self._store, self._connection)
-        if task.rules.breaker is not None:
-            job = probing(job)
         return (Run if task.batch is None else Member)(job, task, monotonic(), monotonic(), set())
 
     # ---- what becomes of a run

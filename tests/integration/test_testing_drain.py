@@ -37,7 +37,7 @@ from sa_jobqueue import (
 )
 from sa_jobqueue.errors import HandlerTimeout, JobQueueError, PayloadError, SessionUnavailable, TaskError
 from sa_jobqueue.models import LimitRow
-from sa_jobqueue.statements import job_logs, pause, set_limit
+from sa_jobqueue.statements import job_logs, open_breaker, pause, set_limit
 from sa_jobqueue.testing import Drained, Ran, drain, explain, move_clock, work_one
 from tests.support.joined import KINDS, NAMES, Base, Line, Order, joined, settle
 
@@ -464,8 +464,11 @@ async def test_pauses_and_rates_hold(unit: Any, registry: Registry, handlers: Ha
 
 
 async def test_a_breaker_opens_and_a_probe_closes_it(unit: Any, registry: Registry) -> None:
-    """Within the test's transaction. A moved clock ends its rest."""
+    """Within the test's transaction, also where an operator has opened it. A moved clock ends its rest."""
     is_down = [True]
+
+    @task(registry=registry)
+    def other() -> None: ...
 
     @task(registry=registry, max_attempts=1, breaker=Breaker(failures=2, rest=60))
     def call() -> None:
@@ -476,7 +479,10 @@ async def test_a_breaker_opens_and_a_probe_closes_it(unit: Any, registry: Regist
     assert len(await settle(drain(unit, registry=registry, raise_errors=False))) == 2
     is_down[0] = False
     await settle(move_clock(unit, 61))
-    assert (await settle(drain(unit, registry=registry))).outcomes == {"completed": 3}
+    await settle(unit.execute(open_breaker(other, rest=1)))
+    await add(unit, enqueue(other), enqueue(other))
+    await settle(move_clock(unit, 61))
+    assert (await settle(drain(unit, registry=registry))).outcomes == {"completed": 5}
     assert (await settle(unit.execute(select(LimitRow)))).all() == []
 
 

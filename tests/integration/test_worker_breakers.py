@@ -192,13 +192,16 @@ def test_a_key_pauses_alone(engine: Engine, url: str, registry: Registry) -> Non
         assert connection.scalar(select(func.count()).select_from(KeyRow)) == 0
 
 
-@pytest.mark.parametrize(("by", "key"), [("key", None), ("task", "a")])
+@pytest.mark.parametrize(("by", "key"), [("key", None), ("task", "a"), (None, None), (None, "a")])
 def test_a_job_probes_each_breaker_that_keeps_it_waiting(
     engine: Engine, url: str, registry: Registry, down: Down, by: Any, key: str | None
 ) -> None:
-    """An operator has opened it, although each key has a breaker of its own; or the breaker of a key of a task that has one for all."""
+    """An operator has opened it: of a task whose keys have a breaker each, of a key of a task that has one for all, or of a task that declares
+    none.
+    """
+    declared = None if by is None else Breaker(failures=5, per=LONG, rest=LONG, by=by)
 
-    @task(registry=registry, name="call", retry=NEVER, breaker=Breaker(failures=5, per=LONG, rest=LONG, by=by))
+    @task(registry=registry, name="call", retry=NEVER, breaker=declared)
     def call() -> None:
         down.call()
 
