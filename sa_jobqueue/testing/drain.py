@@ -19,7 +19,6 @@ from ..models import JobMixin
 from ..rules.outcomes import HandlerOutcome
 from ..tasks.registry import Registry, default_registry
 from ..worker.running.effects import Comparison, Effects
-from ..worker.running.gathering import BatchRun, Member
 from ..worker.running.life import at_once
 from ..worker.running.run import Run
 from .clock import do_chores
@@ -253,25 +252,16 @@ class _Work:
 
 def _run(inline: Inline, run: Run, *, alone: bool = False) -> list[Ran]:
     """Run a job, with others in its batch unless it is to run `alone`."""
-    if isinstance(run, Member):
-        batch = BatchRun.of([run]) if alone else inline.more(run)
-        if not run.task.is_async:
-            return inline.run_batch(batch)
-        return _waited(lambda: inline.run_batch_alone(batch, at_once))
-    if not run.task.is_async:
-        return [inline.run(run)]
-
-    return [_waited(lambda: inline.run_alone(run, at_once))]
+    unit = inline.unit(run, alone=alone)
+    return inline.run(unit) if not run.task.is_async else _waited(lambda: inline.run_alone(unit, at_once))
 
 
 async def _run_async(inline: Inline, run: Run, session: AsyncSession, *, alone: bool = False) -> list[Ran]:
-    if isinstance(run, Member) and run.task.is_async:
-        more = inline.more
-        batch = BatchRun.of([run]) if alone else await session.run_sync(lambda _: more(run))
-        return await inline.run_batch_async(batch, lambda work: session.run_sync(lambda _: work()))
+    on = session.run_sync
     if not run.task.is_async:
-        return await session.run_sync(lambda _: _run(inline, run, alone=alone))
-    return [await inline.run_async(run, lambda work: session.run_sync(lambda _: work()))]
+        return await on(lambda _: _run(inline, run, alone=alone))
+    unit = await on(lambda _: inline.unit(run, alone=alone))
+    return await inline.run_async(unit, lambda work: on(lambda _: work()))
 
 
 def _waited(make: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -33,7 +33,7 @@ from ..util.urls import without_secrets
 from ..worker.claiming.intake import probing
 from ..worker.running.attempt_end import ToWrite, Written, outcome_of
 from ..worker.running.call import Call, taken_by
-from ..worker.running.gathering import BatchRun, Member
+from ..worker.running.gathering import BatchRun, Member, Unit
 from ..worker.running.joined import MIDDLE, JoinedRuns, with_all_inputs
 from ..worker.running.notes import JobReports
 from ..worker.running.run import Run
@@ -188,11 +188,14 @@ class Inline(JoinedRuns[Ran]):
         row = self._connection.execute(statement).first()
         return None if row is None else ClaimedJob._make(row)
 
-    def more(self, run: Run) -> BatchRun:
-        """The batch of this job, with the jobs of its task that a worker would start next."""
-        assert isinstance(run, Member)
+    def unit(self, run: Run, *, alone: bool) -> Unit:
+        """What runs in the handler's call with this job: of a batch task, also the jobs of the task that a worker would start next, unless it is
+        to run `alone`.
+        """
+        if not isinstance(run, Member):
+            return run
         batch = BatchRun.of([run])
-        while not batch.is_full and (following := self._next_in(run.job.queue)) is not None:
+        while not (alone or batch.is_full) and (following := self._next_in(run.job.queue)) is not None:
             if not isinstance(following, Member) or following.task is not run.task or following.group != run.group:
                 self._claimed.append(following)
                 break
@@ -216,20 +219,30 @@ class Inline(JoinedRuns[Ran]):
 
     # ---- what becomes of a run
 
-    def _succeed(self, call: Call, value: Any) -> Ran:
-        return self._crashed(call) if self._steps.is_killed else super()._succeed(call, value)
+    def _succeed(self, call: Call, value: Any) -> None:
+        if self._is_killed:
+            self._crash(call)
+        else:
+            super()._succeed(call, value)
 
-    def _fail(self, call: Call, error: BaseException) -> Ran:
-        return self._crashed(call) if self._steps.is_killed else super()._fail(call, error)
+    def _fail(self, call: Call, error: BaseException) -> list[BatchRun]:
+        if not self._is_killed:
+            return super()._fail(call, error)
+        self._crash(call)
+        return []
 
-    def _crashed(self, call: Call) -> Ran:
+    @property
+    def _is_killed(self) -> bool:
+        return self._steps is not None and self._steps.is_killed
+
+    def _crash(self, call: Call) -> None:
         """Leave the job as a killed worker leaves it, with a lease that has run out."""
         call.close(failed=True)
         self._steps.keep()
         table = table_of(self._job)
         over = sa.update(table).where(table.c.id == call.run.job.id).values(lease_expires_at=sa.func.now())
         self._connection.execute(over)
-        return _ran(call.run, "crashed")
+        self.answers.append(_ran(call.run, "crashed"))
 
     def _write(self, change: Change) -> Change:
         """Write the outcome of a job. Returns the change that was written."""

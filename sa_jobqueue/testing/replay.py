@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Awaitable, Callable, Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from types import CodeType, FrameType
@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 
 from ..arguments.context import current_step
 from ..errors import TaskError
-from ..rules.lifecycle import decide
 from ..rules.outcomes import HandlerOutcome, Released
 from ..tasks.tasks import function_of
 from ..worker.running.call import Call
-from ..worker.running.gathering import BatchRun
-from ..worker.running.joined import MIDDLE
+from ..worker.running.gathering import BatchRun, Unit
+from ..worker.running.joined import On
 from ..worker.running.run import Run
 from ..worker.running.verdict import suspends
 from .inline import Inline, Ran
@@ -58,56 +57,53 @@ class Twice(Inline):
         self._harmless, self._calls = tuple(harmless), list[dict[Repeated, None]]()
         self._second: Run | None = None
 
-    def run(self, run: Run) -> Ran:
+    def run(self, unit: Unit) -> list[Ran]:
         """Run a `def` handler."""
-        with self._watched(run):
-            ran = super().run(run)
+        with self._watched(unit):
+            (ran,) = super().run(unit)
         return self._replayed(ran) if (second := self._take_second()) is None else self.run(second)
 
-    async def run_async(self, run: Run, on: Callable[[Callable[[], Ran]], Awaitable[Ran]]) -> Ran:
+    async def run_async(self, unit: Unit, on: On) -> list[Ran]:
         """Run an `async def` handler."""
-        with self._watched(run):
-            ran = await super().run_async(run, on)
+        with self._watched(unit):
+            (ran,) = await super().run_async(unit, on)
         return self._replayed(ran) if (second := self._take_second()) is None else await self.run_async(second, on)
-
-    def run_batch(self, batch: BatchRun) -> list[Ran]:
-        """Refuse a batch: it has no steps."""
-        raise TaskError(f"check_replay is for handlers that may have steps, and {batch.task.name!r} runs in batches")
-
-    async def run_batch_async(self, batch: BatchRun, on: Any) -> list[Ran]:
-        """As `run_batch`."""
-        return self.run_batch(batch)
 
     def _take_second(self) -> Run | None:
         second, self._second = self._second, None
         return second
 
-    def _replayed(self, ran: Ran) -> Ran:
+    def _replayed(self, ran: Ran) -> list[Ran]:
         """`ran`, with the repeated calls. If the first run failed, there was no second run, and no call was repeated."""
         found = list[Repeated]()
         if len(self._calls) > 1:
             first, second = self._calls
             found += (Repeated(f"step {name!r}") for name in dict.fromkeys(self._steps.recorded))
             found += (call for call in first if call in second)
-        return Replay(**{each.name: getattr(ran, each.name) for each in fields(ran)}, repeated=found)
+        return [Replay(**{each.name: getattr(ran, each.name) for each in fields(ran)}, repeated=found)]
 
-    def _succeed(self, call: Call, value: Any) -> Ran:
-        return self._go_back(call) if len(self._calls) == 1 else super()._succeed(call, value)
+    def _succeed(self, call: Call, value: Any) -> None:
+        if len(self._calls) == 1:
+            self._go_back(call)
+        else:
+            super()._succeed(call, value)
 
-    def _fail(self, call: Call, error: BaseException) -> Ran:
-        goes_on = len(self._calls) == 1 and (suspends(error) or isinstance(error, HandlerOutcome))
-        return self._go_back(call) if goes_on else super()._fail(call, error)
+    def _fail(self, call: Call, error: BaseException) -> list[BatchRun]:
+        if len(self._calls) > 1 or not (suspends(error) or isinstance(error, HandlerOutcome)):
+            return super()._fail(call, error)
+        self._go_back(call)
+        return []
 
-    def _go_back(self, call: Call) -> Ran:
+    def _go_back(self, call: Call) -> None:
         call.close(failed=True)
         self._steps.keep()
-        run = call.run
-        ran = self._told(run, self._write(decide(run.job, Released(), run.task.rules, random=MIDDLE)), None)
-        self._second = self.this(run.job.id)
-        return ran
+        self._end(call.run, Released())
+        self._second = self.this(call.run.job.id)
 
     @contextmanager
-    def _watched(self, run: Run) -> Generator[None]:
+    def _watched(self, run: Unit) -> Generator[None]:
+        if isinstance(run, BatchRun):
+            raise TaskError(f"check_replay is for handlers that may have steps, and {run.task.name!r} runs in batches")
         codes = set(_inner(function_of(run.task.handler).__code__))
         calls, before = dict[Repeated, None](), sys.getprofile()
         self._calls.append(calls)

@@ -43,7 +43,9 @@ from .maintenance.steps import ResumeWaiting
 from .maintenance.timeouts import Cancels, EndLate, FreeKeys, Timeouts
 from .maintenance.workflows import FindWorkflows, KeepWorkflows
 from .process.inside import ServiceThread, resident
+from .running.attempt_end import Telling
 from .running.batches import BatchExecutor
+from .running.executor import Executor
 from .running.life import Life
 from .running.reopening import Reopening, Reports, Sessions
 from .running.run import Kind, Run, Runs
@@ -120,17 +122,18 @@ class Services:
         self.waits = ResumeWaiting(connector)
         self.checkpoints = Checkpoints(connector)
         self.life = Life(spec.registry.start_hooks, spec.registry.stop_hooks)
-        self.executor = BatchExecutor(
-            replace(spec.sessions, checkpoints=self.checkpoints, life=self.life),
-            runs=self.runs,
-            all_slots=self.all_slots,
-            report=Reports(self.runs, self.writer, self._announce_waits).report,
-            pause=self.reopening.pause,
-            leaving=leaving,
-            max_rescues=settings.max_rescues,
-            log_jobs=settings.log_jobs,
-            notes=self.runs.notes,
-        )
+        options: Mapping[str, Any] = {
+            "sessions": replace(spec.sessions, checkpoints=self.checkpoints, life=self.life),
+            "report": Reports(self.runs, self.writer, self._announce_waits).report,
+            "pause": self.reopening.pause,
+            "leaving": leaving,
+            "max_rescues": settings.max_rescues,
+            "log_jobs": settings.log_jobs,
+            "notes": self.runs.notes,
+            "telling": Telling(),
+        }
+        self.executor = Executor(**options)
+        batches = BatchExecutor(runs=self.runs, all_slots=self.all_slots, **options)
         self.children = Children(spec.children, max_jobs=settings.max_child_jobs)
         in_child = ChildRunner(
             self.children, self.executor, settings.child_grace, engines.main, self.reopening.pause, self.runs.notes
@@ -152,7 +155,7 @@ class Services:
             max_jobs=spec.max_jobs,
             most_text=_most_text(spec.registry),
         )
-        self.runners = Runners(loop, self.executor, self.claimer.ended, in_child.run)
+        self.runners = Runners(loop, self.executor, batches, self.claimer.ended, in_child.run)
         self.listener: Listener | None = None
         if engines.listener is not None:
             engine = engines.listener.execution_options(schema_translate_map=engines.translate)
@@ -195,7 +198,7 @@ class Services:
         """The chores that are not done where a survey finds nothing for them to do, by their names in `work_for_chores`."""
         self.maintenance = Maintenance(
             connector,
-            timeouts=Timeouts(self.runs, self.all_slots, self.executor, self.watchdog, self.claimer, settings.hoard),
+            timeouts=Timeouts(self.runs, self.all_slots, batches, self.watchdog, self.claimer, settings.hoard),
             renewal=Renewal(connector, self.runs),
             presence=presence,
             stats=WriteStats(connector, tally, spec.id),

@@ -22,6 +22,7 @@ from sa_jobqueue import INJECTED, Attempt, Call, Inject, Middleware, Registry, a
 from sa_jobqueue.arguments.context import ClaimedJob
 from sa_jobqueue.otel.tracing import Tracing
 from sa_jobqueue.tasks.tasks import AnyTask
+from sa_jobqueue.worker.running.attempt_end import Telling
 from sa_jobqueue.worker.running.executor import Executor
 from sa_jobqueue.worker.running.reopening import Sessions
 from sa_jobqueue.worker.running.run import Run
@@ -126,7 +127,14 @@ def _added(
 def _measure(jobs: int, inside: Callable[[], AbstractContextManager[object]], handler: AnyTask = nothing_sync) -> float:
     """Microseconds of processor time for each job."""
     executor = Executor(
-        Sessions(), report=_ignore, pause=Mock(), leaving=lambda: False, max_rescues=5, log_jobs=False, notes=Mock()
+        Sessions(),
+        report=_ignore,
+        pause=Mock(),
+        leaving=lambda: False,
+        max_rescues=5,
+        log_jobs=False,
+        notes=Mock(),
+        telling=Telling(),
     )
     unsettled: set[Run] = set()
     with inside():

@@ -21,13 +21,14 @@ from sa_jobqueue.rules.lifecycle import Change, Event
 from sa_jobqueue.rules.outcomes import NotStarted, Released
 from sa_jobqueue.sql.store import default_store
 from sa_jobqueue.tasks.tasks import AnyTask
-from sa_jobqueue.worker.running.batches import BatchExecutor
+from sa_jobqueue.worker.running.attempt_end import Telling
 from sa_jobqueue.worker.running.call import Call
+from sa_jobqueue.worker.running.executor import Executor
 from sa_jobqueue.worker.running.notes import JobReports
 from sa_jobqueue.worker.running.reopening import Reports, Sessions
 from sa_jobqueue.worker.running.run import Run, Runs, Stop
 from sa_jobqueue.worker.running.runners import Runners
-from sa_jobqueue.worker.running.slots import AllSlots, Slots
+from sa_jobqueue.worker.running.slots import Slots
 from sa_jobqueue.worker.running.timeouts import timeout_of
 from sa_jobqueue.worker.running.verdict import unstarted
 from sa_jobqueue.worker.running.writer import OutcomeWriter
@@ -68,20 +69,19 @@ def run(task: AnyTask, number: int = 1) -> Run:
     return Run(ClaimedJob(**values), task, monotonic(), monotonic(), set())
 
 
-def make_executor() -> tuple[BatchExecutor, OutcomeWriter]:
+def make_executor() -> tuple[Executor, OutcomeWriter]:
     """An executor, and the writer that gets its changes."""
     runs = Runs(Mock(), Observer(Tally(), {}))
     writer = OutcomeWriter(runs.end, store=default_store)
-    executor = BatchExecutor(
+    executor = Executor(
         Sessions(),
-        runs=runs,
-        all_slots=AllSlots({}, buffer=0, call=Mock()),
         report=Reports(runs, writer, lambda: None).report,
         pause=Mock(),
         leaving=lambda: False,
         max_rescues=5,
         log_jobs=False,
         notes=runs.notes,
+        telling=Telling(),
     )
     return executor, writer
 
@@ -232,7 +232,7 @@ async def test_a_context_variable_that_cannot_be_compared_costs_no_slot(handler:
     """Its runner cannot tell what the handler left behind, and ends; another comes for the next job."""
     weights.set(Incomparable())
     executor, writer = make_executor()
-    runners = Runners(asyncio.get_running_loop(), executor, lambda slots, queue: None, Mock())
+    runners = Runners(asyncio.get_running_loop(), executor, Mock(), lambda slots, queue: None, Mock())
     slots = Slots("default", 1, buffer=0, call=runners.call)
     slots.feed([run(handler, number) for number in range(3)])
     await wait_until_async(lambda: len(writer) == 3 and slots.running == 0, 10)

@@ -139,7 +139,7 @@ def test_a_thread_that_cannot_be_started_lets_another_be_called(
 ) -> None:
     """The host allows no more threads just now. Neither the slot nor the job is lost."""
     ran: SimpleQueue[Run] = SimpleQueue()
-    runners = Runners(Mock(), executor=Mock(run=ran.put), ended=Mock(), in_child=Mock())
+    runners = Runners(Mock(), executor=Mock(run=ran.put), batches=Mock(), ended=Mock(), in_child=Mock())
     runners._loop.is_closed.return_value = False  # type: ignore[attr-defined]
     one = Slots("default", 2, buffer=0, call=runners.call)
     jobs = [run(nothing), run(nothing, 2)]
@@ -158,7 +158,7 @@ def test_a_thread_that_cannot_be_started_lets_another_be_called(
 def test_a_loop_that_is_closed_leaves_nothing_called(of_the_loop: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker has ended, and something is fed late: its sender gets no error."""
     loop = asyncio.new_event_loop()
-    runners = Runners(loop, executor=Mock(), ended=Mock(), in_child=Mock())
+    runners = Runners(loop, executor=Mock(), batches=Mock(), ended=Mock(), in_child=Mock())
     if not of_the_loop:
         monkeypatch.setattr(runners, "_loop_thread", None)
     one = Slots("default", 2, buffer=0, call=runners.call)
@@ -183,7 +183,9 @@ async def test_a_task_factory_that_takes_no_context_costs_no_queue_its_runners()
         ran.append((run, SAID.get()))
 
     SAID.set("the worker's start")
-    runners = Runners(asyncio.get_running_loop(), executor=Mock(run_async=record), ended=Mock(), in_child=Mock())
+    runners = Runners(
+        asyncio.get_running_loop(), executor=Mock(run_async=record), batches=Mock(), ended=Mock(), in_child=Mock()
+    )
     SAID.set("later")
     asyncio.get_running_loop().set_task_factory(without_context)
     one, job = Slots("default", 2, buffer=0, call=runners.call), run(swallow)
@@ -215,7 +217,7 @@ async def test_a_runner_that_does_not_come_lets_another_be_called(
         ran.append(run)
 
     loop = asyncio.get_running_loop()
-    runners = Runners(loop, executor=Mock(run_async=record), ended=Mock(), in_child=Mock())
+    runners = Runners(loop, executor=Mock(run_async=record), batches=Mock(), ended=Mock(), in_child=Mock())
     one, jobs = Slots("default", 3, buffer=0, call=runners.call), [run(swallow), run(swallow, 2)]
 
     loop.set_task_factory(factory)

@@ -28,7 +28,7 @@ from ...tasks.middleware import add_job_fields
 from ...tasks.tasks import AnyTask
 from ...util.log import enable_loggers, place_of
 from ..process.inside import enter_child, tune_gc
-from ..running.attempt_end import RunEnding
+from ..running.attempt_end import RunEnding, Telling
 from ..running.executor import Executor
 from ..running.life import at_once
 from ..running.run import Run, Stop
@@ -188,6 +188,7 @@ class _Jobs:
                 max_rescues=self._setup.max_rescues,
                 log_jobs=self._setup.log_jobs,
                 notes=self._notes,
+                telling=Telling(),
             )
         return self._executors[id(sessions)]
 

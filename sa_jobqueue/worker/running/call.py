@@ -19,16 +19,19 @@ from ...arguments.references import references
 from ...errors import JobStopped, MiddlewareError, SessionUnavailable
 from ...rules.job_fields import CHANGE_DEPTH
 from ...rules.lifecycle import JobStatus, extra
-from ...rules.outcomes import Discard
+from ...rules.outcomes import Discard, Outcome
 from ...sql.workflows.pruning import Input
 from ...tasks.middleware import Middleware, change_depth, installed, layers_around
 from ...tasks.upcasts import version_of
 from ...util.log import get_logger
+from .attempt_end import Lost
+from .gathering import Member
 from .life import Values, run_now
 from .reopening import Sessions
 from .run import Run
 from .steps import Steps
 from .transaction import HandlerTransaction
+from .verdict import of_value
 
 # ---- The results of other jobs that a member of a workflow takes: read along with the claims, or page by page while the job runs.
 
@@ -331,6 +334,31 @@ class Call:
             self.run.undecoded = False
         return args, kwargs
 
+    # ---- What a batch has for each of its jobs: see `BatchCall`.
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        """The runs whose handler is called."""
+        return (self.run,)
+
+    def outcomes(self, value: Any) -> Sequence[Outcome | Lost]:
+        """The outcomes of these runs, of what the handler has returned. Raises TypeError for what no handler may return."""
+        return (of_value(self.run, value),)
+
+    def error_of(self, run: Run) -> BaseException | None:
+        """The exception that the handler has given a job, instead of raising it."""
+
+    def take_failures(self) -> Sequence[tuple[Run, BaseException]]:
+        """The jobs that are not in the call because their arguments do not fit or an object is missing, and why; the second time none."""
+        return ()
+
+    def parts(self, error: BaseException) -> Sequence[list[Member]]:
+        """The runs in the batches that are next after the handler has raised `error`; none: it is the error of each job."""
+        return ()
+
+    def tell(self, outcome: str, error: BaseException | None) -> None:
+        """End the attempt of the call, apart from those of its jobs."""
+
     def settle(self) -> bool:
         """Whether this call decides the run's outcome: another thread may have given the run up."""
         self._settled = self._settled or self.run.settle()
@@ -344,12 +372,6 @@ class Call:
                 self.transaction.close(failed=failed)
             except Exception:  # a connection that is broken has rolled back by itself
                 logger.debug("a handler's session did not close", exc_info=True)
-
-    async def in_greenlet(self, work: Callable[[], T]) -> T:
-        """Run code for a `Session` inside the `AsyncSession`, if there is one."""
-        if self.async_session is None:
-            return work()
-        return await self.async_session.run_sync(lambda _: work())
 
     def _open(self) -> Session:
         self._refuse_late()

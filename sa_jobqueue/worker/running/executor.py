@@ -11,11 +11,13 @@ import random
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from ...arguments.context import Notes
 from ...errors import HandlerTimeout
@@ -36,6 +38,8 @@ from .verdict import left_early, may_go_back, of_error, of_value, unruly, unstar
 
 logger = get_logger(__name__)
 
+R = TypeVar("R")
+
 _FAILURES = {Event.RETRY, Event.FAIL}
 #: Seconds, on average, until a job runs again that went back because there was no connection for its session.
 AGAIN = 1.0
@@ -49,6 +53,7 @@ class Executor:
     `pause(queue, engine, why)` is called when the session of a queue's job got no connection of this engine. `leaving()`:
     whether all tasks of the loop are being cancelled. `max_rescues`: how often a job's worker may die, or leave while the job
     runs. `log_jobs`: log at INFO how each job ended, not only those that failed. `notes` receives handlers' progress and log lines.
+    `telling` calls callbacks of middleware.
     """
 
     def __init__(
@@ -61,66 +66,54 @@ class Executor:
         max_rescues: int,
         log_jobs: bool,
         notes: Notes,
+        telling: Telling,
     ) -> None:
         self._sessions, self._report, self._pause = sessions, report, pause
         self.leaving, self._max_rescues, self._notes = leaving, max_rescues, notes
         self._log = JobLog(every=log_jobs)
-        self.telling = Telling()
+        self.telling = telling
 
     # ---- a run: begin, call, judge, conclude, end
 
-    def run(self, run: Run) -> None:
+    def run(self, unit: Unit) -> None:
         """Run a `def` handler on the calling thread."""
-        if (call := self._begin(run)) is None:
+        if (call := self._begin(unit)) is None:
             return
         try:
-            value = call.invoke()
-            decided = self._decide(run, of_value(run, value))
-            if call.steps is not None and (names := call.steps.unused_in(decided)):
-                call.steps.note_unused(names)
-            self._end(run, self._conclude(call, decided, value))
+            self._succeed(call, call.invoke())
         except BaseException as error:
-            ending = self._conclude(call, self._judge(call, error), _RAISED)
-            self._end(run, self._suspend(call, ending) if is_suspended(ending) else ending, error)
+            self._fail(call, error)
 
-    async def run_async(self, run: Run, runner: asyncio.Task[Any]) -> None:
+    async def run_async(self, unit: Unit, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the current task."""
-        if (call := self._begin(run)) is None:
+        if (call := self._begin(unit)) is None:
             return
-        run.runner = runner
+        unit.runner = runner
         try:
-            seconds = None if run.timeout_at is None or run.started is None else run.timeout_at - run.started
-            value = await (call.invoke() if seconds is None else within(seconds, run, call.invoke()))
-            run.runner = None  # from here on a cancel would come too late: the outcome is about to be written
+            seconds = None if unit.timeout_at is None or unit.started is None else unit.timeout_at - unit.started
+            value = await (call.invoke() if seconds is None else within(seconds, call.run, call.invoke()))
+            unit.runner = None  # from here on a cancel would come too late: the outcome is about to be written
             if runner.cancelling() and not self.leaving():
-                await take_back(runner, run)
-            decided = self._decide(run, of_value(run, value))
+                await take_back(runner, unit)
             if call.transaction is None and call.steps is None:
-                self._end(run, self._conclude(call, decided, value))
+                self._succeed(call, value)
             else:
-                self._end(run, await self._conclude_async(call, decided, value))
+                await greenlet_spawn(self._succeed, call, value)
         except BaseException as error:
             error = await self._record_others(call, error)
-            run.runner = None
+            unit.runner = None
             if not (leaving := self.leaving()):
-                await take_back(runner, run)
+                await take_back(runner, unit)
             # The loop itself is ending if it has cancelled the runner, and not on behalf of this run.
-            cancelled = isinstance(error, asyncio.CancelledError) and not run.interrupted and runner.cancelling() > 0
-            if leaving and cancelled:
-                judged: ToWrite | MaybeWritten | Lost = self._decide(run, Released(started=True))
-            else:
-                judged = self._judge(call, error)
-            ending = await call.in_greenlet(lambda: self._conclude(call, judged, _RAISED))
-            if is_suspended(ending):
-                ending = await on_thread(self._suspend, call, ending)
-            self._end(run, ending, None if leaving and cancelled else error)
+            cancelled = isinstance(error, asyncio.CancelledError) and not unit.interrupted and runner.cancelling() > 0
+            await greenlet_spawn(partial(self._fail, call, error, released=leaving and cancelled))
             if leaving and cancelled:
                 raise error
         finally:
-            if run.interrupted:
+            if unit.interrupted:
                 runner.uncancel()  # the runner goes on with other jobs, which were not cancelled
 
-    def _begin(self, run: Run) -> Call | None:
+    def _begin(self, run: Any, /) -> Call | None:
         """Start the run's clock and make its call; None if the run may not start, which ends it."""
         if (run.stop is not None or run.job.extra is not None) and (outcome := unstarted(run)) is not None:
             self.give_up(run, outcome)
@@ -131,6 +124,25 @@ class Executor:
         if self._log.says_all:
             self._log.begins(run)
         return Call(run, self._sessions, self._notes)
+
+    def _succeed(self, call: Any, value: Any) -> None:
+        """The handler has returned `value`. For an async handler that has used its session or steps, in a greenlet."""
+        run = call.run
+        decided = self._decide(run, of_value(run, value))
+        if call.steps is not None and (names := call.steps.unused_in(decided)):
+            _waiting(call, call.steps.note_unused, names)
+        self._end(run, self._conclude(call, decided, value))
+
+    def _fail(self, call: Any, error: BaseException, *, released: bool = False) -> None:
+        """The handler has raised `error`, or what it wrote could not be committed. `released`: the loop is ending. For an async handler in a
+        greenlet.
+        """
+        run = call.run
+        judged = self._decide(run, Released(started=True)) if released else self._judge(call, error)
+        ending = self._conclude(call, judged, _RAISED)
+        if is_suspended(ending):
+            ending = _waiting(call, self._suspend, call, ending)
+        self._end(run, ending, None if released else error)
 
     def _decide(self, run: Run, outcome: Outcome | Lost) -> ToWrite | Lost:
         """The change to write for `outcome`."""
@@ -162,7 +174,7 @@ class Executor:
                 decided = self._decide(run, Released(AGAIN * random.uniform(0.5, 1.5)))
         except BaseException as failure:  # the application's: a rule, an exception's own method, a log filter
             decided = ToWrite(unruly(run, failure))
-        if transaction is None or (committing := transaction.committing) is None:
+        if transaction is None or (committing := transaction.committing.get(run.job.id)) is None:
             return decided
         return MaybeWritten(committing) if decided is LOST else InDoubt(decided.change, committing)
 
@@ -179,18 +191,12 @@ class Executor:
         if value is _RAISED or not isinstance(decided, ToWrite) or left_early(call.run, value):
             call.close(failed=isinstance(decided, ToWrite) and decided.change.event in _FAILURES)
             return decided if call.settle() else None
-        ending = transaction.complete(decided.change) if call.settle() else None
+        ending = transaction.complete([decided.change])[0] if call.settle() else None
         call.close()
         if ending is LOST:
             job = call.run.job
             logger.warning("job %d: its claim was lost; nothing it wrote was kept", job.id, extra=job.fields)
         return ending
-
-    async def _conclude_async(self, call: Call, decided: ToWrite | Lost, value: Any) -> RunEnding | None:
-        """`_conclude` for an async handler that has used steps or its session, and returned."""
-        if call.steps is not None and (names := call.steps.unused_in(decided)):
-            await on_thread(call.steps.note_unused, names)
-        return await call.in_greenlet(lambda: self._conclude(call, decided, value))
 
     async def _record_others(self, call: Call, error: BaseException) -> BaseException:
         """Wait until the steps that other tasks of the handler still run are recorded. Returns the exception with which the run ends."""
@@ -264,6 +270,11 @@ class Executor:
                     self._report(run, ending)
                 finally:
                     run.attempt_end.tell(outcome_of(ending), error)
+
+
+def _waiting(call: Call, work: Callable[..., R], *args: Any) -> R:
+    """Do work that blocks. For an async handler it is done on a thread, and the greenlet waits."""
+    return await_only(on_thread(work, *args)) if call.run.task.is_async else work(*args)
 
 
 def is_suspended(ending: RunEnding | None) -> TypeGuard[ToWrite]:

@@ -91,7 +91,7 @@ class BatchRun:
         self.key = first.job.queue, first.task.name, first.group
         self.kind = Kind.BATCH_ASYNC if first.task.is_async else Kind.BATCH_THREAD
         self.runs: list[Member] = []
-        self.job = first.job
+        self._first, self.job = first, first.job
         """A job of it, which has the queue."""
         self.start_at = monotonic() + batching.seconds
         """When it starts although it is not full. Under the slots' lock."""
@@ -102,7 +102,7 @@ class BatchRun:
         """When the call's timeout is over. The runner writes it, maintenance reads it."""
         self.abandoned = self.interrupted = self.noticed = False
         """As in `Run`."""
-        self.runner: asyncio.Task[Any] | None = None
+        self._runner: asyncio.Task[Any] | None = None
         self.end: AttemptEnd | None = None
         """The callbacks of middleware for the end of the call. The runner writes it, maintenance reads it."""
         self.settled = False
@@ -126,10 +126,24 @@ class BatchRun:
         self.along = len(self.runs) - 1
         return self.along
 
+    def start(self) -> None:
+        """Start the clock of the call."""
+        self.started = monotonic()
+        self.timeout_at = None if self.task.timeout is None else self.started + self.task.timeout
+
     def add(self, run: Member) -> None:
         """Put a job into it."""
         self.runs.append(run)
         run.batch = self
+
+    @property
+    def runner(self) -> asyncio.Task[Any] | None:
+        """As in `Run`. The first run has it, too, for the watchdog."""
+        return self._runner
+
+    @runner.setter
+    def runner(self, runner: asyncio.Task[Any] | None) -> None:
+        self._runner = self._first.runner = runner
 
     @property
     def is_full(self) -> bool:

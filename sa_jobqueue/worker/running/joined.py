@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from threading import Lock
 from time import monotonic
-from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast
+from typing import Any, ClassVar, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -30,23 +30,22 @@ from ...models import JobMixin
 from ...rules.lifecycle import Change, completed, decide, extra
 from ...rules.outcomes import Completed, Outcome
 from ...rules.settings import WorkerSettings
-from ...sql.apply import Answer
 from ...sql.steps import Recorded
 from ...sql.store import Store, store_of
 from ...sql.workflows.pruning import Input
 from ...tasks.registry import Registry
 from ...util.sqlalchemy_internals import savepoints_since
-from .attempt_end import LOST, RunEnding, ToWrite, Written
-from .batches import BatchCall, Mixed, in_halves, is_for_all
+from .attempt_end import LOST, Lost, RunEnding, ToWrite, Written
+from .batches import BatchCall
 from .call import Call, with_inputs
-from .gathering import BatchRun, Member
+from .gathering import BatchRun, Unit, runs_of
 from .life import Life, at_once
 from .reopening import Sessions
 from .run import Run
 from .steps import Checkpoints, Steps
 from .timeouts import timeout_of, within
-from .transaction import SHARED, HandlerTransaction, refuse, written
-from .verdict import of_error, of_value, suspends, unstarted
+from .transaction import SHARED, HandlerTransaction, endings_of, refuse
+from .verdict import of_error, suspends, unstarted
 
 #: Results of other jobs that are read at once.
 _PAGE = 1_000
@@ -79,7 +78,7 @@ class JoinedTransaction(HandlerTransaction):
 
     def __init__(self, session: Session, *, outer: Session, job: type[JobMixin], store: Store) -> None:  # pyright: ignore[reportMissingSuperCall]
         self.session, self._outer, self._job, self._store = session, outer, job, store
-        self.committing, self.unopened, self.committing_all = None, None, {}
+        self.committing, self.unopened = {}, None
         self._closed, self._opening = False, Lock()
         self._savepoints: dict[sa.Connection, sa.NestedTransaction] = {}
         self._released: dict[sa.Connection, list[str]] = {}
@@ -134,34 +133,19 @@ class JoinedTransaction(HandlerTransaction):
         self._end(keep=True)
         return True
 
-    def complete_all(self, changes: Sequence[Change]) -> Mapping[int, Answer] | None:
-        """Keep what the handler of a batch wrote, together with `changes`: see `HandlerTransaction.complete_all`."""
+    def complete(self, changes: Sequence[Change]) -> list[RunEnding]:
+        """Keep what the handler wrote, together with `changes`; if a claim is no longer valid, nothing."""
         self._come_back()
         self.session.flush()
         if self.session.autobegin or self.session.in_transaction():
             self.session.commit()
         if not self._savepoints:
-            return None
+            return [ToWrite(change) for change in changes]
         self._closed = True
-        answers = self._write_all(connection_of(self._outer, self._job), changes)
-        if Answer.LOST not in answers.values():
+        endings = endings_of(changes, self._write(connection_of(self._outer, self._job), changes))
+        if LOST not in endings:
             self._end(keep=True)
-        return answers
-
-    def complete(self, change: Change) -> RunEnding:
-        """Keep what the handler wrote, together with `change`; if the claim is no longer valid, nothing."""
-        self._come_back()
-        self.session.flush()
-        if self.session.autobegin or self.session.in_transaction():
-            self.session.commit()
-        if not self._savepoints:
-            return ToWrite(change)
-        self._closed = True
-        answer = self._write(connection_of(self._outer, self._job), change)
-        if answer is Answer.LOST:
-            return LOST
-        self._end(keep=True)
-        return Written(change.cancelled if answer is Answer.CANCELLED else change)
+        return endings
 
     def close(self, *, failed: bool = False) -> None:
         """Undo what was not kept, also by a task or thread that the handler left behind."""
@@ -233,6 +217,8 @@ _LEAST = 0.5
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
+#: Calls a function that uses the session's connection, and waits for it.
+On: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
 #: Where in its range a backoff's jitter lies: each time at the same place.
 MIDDLE = 0.5
 
@@ -267,7 +253,7 @@ class JoinedSteps(Steps):
         sessions: Sessions,
         store: Store,
         connection: Callable[[], sa.Connection],
-        on: Callable[[Callable[[], Any]], Awaitable[Any]],
+        on: On,
     ) -> None:
         task, home = call.run.task, call.run.task.registry
         # A statement is not tried again if the database is away.
@@ -356,12 +342,14 @@ class JoinedRuns(Generic[R]):
     transaction: ClassVar[type[JoinedTransaction]] = JoinedTransaction
     steps: ClassVar[type[JoinedSteps]] = JoinedSteps
     _steps: Any
-    """Of the run, made by `steps`."""
+    """Of the run, made by `steps`; None for a batch."""
 
     def __init__(self, outer: Session, notes: Notes, *, registry: Registry, job: type[JobMixin]) -> None:
         self._session, self._registry, self._job = outer, registry, job
         self._store, self._given = store_of(job), notes
         self._records = self._store
+        self.answers: list[R] = []
+        """The answers about the jobs of the last `run`."""
         self.life = Life(registry.start_hooks, registry.stop_hooks)
         self._sessions = JoinedSessions(
             maker=registry.sessionmaker, async_maker=registry.async_sessionmaker, store=self._store, outer=outer, job=job,
@@ -373,177 +361,125 @@ class JoinedRuns(Generic[R]):
     def _connection(self) -> sa.Connection:
         return connection_of(self._session, self._job)
 
-    def run(self, run: Run) -> R:
-        """Run a `def` handler."""
-        if (outcome := unstarted(run)) is not None:
-            return self._ended(run, outcome)
-        call = self._begin(run, at_once)
-        try:
-            return self._succeed(call, call.invoke())
-        except BaseException as error:
-            return self._fail(call, error)
-        finally:
-            self._steps.end()
+    def run(self, unit: Unit) -> list[R]:
+        """Run a `def` handler; a batch in halves where it fails. Returns the answers about its jobs."""
+        self.answers, left = [], [unit]
+        while left:
+            if (call := self._begin(left.pop(0), at_once)) is not None:
+                try:
+                    self._succeed(call, call.invoke())
+                except BaseException as error:
+                    left = [*self._fail(call, error), *left]
+                finally:
+                    self._end_steps()
+        return self.answers
 
-    async def run_async(self, run: Run, on: Callable[[Callable[[], R]], Awaitable[R]]) -> R:
-        """Run an `async def` handler. `on`: does what uses the session's connection."""
-        if (outcome := unstarted(run)) is not None:
-            return await on(lambda: self._ended(run, outcome))
-        call = self._begin(run, on)
-        try:
-            seconds = None if run.timeout_at is None or run.started is None else run.timeout_at - run.started
-            value = await (call.invoke() if seconds is None else within(seconds, run, call.invoke()))
-            return await on(lambda: self._succeed(call, value))
-        except BaseException as error:
-            failure = error
-            if not isinstance(error, (asyncio.CancelledError, HandlerTimeout)):
-                await self._steps.idle()
-            return await on(lambda: self._fail(call, failure))
-        finally:
-            self._steps.end()
+    async def run_async(self, unit: Unit, on: On) -> list[R]:
+        """`run` for an `async def` handler. `on`: does what uses the session's connection."""
+        self.answers, left = [], [unit]
+        while left:
+            unit = left.pop(0)
+            if (call := await on(partial(self._begin, unit, on))) is None:
+                continue
+            try:
+                seconds = None if unit.timeout_at is None or unit.started is None else unit.timeout_at - unit.started
+                value = await (call.invoke() if seconds is None else within(seconds, call.run, call.invoke()))
+                await on(partial(self._succeed, call, value))
+            except BaseException as error:
+                if call.steps is not None and not isinstance(error, (asyncio.CancelledError, HandlerTimeout)):
+                    await call.steps.idle()
+                left = [*await on(partial(self._fail, call, error)), *left]
+            finally:
+                self._end_steps()
+        return self.answers
 
-    async def run_alone(self, run: Run, on: Callable[[Callable[[], R]], Awaitable[R]]) -> R:
+    async def run_alone(self, unit: Unit, on: On) -> list[R]:
         """Like `run_async`, in an event loop that ends with it, so the shared values that were made in it are closed, too."""
         try:
-            return await self.run_async(run, on)
+            return await self.run_async(unit, on)
         finally:
             await self.life.close(at_once)
 
-    async def run_batch_alone(
-        self, batch: BatchRun, on: Callable[[Callable[[], list[R]]], Awaitable[list[R]]]
-    ) -> list[R]:
-        """`run_alone` for a batch."""
-        try:
-            return await self.run_batch_async(batch, on)
-        finally:
-            await self.life.close(at_once)
-
-    def run_batch(self, batch: BatchRun) -> list[R]:
-        """Run a batch of a `def` handler, in halves where it fails."""
-        told, parts = list[R](), [batch]
-        while parts:
-            if (call := self._begin_batch(parts.pop(0), told)) is not None:
-                try:
-                    told += self._succeed_batch(call, call.invoke())
-                except BaseException as error:
-                    parts = [*self._fail_batch(call, error, told), *parts]
-        return told
-
-    async def run_batch_async(
-        self, batch: BatchRun, on: Callable[[Callable[[], list[R]]], Awaitable[list[R]]]
-    ) -> list[R]:
-        """`run_batch` for an `async def` handler. `on`: see `run_async`."""
-        told, parts = list[R](), [batch]
-        while parts:
-            if (call := self._begin_batch(parts.pop(0), told)) is not None:
-                try:
-                    seconds = call.batch.task.timeout
-                    value = await (call.invoke() if seconds is None else within(seconds, call.run, call.invoke()))
-                    told += await on(partial(self._succeed_batch, call, value))
-                except BaseException as error:
-                    left: list[BatchRun] = []
-                    told += await on(partial(self._fail_batch_into, call, error, left))
-                    parts = [*left, *parts]
-        return told
-
-    def _begin_batch(self, batch: BatchRun, told: list[R]) -> BatchCall | None:
-        for run in batch.runs:
-            run.started = monotonic()
-            run.settled = (outcome := unstarted(run)) is not None
-            if outcome is not None:
-                told.append(self._ended(run, outcome))
-        batch.runs = [run for run in batch.runs if not run.settled]
-        if not batch.runs:
+    def _begin(self, unit: Unit, on: On) -> Call | None:
+        """Make the call of the jobs that may start. None: none of them may."""
+        for run in list(runs_of([unit])):
+            if (outcome := unstarted(run)) is not None:
+                run.settled = True
+                self._end(run, outcome)
+        if isinstance(unit, BatchRun):
+            return self._begin_batch(unit)
+        if unit.settled:
             return None
-        call = BatchCall(batch, self._sessions, self._given)
-        if batch.runs:
-            return call
-        told += self._end_failures(call)
-        return None
-
-    def _succeed_batch(self, call: BatchCall, value: Any) -> list[R]:
-        """The handler of a batch has returned `value`."""
-        runs = call.batch.runs
-        outcomes = cast("list[Outcome]", call.outcomes(value))  # no other worker can have claimed the jobs
-        changes = [self._decide(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)]
-        answers = None if call.transaction is None else call.transaction.complete_all(changes)
-        call.close()
-        told = self._end_failures(call)
-        kept = written(changes, answers) if answers is not None else {}
-        for run, change in zip(runs, changes, strict=True):
-            change = kept.get(change.id) or self._write(change)  # noqa: PLW2901
-            result = None if change.result is None else load(change.result)
-            told.append(self._told(run, change, call.batch.singled_out.get(run.job.id), result))
-        if call.batch.end is not None:
-            call.batch.end.tell("completed", None)
-        return told
-
-    def _fail_batch(self, call: BatchCall, error: BaseException, told: list[R]) -> list[BatchRun]:
-        """The handler of a batch has raised `error`. Returns the batches to run next."""
-        call.close(failed=True)
-        if not isinstance(error, (Exception, JobStopped, BaseExceptionGroup)):
-            raise error
-        told += self._end_failures(call)
-        runs = call.batch.runs
-        if call.batch.end is not None:
-            call.batch.end.tell("released", error)
-        if isinstance(error, Mixed):
-            groups: dict[Any, list[Member]] = defaultdict(list)
-            for run in runs:
-                groups[run.group].append(run)
-            return [BatchRun.of(part) for part in groups.values()]
-        if not is_for_all(call, error):
-            return [BatchRun.of(part) for part in in_halves(runs)]
-        for run in runs:
-            told.append(self._ended(run, of_error(run, error), error))
-        return []
-
-    def _fail_batch_into(self, call: BatchCall, error: BaseException, parts: list[BatchRun]) -> list[R]:
-        told: list[R] = []
-        parts += self._fail_batch(call, error, told)
-        return told
-
-    def _end_failures(self, call: BatchCall) -> list[R]:
-        """End the jobs that were not in the call."""
-        failures, call.failures = call.failures, []
-        return [self._ended(run, of_error(run, error), error) for run, error in failures]
-
-    def _begin(self, run: Run, on: Callable[[Callable[[], Any]], Awaitable[Any]]) -> Call:
-        run.started = monotonic()
-        run.timeout_at = timeout_of(run, run.started)
-        call = Call(run, self._sessions, self._given)
+        unit.started = monotonic()
+        unit.timeout_at = timeout_of(unit, unit.started)
+        call = Call(unit, self._sessions, self._given)
         call.steps = self._steps = self.steps(call, self._sessions, self._records, lambda: self._connection, on)
         return call
 
-    def _succeed(self, call: Call, value: Any) -> R:
-        """The handler has returned `value`."""
-        self._steps.refuse_swallowed()
-        run = call.run
-        outcome = of_value(run, value)
-        assert outcome is not LOST, "no other worker can have claimed the job"
-        change = self._decide(run, outcome)
-        ending = ToWrite(change) if call.transaction is None else call.transaction.complete(change)
-        call.close()
-        if isinstance(ending, ToWrite):
-            change = self._write(change)
-        result = None if change.result is None else load(change.result)
-        return self._told(run, change, None, result)
+    def _begin_batch(self, batch: BatchRun) -> Call | None:
+        self._steps = None
+        batch.runs = [run for run in batch.runs if not run.settled]
+        if not batch.runs:
+            return None
+        batch.start()
+        call = BatchCall(batch, self._sessions, self._given)
+        if batch.runs:
+            return call
+        self._end_failures(call)
+        return None
 
-    def _fail(self, call: Call, error: BaseException) -> R:
-        """The handler has raised `error`, or what it wrote could not be kept. What stops the test itself is raised again."""
+    def _succeed(self, call: Call, value: Any) -> None:
+        """The handler has returned `value`."""
+        if call.steps is not None:
+            call.steps.refuse_swallowed()
+        runs = call.runs
+        changes = [self._decide(run, outcome) for run, outcome in zip(runs, call.outcomes(value), strict=True)]
+        endings: Sequence[RunEnding | None] = [None] * len(runs)
+        if call.transaction is not None:
+            endings = call.transaction.complete(changes)
+        call.close()
+        self._end_failures(call)
+        for run, change, ending in zip(runs, changes, endings, strict=True):
+            if isinstance(ending, Written):
+                change = ending.change  # noqa: PLW2901
+            elif LOST not in endings:
+                change = self._write(change)  # noqa: PLW2901
+            result = None if change.result is None else load(change.result)
+            self.answers.append(self._told(run, change, call.error_of(run), result))
+        call.tell("completed", None)
+
+    def _fail(self, call: Call, error: BaseException) -> list[BatchRun]:
+        """The handler has raised `error`, or what it wrote could not be kept. What stops the test itself is raised again.
+
+        Returns the batches to run next.
+        """
         call.close(failed=True)
         waits = suspends(error)
         if not isinstance(error, (Exception, JobStopped, BaseExceptionGroup)) and not waits:
             raise error
-        self._steps.keep()
-        outcome = of_error(call.run, error)
+        if self._steps is not None:
+            self._steps.keep()
+        self._end_failures(call)
+        call.tell("released", error)
+        if not (parts := call.parts(error)):
+            for run in call.runs:
+                self._end(run, of_error(run, error), None if waits else error)
+        return [BatchRun.of(part) for part in parts]
+
+    def _end_steps(self) -> None:
+        if self._steps is not None:
+            self._steps.end()
+
+    def _end_failures(self, call: Call) -> None:
+        """End the jobs that were not in the call."""
+        for run, error in call.take_failures():
+            self._end(run, of_error(run, error), error)
+
+    def _end(self, run: Run, outcome: Outcome | Lost, error: BaseException | None = None) -> None:
+        self.answers.append(self._told(run, self._write(self._decide(run, outcome)), error))
+
+    def _decide(self, run: Run, outcome: Outcome | Lost) -> Change:
         assert outcome is not LOST, "no other worker can have claimed the job"
-        return self._ended(call.run, outcome, None if waits else error)
-
-    def _ended(self, run: Run, outcome: Any, error: BaseException | None = None) -> R:
-        return self._told(run, self._write(self._decide(run, outcome)), error)
-
-    def _decide(self, run: Run, outcome: Outcome) -> Change:
         if isinstance(outcome, Completed):
             return completed(run.job, outcome, run.task.rules)
         return decide(run.job, outcome, run.task.rules, random=MIDDLE, elapsed=run.elapsed)

@@ -18,6 +18,7 @@ from typing import Any
 
 from ...util.log import get_logger
 from .batches import BatchExecutor
+from .executor import Executor
 from .gathering import Unit, runs_of
 from .run import Kind, Run
 from .slots import Slots
@@ -38,16 +39,17 @@ class Runners:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        executor: BatchExecutor,
+        executor: Executor,
+        batches: BatchExecutor,
         ended: Callable[[Slots, str], None],
         in_child: Callable[[Run], None],
     ) -> None:
         self._loop, self._executor, self._ended = loop, executor, ended
         self._execute: Mapping[Kind, Callable[[Any], None]] = {
-            Kind.THREAD: executor.run, Kind.PROCESS: in_child, Kind.BATCH_THREAD: executor.run_batch
+            Kind.THREAD: executor.run, Kind.PROCESS: in_child, Kind.BATCH_THREAD: batches.run
         }  # fmt: skip
         self._execute_async: Mapping[Kind, Callable[[Any, asyncio.Task[Any]], Awaitable[None]]] = {
-            Kind.ASYNC: executor.run_async, Kind.BATCH_ASYNC: executor.run_batch_async
+            Kind.ASYNC: executor.run_async, Kind.BATCH_ASYNC: batches.run_async
         }  # fmt: skip
         self._loop_thread = threading.get_ident()
         self._context = contextvars.copy_context()

@@ -66,10 +66,8 @@ class HandlerTransaction:
         self.engine = engine if own is None else own.engine
         self._database = database if self.engine is None else self.engine.url
         self._translate, self._idle, self._store = translate or {}, idle, store
-        self.committing: Change | None = None
-        """The change that was sent with the commit; None: no commit was sent."""
-        self.committing_all: Mapping[int, Change] = {}
-        """By job, the changes that were sent with the commit of a batch."""
+        self.committing: Mapping[int, Change] = {}
+        """By job, the changes that were sent with the commit. Empty: no commit was sent."""
         self._closed = self._altered = self._others = False
         self._opening, self._lock = Lock(), Lock()
         """Held while the connection is opened; and held around `_closed` with `connection`, because a task or thread that the handler
@@ -245,52 +243,33 @@ class HandlerTransaction:
             value = f"{int(self._idle * 1000)}ms"
             connection.execute(sa.select(sa.func.set_config("idle_in_transaction_session_timeout", value, True)))
 
-    def complete(self, change: Change) -> RunEnding:
-        """Commit what the handler wrote together with `change`; if the claim is no longer valid, commit nothing and return `LOST`.
+    def complete(self, changes: Sequence[Change]) -> list[RunEnding]:
+        """Commit what the handler wrote together with the changes of all its jobs. If a claim is no longer valid, its ending is `LOST`, and
+        nothing is committed.
 
-        `ToWrite`: the session was never used, so there is nothing to commit and `change` must still be written. In any case call
-        `close` next.
+        `ToWrite`: nothing was committed, and the change must still be written. Mostly the session was never used. In any case call `close` next.
         """
         session = self.session
         if (connection := self._flushed()) is None:
-            return ToWrite(change)
+            return [ToWrite(change) for change in changes]
         given = self._with_own_options(connection)
-        command = self._command(connection, change)
+        command = self._command(connection, changes)
+        endings: list[RunEnding] = [Written(change) for change in changes]
         if command is None:
-            answer = self._write(connection, change)
-            if answer is Answer.LOST:
-                return LOST
-            change = change.cancelled if answer is Answer.CANCELLED else change
+            endings = endings_of(changes, self._write(connection, changes))
+            if LOST in endings:
+                return endings
         if given is not self._options:  # for the handler's listeners
             connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
         if session.in_transaction():
             session.commit()
         self._closed = True  # from here on a task or thread that the handler left behind can begin nothing
-        self.committing = change
-        if command is not None:
-            return Written(change) if commit(connection, self._raw, command) else LOST
-        connection.commit()
-        return Written(change)
-
-    def complete_all(self, changes: Sequence[Change]) -> Mapping[int, Answer] | None:
-        """Commit what the handler of a batch wrote together with all of `changes`. Returns the answer for each job; if one of them is LOST,
-        nothing is committed. None: the session was never used, so each change must still be written. In any case call `close` next.
-        """
-        session = self.session
-        if (connection := self._flushed()) is None:
-            return None
-        given = self._with_own_options(connection)
-        answers = self._write_all(connection, changes)
-        if Answer.LOST in answers.values():
-            return answers
-        if given is not self._options:
-            connection.execution_options(schema_translate_map=given.get("schema_translate_map"))
-        if session.in_transaction():
-            session.commit()
-        self._closed = True
-        self.committing_all = written(changes, answers)
-        connection.commit()
-        return answers
+        self.committing = {ending.change.id: ending.change for ending in endings if isinstance(ending, Written)}
+        if command is None:
+            connection.commit()
+        elif not commit(connection, self._raw, command):
+            return [LOST]
+        return endings
 
     def _flushed(self) -> sa.Connection | None:
         """Flush the session. Returns its connection, in its transaction; None: the session was not used, or only for other databases."""
@@ -348,8 +327,8 @@ class HandlerTransaction:
             self.connection.invalidate()
         return True
 
-    def _command(self, connection: sa.Connection, change: Change) -> str | None:
-        """The text that writes `change` and commits, after the session's own commit(); None: write the change before that.
+    def _command(self, connection: sa.Connection, changes: Sequence[Change]) -> str | None:
+        """The text that writes a single change and commits, after the session's own commit(); None: write the changes before that.
 
         None where a listener or an override sees the session's commit, because a lost claim would undo the commit that they
         saw; and where the session writes by other engines, because its commit() would commit those writes.
@@ -358,37 +337,31 @@ class HandlerTransaction:
         overridden = "commit" in vars(session) or type(session).commit is not Session.commit
         heard = session.dispatch.before_commit or session.dispatch.after_commit
         # A mode that is not `_JOINED` was set by the handler: its commit() may end our transaction.
-        if self._others or overridden or heard or session.join_transaction_mode not in _JOINED:
+        is_ours = session.join_transaction_mode in _JOINED and not self._others
+        if len(changes) > 1 or overridden or heard or not is_ours:
             return None
-        return command(connection, self._raw, change, store=self._store)
+        return command(connection, self._raw, changes[0], store=self._store)
 
-    def _write(self, connection: sa.Connection, change: Change) -> Answer:
-        """Write `change`. If its row should be deleted and cannot be, the row is kept for now."""
-        if not change.deletes:
-            return self._store.apply_one(connection, change)
+    def _write(self, connection: sa.Connection, changes: Sequence[Change]) -> Mapping[int, Answer]:
+        """Write `changes`. Rows that should be deleted and cannot be are kept for now."""
+        if not any(change.deletes for change in changes):
+            return self._apply(connection, changes)
         try:
-            # A row of the application may reference this row, or be locked. A deferred constraint is checked only at the
+            # A row of the application may reference a row, or be locked. A deferred constraint is checked only at the
             # COMMIT: then the attempt fails.
             with connection.begin_nested():
-                return self._store.apply_one(connection, change)
-        except DBAPIError as error:
-            if error.connection_invalidated:
-                raise
-            return self._write(connection, kept_for_now(change, fault_of(error)))
-
-    def _write_all(self, connection: sa.Connection, changes: Sequence[Change]) -> Mapping[int, Answer]:
-        """`_write`, for a batch."""
-        if not any(change.deletes for change in changes):
-            return self._store.apply(connection, changes, waiting=True)
-        try:
-            with connection.begin_nested():
-                return self._store.apply(connection, changes, waiting=True)
+                return self._apply(connection, changes)
         except DBAPIError as error:
             if error.connection_invalidated:
                 raise
             fault = fault_of(error)
             kept = [kept_for_now(change, fault) if change.deletes else change for change in changes]
-            return self._store.apply(connection, kept, waiting=True)
+            return self._apply(connection, kept)
+
+    def _apply(self, connection: sa.Connection, changes: Sequence[Change]) -> Mapping[int, Answer]:
+        if len(changes) == 1:
+            return {changes[0].id: self._store.apply_one(connection, changes[0])}
+        return self._store.apply(connection, changes, waiting=True)
 
     def close(self, *, failed: bool = False) -> None:
         """Roll back what was not committed and give the connection back, or close it.
@@ -431,9 +404,17 @@ class HandlerTransaction:
         connection.close()
 
 
-def written(changes: Sequence[Change], answers: Mapping[int, Answer]) -> dict[int, Change]:
-    """By job, the changes as they were written."""
-    return {change.id: change.cancelled if answers[change.id] is Answer.CANCELLED else change for change in changes}
+def endings_of(changes: Sequence[Change], answers: Mapping[int, Answer]) -> list[RunEnding]:
+    """How the jobs end whose changes got these answers. If a claim was lost, the other changes are still to be written."""
+    is_lost = Answer.LOST in answers.values()
+    endings: list[RunEnding] = []
+    for change in changes:
+        answer = answers[change.id]
+        if is_lost:
+            endings.append(LOST if answer is Answer.LOST else ToWrite(change))
+        else:
+            endings.append(Written(change.cancelled if answer is Answer.CANCELLED else change))
+    return endings
 
 
 def _close_late(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> NoReturn:

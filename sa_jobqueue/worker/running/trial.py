@@ -132,8 +132,8 @@ def _refuse_end(connection: sa.Connection, cursor: Any, statement: str, *_: Any)
 class _UnclaimedTransaction(JoinedTransaction):
     """Keeps what the handler wrote in the transaction of `outer`, without the outcome of its job."""
 
-    def _write(self, connection: sa.Connection, change: Change) -> Answer:
-        return Answer.APPLIED
+    def _write(self, connection: sa.Connection, changes: Sequence[Change]) -> Mapping[int, Answer]:
+        return {change.id: Answer.APPLIED for change in changes}
 
 
 class _Unwritten:
@@ -175,10 +175,10 @@ class _Trial(JoinedRuns[Tried]):
         run = Run(job, task, monotonic(), monotonic(), set())
         wait = await_only if is_async else asyncio.run
         if task.is_async:
-            tried = wait(self.run_alone(run, greenlet_spawn if is_async else at_once))
+            (tried,) = wait(self.run_alone(run, greenlet_spawn if is_async else at_once))
         else:
             try:
-                tried = self.run(run)
+                (tried,) = self.run(run)
             finally:
                 if not self.life.is_empty:
                     wait(self.life.close(at_once))
