@@ -41,7 +41,7 @@ class Batched(Protocol):
     """What the worker gives a batch's context."""
 
     @property
-    def claimed(self) -> Sequence[ClaimedJob]: ...
+    def jobs(self) -> Sequence[ClaimedJob]: ...
     @property
     def singled_out(self) -> dict[int, BaseException]: ...
     def notice_stop(self) -> bool: ...
@@ -57,7 +57,7 @@ class BatchHandlerContext(Generic[S]):
         self._open_session: Callable[[], S] = open_session
         self._session: S | None = None
         self._logger: logging.LoggerAdapter[logging.Logger] | None = None
-        self.jobs: tuple[BatchJob, ...] = tuple(map(BatchJob, batch.claimed))
+        self.jobs: tuple[BatchJob, ...] = tuple(map(BatchJob, batch.jobs))
         """The jobs of the batch, in the order of the items in each list of arguments."""
         self._mine = frozenset(self.jobs)
 
@@ -105,7 +105,7 @@ class BatchHandlerContext(Generic[S]):
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger whose records carry task, queue and `jobs`, the number of jobs."""
         if self._logger is None:
-            first = self._batch.claimed[0]
+            first = self._batch.jobs[0]
             self._logger = JobLogger(logger, {"task": first.task, "queue": first.queue, "jobs": len(self.jobs)})
         return self._logger
 

@@ -33,7 +33,7 @@ from ..util.urls import without_secrets
 from ..worker.claiming.intake import probing
 from ..worker.running.attempt_end import ToWrite, Written, outcome_of
 from ..worker.running.call import Call, taken_by
-from ..worker.running.gathering import BatchRun, Member, Unit
+from ..worker.running.gathering import BatchRun, Member
 from ..worker.running.joined import MIDDLE, JoinedRuns, with_all_inputs
 from ..worker.running.notes import JobReports
 from ..worker.running.run import Run
@@ -188,7 +188,7 @@ class Inline(JoinedRuns[Ran]):
         row = self._connection.execute(statement).first()
         return None if row is None else ClaimedJob._make(row)
 
-    def unit(self, run: Run, *, alone: bool) -> Unit:
+    def unit(self, run: Run, *, alone: bool) -> Run:
         """What runs in the handler's call with this job: of a batch task, also the jobs of the task that a worker would start next, unless it is
         to run `alone`.
         """

@@ -15,7 +15,7 @@ from ..errors import TaskError
 from ..rules.outcomes import HandlerOutcome, Released
 from ..tasks.tasks import function_of
 from ..worker.running.call import Call
-from ..worker.running.gathering import BatchRun, Unit
+from ..worker.running.gathering import BatchRun
 from ..worker.running.joined import On
 from ..worker.running.run import Run
 from ..worker.running.verdict import suspends
@@ -57,13 +57,13 @@ class Twice(Inline):
         self._harmless, self._calls = tuple(harmless), list[dict[Repeated, None]]()
         self._second: Run | None = None
 
-    def run(self, unit: Unit) -> list[Ran]:
+    def run(self, unit: Run) -> list[Ran]:
         """Run a `def` handler."""
         with self._watched(unit):
             (ran,) = super().run(unit)
         return self._replayed(ran) if (second := self._take_second()) is None else self.run(second)
 
-    async def run_async(self, unit: Unit, on: On) -> list[Ran]:
+    async def run_async(self, unit: Run, on: On) -> list[Ran]:
         """Run an `async def` handler."""
         with self._watched(unit):
             (ran,) = await super().run_async(unit, on)
@@ -101,7 +101,7 @@ class Twice(Inline):
         self._second = self.this(call.run.job.id)
 
     @contextmanager
-    def _watched(self, run: Unit) -> Generator[None]:
+    def _watched(self, run: Run) -> Generator[None]:
         if isinstance(run, BatchRun):
             raise TaskError(f"check_replay is for handlers that may have steps, and {run.task.name!r} runs in batches")
         codes = set(_inner(function_of(run.task.handler).__code__))

@@ -7,8 +7,7 @@ the bad job is alone. Only a job that fails alone spends an attempt.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
-from time import monotonic
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
@@ -46,17 +45,18 @@ class Mixed(Exception):
 class BatchCall(Call):
     """The call of a batch's handler. The thread or task that runs the handler makes and ends it."""
 
-    __slots__ = ("_arguments", "_failures", "alone", "batch", "ours")
+    __slots__ = ("_arguments", "_failures", "alone", "ours")
+
+    run: BatchRun
 
     def __init__(self, batch: BatchRun, sessions: Sessions, notes: Notes) -> None:
-        super().__init__(batch.runs[0], sessions, notes)
-        self.batch = batch
+        super().__init__(batch, sessions, notes)
         self._failures: list[tuple[Member, BaseException]] = []
         self.ours: list[Member] | None = None
         """The runs whose outcomes this call decides."""
         self._arguments = {run: given for run in batch.runs if (given := self._decoded(run)) is not None}
         self.alone = len(batch.runs) == 1
-        self._keep(self._arguments)
+        batch.runs = list(self._arguments)
 
     def _decoded(self, run: Member) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         try:
@@ -67,15 +67,9 @@ class BatchCall(Call):
             self._failures.append((run, error))
             return None
 
-    def _keep(self, kept: Iterable[Member]) -> None:
-        """Let only these jobs be in the call."""
-        self.batch.runs = list(kept)
-        if self.batch.runs:
-            self.run = self.batch.runs[0]
-
     def invoke(self) -> Any:
         """Call the handler. Returns its value, or, for an `async def` handler, its coroutine. Raises Mixed if its jobs must not be in one batch."""
-        is_async, layers = self.run.task.is_async, layers_around([run.job for run in self.batch.runs])
+        is_async, layers = self.run.task.is_async, layers_around(self.run.jobs)
         call = self._call_filled_async if is_async else self._call_filled
         return (call_async_inside if is_async else call_inside)(layers, self.run, call) if layers else call()
 
@@ -89,9 +83,9 @@ class BatchCall(Call):
             await in_session(session, self._load, wanted)
             opened = lambda: session  # noqa: E731
         args, kwargs = self._lists()
-        if not self.batch.runs:
+        if not self.run.runs:
             return None
-        context = (AsyncBatchContext if task.is_async else BatchContext)(self.batch, opened)
+        context = (AsyncBatchContext if task.is_async else BatchContext)(self.run, opened)
         if task.injected is not None:
             kwargs |= await values.of(task.injected)
         return (context, *args), kwargs
@@ -110,7 +104,7 @@ class BatchCall(Call):
                     error = failure
             del self._arguments[run]
             self._failures.append((run, error))
-        self._keep(self._arguments)
+        self.run.runs = list(self._arguments)
         grouping = self.run.task.grouping
         if grouping is not None and grouping.of_object:
             place = self.run.task.parameters.positional.index(grouping.argument)
@@ -121,9 +115,8 @@ class BatchCall(Call):
 
     def _lists(self) -> tuple[tuple[list[Any], ...], dict[str, Any]]:
         """The arguments as the handler takes them: a list for each parameter, with an item for each job."""
-        self._keep(self._arguments)
         given = list(self._arguments.values())
-        for run in self.batch.runs:
+        for run in self.run.runs:
             run.undecoded = False
         if not given:
             return (), {}
@@ -135,17 +128,12 @@ class BatchCall(Call):
     def settle_all(self) -> list[Member]:
         """The runs whose outcomes this call decides: other threads may have given some up."""
         if self.ours is None:
-            self.ours = [run for run in self.batch.runs if run.settle()]
+            self.ours = [run for run in self.run.runs if run.settle()]
         return self.ours
-
-    @property
-    def runs(self) -> Sequence[Member]:
-        """The runs of the jobs in the call."""
-        return self.batch.runs
 
     def outcomes(self, value: Any) -> list[Outcome | Lost]:
         """The outcome of each job, of what the handler returned and of the jobs that it singled out. Raises TypeError for what it may not return."""
-        runs, task = self.batch.runs, self.run.task
+        runs, task = self.run.runs, self.run.task
         if isinstance(value, list):
             if len(value) != len(runs):
                 raise TypeError(
@@ -167,7 +155,7 @@ class BatchCall(Call):
 
     def error_of(self, run: Run) -> BaseException | None:
         """The exception for a job that the handler has singled out."""
-        return self.batch.singled_out.get(run.job.id)
+        return self.run.singled_out.get(run.job.id)
 
     def take_failures(self) -> list[tuple[Member, BaseException]]:
         """The jobs that are not in the call, and why; the second time none."""
@@ -176,24 +164,24 @@ class BatchCall(Call):
 
     def parts(self, error: BaseException) -> list[list[Member]]:
         """The runs of the batches that are next after the handler has raised `error`; none: it is the error of each job."""
-        runs = self.batch.runs if self.ours is None else self.ours
+        runs = self.run.runs if self.ours is None else self.ours
         parts: dict[Any, list[Member]] = {}
         if isinstance(error, Mixed):
             for run in runs:
                 parts.setdefault(run.group, []).append(run)
-        elif not (self.alone or isinstance(error, HandlerOutcome) or self.batch.stops):
+        elif not (self.alone or isinstance(error, HandlerOutcome) or self.run.stops):
             half = (len(runs) + 1) // 2
             parts = {0: runs[:half], 1: runs[half:]}
         return [part for part in parts.values() if part]
 
     def tell(self, outcome: str, error: BaseException | None) -> None:
         """End the attempt of the batch."""
-        if self.batch.end is not None:
-            self.batch.end.tell(outcome, error)
+        if self.run.attempt_end is not None:
+            self.run.attempt_end.tell(outcome, error)
 
     def is_left_early(self, value: Any) -> bool:
         """Whether the handler saw that it should stop, and returned: nothing is completed, and its writes are not kept."""
-        return self.batch.noticed and self.batch.stops and not isinstance(value, HandlerOutcome)
+        return self.run.noticed and self.run.stops and not isinstance(value, HandlerOutcome)
 
 
 class BatchExecutor(Executor):
@@ -211,9 +199,8 @@ class BatchExecutor(Executor):
         batch.runs = [run for run in batch.runs if not run.settled]
         if not batch.runs:
             return None
-        batch.start()
+        now = batch.start()
         for run in batch.runs:
-            run.started = now = monotonic()
             run.timeout_at = timeout_of(run, now)
             if self._log.says_all:
                 self._log.begins(run)
@@ -225,7 +212,7 @@ class BatchExecutor(Executor):
 
     def _succeed(self, call: BatchCall, value: Any) -> None:
         """The handler has returned `value`: commit what it wrote together with the completions, or begin again."""
-        runs = call.runs
+        runs = call.run.runs
         if call.is_left_early(value):
             call.close()
             self._end_all(call, [self._decide(run, of_stop(run)) for run in call.settle_all()])
@@ -249,15 +236,19 @@ class BatchExecutor(Executor):
         """The handler has raised `error`, or what it wrote could not be committed. `released`: the loop is ending."""
         call.close(failed=not isinstance(error, (HandlerOutcome, Mixed)))
         self._end_failures(call)
-        transaction, first, runs = call.transaction, call.run, call.settle_all()
+        transaction, batch, runs = call.transaction, call.run, call.settle_all()
         endings: Sequence[RunEnding]
         if isinstance(error, Mixed):
             self._apart(call, runs)
             return
         if transaction is not None and transaction.committing and is_unanswered(error):
             endings = [self._in_doubt(run, transaction.committing[run.job.id]) for run in runs]
-        elif transaction is not None and transaction.unopened is not None and may_go_back(first, error):
-            self._pause(first.job.queue, *transaction.unopened)
+        elif (
+            transaction is not None
+            and transaction.unopened is not None
+            and all(may_go_back(run, error) for run in runs)
+        ):
+            self._pause(batch.job.queue, *transaction.unopened)
             delay = AGAIN * random.uniform(0.5, 1.5)
             endings = [self._decide(run, Released(delay)) for run in runs]
         elif released:
@@ -266,8 +257,8 @@ class BatchExecutor(Executor):
         elif parts := call.parts(error):
             logger.warning(
                 "%s: a batch of %d jobs failed (%s); its jobs run again, in halves",
-                first.task.name, len(call.runs), shown(error),
-                extra={"task": first.job.task, "queue": first.job.queue, "jobs": len(call.runs)},
+                batch.task.name, len(batch.runs), shown(error),
+                extra={"task": batch.job.task, "queue": batch.job.queue, "jobs": len(batch.runs)},
             )  # fmt: skip
             self._again(call, parts, error, "released")
             return
@@ -321,16 +312,16 @@ class BatchExecutor(Executor):
         """Let the jobs of these parts begin again, with no attempt spent."""
         batches = [BatchRun.of(made) for part in parts if (made := self._renewed(part, error))]
         self._leave(call, error, outcome)
-        for run in self._all_slots[call.batch.job.queue].begin_again(batches):
+        for run in self._all_slots[call.run.job.queue].begin_again(batches):
             self.give_up(run, Released())
 
     def _apart(self, call: BatchCall, runs: Sequence[Member]) -> None:
         """Let the jobs begin again in batches by their groups, which are known now."""
-        made, slots = self._renewed(runs, None), self._all_slots[call.batch.job.queue]
+        made, slots = self._renewed(runs, None), self._all_slots[call.run.job.queue]
         self._leave(call, None, "released")
         for run in slots.gather(list[Run](made)):
             self.give_up(run, Released())
-        slots.start_gathered(call.batch.job.queue)
+        slots.start_gathered(call.run.job.queue)
 
     def _renewed(self, runs: Sequence[Member], error: BaseException | None) -> list[Member]:
         """New runs of the same claims, as far as these are held."""
@@ -345,7 +336,7 @@ class BatchExecutor(Executor):
 
     def _leave(self, call: BatchCall, error: BaseException | None, outcome: str) -> None:
         """Take the jobs out of a batch whose call has ended: their other runs decide their outcomes."""
-        call.batch.runs = []
+        call.run.runs = []
         call.tell(outcome, error)
 
     def give_up_batch(self, batch: BatchRun, note: str) -> bool:
@@ -358,8 +349,8 @@ class BatchExecutor(Executor):
             error = timed_out(run)
             outcome = Failed(error, describe(error)) if batch.along == 0 else Released(started=True)
             self._end(run, self._decide(run, outcome), error, note)
-        if runs and batch.end is not None:
-            self.telling.tell(batch.end, "released", None)
+        if runs and batch.attempt_end is not None:
+            self.telling.tell(batch.attempt_end, "released", None)
         return bool(runs)
 
 

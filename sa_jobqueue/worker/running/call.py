@@ -336,11 +336,6 @@ class Call:
 
     # ---- What a batch has for each of its jobs: see `BatchCall`.
 
-    @property
-    def runs(self) -> Sequence[Run]:
-        """The runs whose handler is called."""
-        return (self.run,)
-
     def outcomes(self, value: Any) -> Sequence[Outcome | Lost]:
         """The outcomes of these runs, of what the handler has returned. Raises TypeError for what no handler may return."""
         return (of_value(self.run, value),)

@@ -28,7 +28,6 @@ from ...sql.claims import is_data_fault
 from ...util.log import get_logger
 from .attempt_end import LOST, InDoubt, Lost, MaybeWritten, RunEnding, Telling, ToWrite, outcome_of
 from .call import Call
-from .gathering import Unit
 from .joblog import JobLog
 from .reopening import Sessions
 from .run import Run, Stop
@@ -75,42 +74,42 @@ class Executor:
 
     # ---- a run: begin, call, judge, conclude, end
 
-    def run(self, unit: Unit) -> None:
+    def run(self, run: Run) -> None:
         """Run a `def` handler on the calling thread."""
-        if (call := self._begin(unit)) is None:
+        if (call := self._begin(run)) is None:
             return
         try:
             self._succeed(call, call.invoke())
         except BaseException as error:
             self._fail(call, error)
 
-    async def run_async(self, unit: Unit, runner: asyncio.Task[Any]) -> None:
+    async def run_async(self, run: Run, runner: asyncio.Task[Any]) -> None:
         """Run an `async def` handler in `runner`, the current task."""
-        if (call := self._begin(unit)) is None:
+        if (call := self._begin(run)) is None:
             return
-        unit.runner = runner
+        run.runner = runner
         try:
-            seconds = None if unit.timeout_at is None or unit.started is None else unit.timeout_at - unit.started
-            value = await (call.invoke() if seconds is None else within(seconds, call.run, call.invoke()))
-            unit.runner = None  # from here on a cancel would come too late: the outcome is about to be written
+            seconds = None if run.timeout_at is None or run.started is None else run.timeout_at - run.started
+            value = await (call.invoke() if seconds is None else within(seconds, run, call.invoke()))
+            run.runner = None  # from here on a cancel would come too late: the outcome is about to be written
             if runner.cancelling() and not self.leaving():
-                await take_back(runner, unit)
+                await take_back(runner, run)
             if call.transaction is None and call.steps is None:
                 self._succeed(call, value)
             else:
                 await greenlet_spawn(self._succeed, call, value)
         except BaseException as error:
             error = await self._record_others(call, error)
-            unit.runner = None
+            run.runner = None
             if not (leaving := self.leaving()):
-                await take_back(runner, unit)
+                await take_back(runner, run)
             # The loop itself is ending if it has cancelled the runner, and not on behalf of this run.
-            cancelled = isinstance(error, asyncio.CancelledError) and not unit.interrupted and runner.cancelling() > 0
+            cancelled = isinstance(error, asyncio.CancelledError) and not run.interrupted and runner.cancelling() > 0
             await greenlet_spawn(partial(self._fail, call, error, released=leaving and cancelled))
             if leaving and cancelled:
                 raise error
         finally:
-            if unit.interrupted:
+            if run.interrupted:
                 runner.uncancel()  # the runner goes on with other jobs, which were not cancelled
 
     def _begin(self, run: Any, /) -> Call | None:
@@ -282,7 +281,7 @@ def is_suspended(ending: RunEnding | None) -> TypeGuard[ToWrite]:
     return isinstance(ending, ToWrite) and ending.change.event is Event.SUSPEND
 
 
-async def take_back(runner: asyncio.Task[Any], run: Unit) -> None:
+async def take_back(runner: asyncio.Task[Any], run: Run) -> None:
     """Undo the cancels that the handler itself made of its task: they concern this job only."""
     ours = 1 if run.interrupted else 0
     if runner.cancelling() <= ours:

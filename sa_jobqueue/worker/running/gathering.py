@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from math import inf
 from time import monotonic
-from typing import Any, TypeAlias
+from typing import Any
 
 from ...arguments.context import ClaimedJob
+from ...errors import JobStopped
 from ...rules.lifecycle import extra
 from ...tasks.batching import Group
 from ...tasks.middleware import Attempt
@@ -42,16 +43,6 @@ class Member(Run):
         made.stop = self.stop
         return made
 
-    def begin_attempt(self) -> Attempt:
-        """The attempt of the batch. Each job has callbacks of its own for its end."""
-        assert self.batch is not None
-        attempts: list[AttemptEnd] = []
-        for run in self.batch.runs:
-            run.attempt_end = attempt = AttemptEnd(run.job)
-            attempts.append(attempt)
-        self.batch.end = end = BatchEnd(self.job, attempts)
-        return end
-
     def ask_to_stop(self, why: Stop) -> None:
         """Note that this job should stop. The handler's call is stopped once all of its jobs should: see `BatchRun.notice_stop`."""
         if self.stop is None:
@@ -77,40 +68,30 @@ def _group_of(job: ClaimedJob, task: Task[Any, Any, Any]) -> Group:
         return None
 
 
-class BatchRun:
-    """Jobs of one task that run in one call.
+class BatchRun(Run):
+    """Jobs of one task that run in one call. It takes their slot, and their handler is called for it; it has no outcome of its own.
 
-    It stands for its jobs where a slot is taken, and given back. The slots' lock protects `runs` until a runner has taken it. After
-    that the runner alone changes them; maintenance reads them.
+    The slots' lock protects `runs` until a runner has taken it. After that the runner alone changes them; maintenance reads them.
     """
+
+    __slots__ = ("_first", "_runner", "along", "key", "runs", "singled_out", "size", "start_at")
+
+    runs: list[Member]
 
     def __init__(self, first: Member) -> None:
         batching = first.task.batch
         assert batching is not None
-        self.task, self.size = first.task, batching.size
-        self.key = first.job.queue, first.task.name, first.group
+        self._first = first  # before `runner` is set
+        super().__init__(first.job, first.task, inf, first.claimed, set())
         self.kind = Kind.BATCH_ASYNC if first.task.is_async else Kind.BATCH_THREAD
-        self.runs: list[Member] = []
-        self._first, self.job = first, first.job
-        """A job of it, which has the queue."""
+        self.size, self.key = batching.size, (first.job.queue, first.task.name, first.group)
+        self.runs = []  # pyright: ignore[reportIncompatibleMethodOverride]
+        # When it starts although it is not full. Under the slots' lock, as `arrived`: when it could start.
         self.start_at = monotonic() + batching.seconds
-        """When it starts although it is not full. Under the slots' lock."""
-        self.arrived = inf
-        """When it could start. Under the slots' lock."""
-        self.started: float | None = None
-        self.timeout_at: float | None = None
-        """When the call's timeout is over. The runner writes it, maintenance reads it."""
-        self.abandoned = self.interrupted = self.noticed = False
-        """As in `Run`."""
-        self._runner: asyncio.Task[Any] | None = None
-        self.end: AttemptEnd | None = None
-        """The callbacks of middleware for the end of the call. The runner writes it, maintenance reads it."""
-        self.settled = False
-        """Never: its runs are."""
+        # By job, what the handler has called for single jobs, by `ctx.fail` and `ctx.retry`.
         self.singled_out: dict[int, BaseException] = {}
-        """By job, what the handler has called for single jobs, by `ctx.fail` and `ctx.retry`."""
+        # How many jobs share its slot with the first. Under the slots' lock.
         self.along = 0
-        """How many jobs share its slot with the first. Under the slots' lock."""
         self.add(first)
 
     @classmethod
@@ -126,10 +107,24 @@ class BatchRun:
         self.along = len(self.runs) - 1
         return self.along
 
-    def start(self) -> None:
-        """Start the clock of the call."""
-        self.started = monotonic()
-        self.timeout_at = None if self.task.timeout is None else self.started + self.task.timeout
+    def start(self) -> float:
+        """Start the clocks of the call and its jobs, and return the time."""
+        self.started = now = monotonic()
+        self.timeout_at = None if self.task.timeout is None else now + self.task.timeout
+        for run in self.runs:
+            run.started = now
+        return now
+
+    def begin_attempt(self) -> Attempt:
+        """The attempt of the batch. Each job has callbacks of its own for its end. Raises JobStopped if all jobs were given up meanwhile."""
+        attempts: list[AttemptEnd] = []
+        for run in self.runs:
+            run.attempt_end = attempt = AttemptEnd(run.job)
+            attempts.append(attempt)
+        self.attempt_end = made = BatchEnd(self.job, attempts)
+        if all(run.settled for run in self.runs):
+            raise JobStopped("all jobs of the batch were given up before their handler was called")
+        return made
 
     def add(self, run: Member) -> None:
         """Put a job into it."""
@@ -142,8 +137,8 @@ class BatchRun:
         return self._runner
 
     @runner.setter
-    def runner(self, runner: asyncio.Task[Any] | None) -> None:
-        self._runner = self._first.runner = runner
+    def runner(self, task: asyncio.Task[Any] | None) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self._runner = self._first.runner = task
 
     @property
     def is_full(self) -> bool:
@@ -151,7 +146,7 @@ class BatchRun:
         return len(self.runs) >= self.size
 
     @property
-    def claimed(self) -> Sequence[ClaimedJob]:
+    def jobs(self) -> Sequence[ClaimedJob]:
         """Its jobs."""
         return [run.job for run in self.runs]
 
@@ -173,17 +168,9 @@ class BatchRun:
             self.interrupted = self.runner.cancel()
 
 
-Unit: TypeAlias = Run | BatchRun
-"""What takes a slot."""
-
-
-def runs_of(units: Iterable[Unit]) -> Iterator[Run]:
-    """The runs of all jobs in these units."""
-    for unit in units:
-        if isinstance(unit, BatchRun):
-            yield from unit.runs
-        else:
-            yield unit
+def runs_of(units: Iterable[Run]) -> list[Run]:
+    """The runs of the jobs in these runs and batches."""
+    return [run for unit in units for run in unit.runs]
 
 
 class Gathering:
@@ -198,9 +185,9 @@ class Gathering:
     def __bool__(self) -> bool:
         return bool(self._open)
 
-    def add(self, runs: Iterable[Run]) -> list[Unit]:
+    def add(self, runs: Iterable[Run]) -> list[Run]:
         """Put jobs into batches. Returns what can start: batches that need not wait for more jobs, and the runs of other tasks, in the order of their first jobs."""
-        ready: list[Unit] = []
+        ready: list[Run] = []
         slots, count, made, tasks = 0.0, 0, 0, set[str]()
         for run in runs:
             count += 1
@@ -229,7 +216,7 @@ class Gathering:
         self.per_slot = max(count / max(slots, made - len(tasks)), 1.0)
         return ready
 
-    def _start(self, batch: BatchRun, ready: list[Unit]) -> None:
+    def _start(self, batch: BatchRun, ready: list[Run]) -> None:
         if batch.arrived == inf:
             batch.arrived = monotonic()
             ready.append(batch)
@@ -239,21 +226,21 @@ class Gathering:
         if self._open.get(batch.key) is batch:
             del self._open[batch.key]
 
-    def start(self, queue: str | None = None, *, due_by: float = inf) -> list[Unit]:
+    def start(self, queue: str | None = None, *, due_by: float = inf) -> list[Run]:
         """The batches that wait for more jobs of this queue, or of any, no longer: those whose wait is over at `due_by`."""
-        ready: list[Unit] = []
+        ready: list[Run] = []
         for batch in self._open.values():
             if batch.start_at <= due_by and queue in (None, batch.key[0]):
                 self._start(batch, ready)
         return ready
 
-    def clear(self) -> list[Unit]:
+    def clear(self) -> list[Run]:
         """Take out all batches that wait for more jobs."""
         waiting, self._open = self.waiting, {}
         return waiting
 
     @property
-    def waiting(self) -> list[Unit]:
+    def waiting(self) -> list[Run]:
         """The batches that wait for more jobs."""
         return [batch for batch in self._open.values() if batch.arrived == inf]
 

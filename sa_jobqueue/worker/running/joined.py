@@ -38,7 +38,7 @@ from ...util.sqlalchemy_internals import savepoints_since
 from .attempt_end import LOST, Lost, RunEnding, ToWrite, Written
 from .batches import BatchCall
 from .call import Call, with_inputs
-from .gathering import BatchRun, Unit, runs_of
+from .gathering import BatchRun
 from .life import Life, at_once
 from .reopening import Sessions
 from .run import Run
@@ -361,7 +361,7 @@ class JoinedRuns(Generic[R]):
     def _connection(self) -> sa.Connection:
         return connection_of(self._session, self._job)
 
-    def run(self, unit: Unit) -> list[R]:
+    def run(self, unit: Run) -> list[R]:
         """Run a `def` handler; a batch in halves where it fails. Returns the answers about its jobs."""
         self.answers, left = [], [unit]
         while left:
@@ -374,7 +374,7 @@ class JoinedRuns(Generic[R]):
                     self._end_steps()
         return self.answers
 
-    async def run_async(self, unit: Unit, on: On) -> list[R]:
+    async def run_async(self, unit: Run, on: On) -> list[R]:
         """`run` for an `async def` handler. `on`: does what uses the session's connection."""
         self.answers, left = [], [unit]
         while left:
@@ -383,7 +383,7 @@ class JoinedRuns(Generic[R]):
                 continue
             try:
                 seconds = None if unit.timeout_at is None or unit.started is None else unit.timeout_at - unit.started
-                value = await (call.invoke() if seconds is None else within(seconds, call.run, call.invoke()))
+                value = await (call.invoke() if seconds is None else within(seconds, unit, call.invoke()))
                 await on(partial(self._succeed, call, value))
             except BaseException as error:
                 if call.steps is not None and not isinstance(error, (asyncio.CancelledError, HandlerTimeout)):
@@ -393,16 +393,16 @@ class JoinedRuns(Generic[R]):
                 self._end_steps()
         return self.answers
 
-    async def run_alone(self, unit: Unit, on: On) -> list[R]:
+    async def run_alone(self, unit: Run, on: On) -> list[R]:
         """Like `run_async`, in an event loop that ends with it, so the shared values that were made in it are closed, too."""
         try:
             return await self.run_async(unit, on)
         finally:
             await self.life.close(at_once)
 
-    def _begin(self, unit: Unit, on: On) -> Call | None:
+    def _begin(self, unit: Run, on: On) -> Call | None:
         """Make the call of the jobs that may start. None: none of them may."""
-        for run in list(runs_of([unit])):
+        for run in list(unit.runs):
             if (outcome := unstarted(run)) is not None:
                 run.settled = True
                 self._end(run, outcome)
@@ -432,7 +432,7 @@ class JoinedRuns(Generic[R]):
         """The handler has returned `value`."""
         if call.steps is not None:
             call.steps.refuse_swallowed()
-        runs = call.runs
+        runs = call.run.runs
         changes = [self._decide(run, outcome) for run, outcome in zip(runs, call.outcomes(value), strict=True)]
         endings: Sequence[RunEnding | None] = [None] * len(runs)
         if call.transaction is not None:
@@ -462,7 +462,7 @@ class JoinedRuns(Generic[R]):
         self._end_failures(call)
         call.tell("released", error)
         if not (parts := call.parts(error)):
-            for run in call.runs:
+            for run in call.run.runs:
                 self._end(run, of_error(run, error), None if waits else error)
         return [BatchRun.of(part) for part in parts]
 

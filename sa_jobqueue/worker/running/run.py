@@ -140,6 +140,11 @@ class Run:
         return attempt
 
     @property
+    def runs(self) -> Sequence[Run]:
+        """The runs of the jobs in the handler's call: more than this one for a batch."""
+        return (self,)
+
+    @property
     def elapsed(self) -> float:
         """Seconds since the claim was asked for: never less than since it was made."""
         return monotonic() - self.claimed

@@ -19,7 +19,6 @@ from typing import Any
 from ...util.log import get_logger
 from .batches import BatchExecutor
 from .executor import Executor
-from .gathering import Unit, runs_of
 from .run import Kind, Run
 from .slots import Slots
 
@@ -160,7 +159,7 @@ class Runners:
     def _work(self) -> None:
         while (coming := self._wait()) is not None:
             slots, kind = coming
-            running: list[Unit] = []
+            running: list[Run] = []
             try:
                 self._context.copy().run(self._pull, slots, kind, running)
             except BaseException as error:
@@ -180,7 +179,7 @@ class Runners:
             with suppress(IndexError):
                 return self._coming.popleft()
 
-    def _interrupted(self, slots: Slots, running: list[Unit], error: BaseException) -> None:
+    def _interrupted(self, slots: Slots, running: list[Run], error: BaseException) -> None:
         """Handle such an exception between two jobs. `running`: the job that still has its slot, if any."""
         logger.error("a thread of handlers was interrupted between two jobs: %r", error)
         slots.not_coming()
@@ -190,7 +189,7 @@ class Runners:
         slots.next(None, ended=run)  # this calls another thread
         self._ended(slots, run.job.queue if run is not None else slots.name)
 
-    def _pull(self, slots: Slots, kind: Kind, running: list[Unit]) -> None:
+    def _pull(self, slots: Slots, kind: Kind, running: list[Run]) -> None:
         execute = self._execute[kind]
         run = slots.next(kind)
         while run is not None:
@@ -205,11 +204,11 @@ class Runners:
 
     # ---- both
 
-    def _broke(self, unit: Unit, error: BaseException) -> None:
-        for run in runs_of([unit]):
+    def _broke(self, unit: Run, error: BaseException) -> None:
+        for run in unit.runs:
             self._executor.broke(run, error)
 
-    def _following(self, run: Unit, slots: Slots, running: list[Unit] | None = None) -> Unit | None:
+    def _following(self, run: Run, slots: Slots, running: list[Run] | None = None) -> Run | None:
         """The next job for the runner of `run`, which has ended. None where that left context variables behind.
 
         `running` is emptied as the slot is given back.

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...errors import ConfigurationError
 from ...sql.workers import EVERY_QUEUE, checked_slots
-from .gathering import BatchRun, Gathering, Unit, runs_of
+from .gathering import BatchRun, Gathering, runs_of
 from .run import Kind, Run
 
 #: Seconds after which a runner that was called and has not come means a blocked event loop. Normally it takes milliseconds.
@@ -94,7 +94,7 @@ class Slots:
         self._most = buffer
         self._buffer = 0.0
         """Jobs to claim ahead. The service thread writes it; maintenance sets it to 0 when jobs have waited too long."""
-        self._waiting: deque[Unit] = deque()
+        self._waiting: deque[Run] = deque()
         self._gathering = Gathering()
         """Batches that take more jobs. Under the lock; the service thread reads `per_slot`."""
         self._along = self._ended_along = 0
@@ -156,12 +156,12 @@ class Slots:
         if wanted is not None:
             self._call(self, wanted)
 
-    def next(self, kind: Kind | None, ended: Unit | None = None) -> Unit | None:
+    def next(self, kind: Kind | None, ended: Run | None = None) -> Run | None:
         """The next job for a runner of this kind, which has just come or whose last job has `ended`; None: there is no job for it.
 
         A runner that takes no other job passes None as `kind`.
         """
-        run: Unit | None = None
+        run: Run | None = None
         wanted: Kind | None = None
         with self._lock:
             if ended is None:
@@ -199,18 +199,18 @@ class Slots:
         with self._lock:
             self._called = None
 
-    def abandon(self, run: Unit) -> None:
+    def abandon(self, run: Run) -> None:
         """Note that a handler has timed out and cannot be stopped; its slot stays taken until it comes back."""
         with self._lock:
             run.abandoned = True
             self.stuck += 1
 
-    def keep(self, run: Unit) -> None:
+    def keep(self, run: Run) -> None:
         """Undo `abandon`, because the run has ended after all."""
         with self._lock:
             self._keep(run)
 
-    def _keep(self, run: Unit) -> None:
+    def _keep(self, run: Run) -> None:
         if run.abandoned:
             run.abandoned = False
             self.stuck -= 1
@@ -268,7 +268,7 @@ class Slots:
     def stale(self, seconds: float) -> list[Run]:
         """Remove and return the jobs that have waited longer than `seconds` for a slot."""
         before = monotonic() - seconds
-        taken: list[Unit] = []
+        taken: list[Run] = []
         with self._lock:
             while self._waiting and self._waiting[0].arrived <= before:
                 taken.append(self._waiting.popleft())
