@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 
 import sqlalchemy as sa
@@ -62,42 +63,27 @@ class Timeouts:
                 self.claimer.wake()
 
     def _give_up(self, run: Run, *, blocked: bool) -> None:
-        slots, error = self.all_slots[run.job.queue], timed_out(run)
-        if isinstance(run, Member):
-            self._give_up_member(slots, run, blocked=blocked)
+        """Give up an attempt: that of a batch with all its jobs at its timeout, that of a job in it alone at the job's deadline."""
+        slots, error, note = self.all_slots[run.job.queue], timed_out(run), _goes_on(run, blocked=blocked)
+        give_up = partial(self.executor.give_up, run, Failed(error, describe(error)))
+        runs, stuck = [run], run
+        batch = run.batch if isinstance(run, Member) else None
+        if batch is not None:
+            if batch.timeout_at is not None and batch.timeout_at <= monotonic():
+                runs, give_up = list(batch.runs), partial(self.executor.give_up_batch, batch)
+            elif not all(each.settled for each in batch.runs if each is not run):
+                if give_up("; its batch goes on, and runs again without it"):
+                    self._stop(run, blocked=blocked)
+                return
+            stuck = batch
+        slots.abandon(stuck)
+        if not give_up(note):
+            slots.keep(stuck)
             return
-        slots.abandon(run)
-        if not self.executor.give_up(run, Failed(error, describe(error)), _goes_on(run, blocked=blocked)):
-            slots.keep(run)
-            return
-        self._stop(run, blocked=blocked)
-
-    def _give_up_member(self, slots: Slots, run: Member, *, blocked: bool) -> None:
-        """Give up the batch whose timeout is over, with all its jobs; or one of its jobs, at its deadline."""
-        batch = run.batch
-        if batch is None or batch.timeout_at is None or batch.timeout_at > monotonic():
-            self._give_up_late(slots, run, blocked=blocked)
-            return
-        runs = list(batch.runs)
-        slots.abandon(batch)
-        if not self.executor.give_up_batch(batch, _goes_on(run, blocked=blocked)):
-            slots.keep(batch)
-            return
-        runs[0].abandoned = True  # for the watchdog
+        if batch is not None:
+            runs[0].abandoned = True  # for the watchdog
         for each in runs:
             self._stop(each, blocked=blocked)
-
-    def _give_up_late(self, slots: Slots, run: Member, *, blocked: bool) -> None:
-        """Give up a job at its deadline. Its batch goes on for the others; if there are none, its handler is stopped."""
-        error, note = timed_out(run), "; its batch goes on, and runs again without it"
-        batch = run.batch if run.batch and all(each.settled for each in run.batch.runs if each is not run) else None
-        if batch is not None:
-            slots.abandon(batch)
-            run.abandoned, note = True, _goes_on(run, blocked=blocked)  # for the watchdog
-        if self.executor.give_up(run, Failed(error, describe(error)), note):
-            self._stop(run, blocked=blocked)
-        elif batch is not None:
-            slots.keep(batch)
 
     def _stop(self, run: Run, *, blocked: bool) -> None:
         # Only now: a handler that is asked to stop may come back at once, and then its own end would count.

@@ -226,30 +226,36 @@ class Gathering:
         if self._open.get(batch.key) is batch:
             del self._open[batch.key]
 
+    def take(self, units: Iterable[Run]) -> list[Run]:
+        """Let batches take no more jobs. Returns the runs of the jobs in these batches and other runs."""
+        for unit in units if self._open else ():
+            if isinstance(unit, BatchRun):
+                self.taken(unit)
+        return runs_of(units)
+
     def start(self, queue: str | None = None, *, due_by: float = inf) -> list[Run]:
         """The batches that wait for more jobs of this queue, or of any, no longer: those whose wait is over at `due_by`."""
         ready: list[Run] = []
-        for batch in self._open.values():
+        for batch in self._waiting:
             if batch.start_at <= due_by and queue in (None, batch.key[0]):
                 self._start(batch, ready)
         return ready
 
     def clear(self) -> list[Run]:
-        """Take out all batches that wait for more jobs."""
-        waiting, self._open = self.waiting, {}
+        """Take out the jobs of all batches that wait for more jobs."""
+        waiting, self._open = runs_of(self._waiting), {}
         return waiting
 
     @property
-    def waiting(self) -> list[Run]:
-        """The batches that wait for more jobs."""
+    def _waiting(self) -> list[BatchRun]:
         return [batch for batch in self._open.values() if batch.arrived == inf]
 
     @property
     def next_at(self) -> float:
         """When the wait of a batch is over."""
-        return min((batch.start_at for batch in self._open.values() if batch.arrived == inf), default=inf)
+        return min((batch.start_at for batch in self._waiting), default=inf)
 
     @property
     def slots(self) -> float:
         """How many slots the jobs that wait for more jobs will take."""
-        return sum(len(batch.runs) / batch.size for batch in self._open.values() if batch.arrived == inf)
+        return sum(len(batch.runs) / batch.size for batch in self._waiting)

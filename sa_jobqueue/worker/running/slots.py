@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from math import ceil, inf
 from time import monotonic
@@ -111,50 +112,47 @@ class Slots:
         self.stuck = 0
         """Slots held by handlers that timed out and have not come back."""
 
+    @contextmanager
+    def _changing(self) -> Generator[None]:
+        """Hold the lock, and then call a runner if jobs wait for one."""
+        with self._lock:
+            yield
+            wanted = self._wanted()
+        if wanted is not None:
+            self._call(self, wanted)
+
     def feed(self, runs: list[Run]) -> list[Run]:
         """Let these jobs wait for a slot. Returns them if the slots are closed, or there are none, else nothing."""
-        with self._lock:
+        with self._changing():
             if self._closed or not self.limit:
                 return runs
             self._waiting.extend(runs)
             self._gathering.per_slot = min(self._gathering.per_slot, 1.0)
-            wanted = self._wanted()
-        self._bring(wanted)
         return []
 
     def gather(self, runs: list[Run]) -> list[Run]:
         """`feed`, where some of the jobs are of batch tasks."""
-        with self._lock:
+        with self._changing():
             if self._closed or not self.limit:
                 return runs
             self._waiting.extend(self._gathering.add(runs))
-            wanted = self._wanted()
-        self._bring(wanted)
         return []
 
     def start_gathered(self, queue: str | None = None, *, due_by: float = inf) -> None:
         """Let batches wait for more jobs no longer: see `Gathering.start`."""
         if self._gathering:
-            with self._lock:
+            with self._changing():
                 self._waiting.extend(self._gathering.start(queue, due_by=due_by))
-                wanted = self._wanted()
-            self._bring(wanted)
 
     def begin_again(self, batches: list[BatchRun]) -> list[Run]:
         """Let these batches, whose jobs have begun before, start first. Returns their runs if the slots are closed, or there are none, else nothing."""
-        with self._lock:
+        with self._changing():
             if self._closed or not self.limit:
-                return list(runs_of(batches))
+                return runs_of(batches)
             for batch in reversed(batches):
                 batch.arrived = monotonic()
                 self._waiting.appendleft(batch)
-            wanted = self._wanted()
-        self._bring(wanted)
         return []
-
-    def _bring(self, wanted: Kind | None) -> None:
-        if wanted is not None:
-            self._call(self, wanted)
 
     def next(self, kind: Kind | None, ended: Run | None = None) -> Run | None:
         """The next job for a runner of this kind, which has just come or whose last job has `ended`; None: there is no job for it.
@@ -275,26 +273,16 @@ class Slots:
             if taken:
                 # The buffer was sized for faster jobs. Left alone, as many would be claimed ahead again, then half of that, ...
                 self._buffer = 0.0
-            for batch in taken if self._gathering else ():
-                if isinstance(batch, BatchRun):
-                    self._gathering.taken(batch)
-        return list(runs_of(taken))
+            return self._gathering.take(taken)
 
     def resize(self, limit: int) -> list[Run]:
         """Have this many slots. Running jobs go on. Returns the waiting jobs for which there is no room any more, the newest first."""
-        with self._lock:
+        with self._changing():
             self.limit = limit
             self._open = 0 if self.paused else limit
             room = max(limit + self.ahead - self.running, 0) if limit else 0
             beyond = [self._waiting.pop() for _ in range(len(self._waiting) - room)]
-            for batch in beyond if self._gathering else ():
-                if isinstance(batch, BatchRun):
-                    self._gathering.taken(batch)
-            if not limit:
-                beyond += self._gathering.clear()
-            wanted = self._wanted()
-        self._bring(wanted)
-        return list(runs_of(beyond))
+            return self._gathering.take(beyond) + ([] if limit else self._gathering.clear())
 
     def pause(self) -> None:
         """Start and claim no more jobs for now. Jobs that wait too long go back, as they do behind slow handlers."""
@@ -303,18 +291,15 @@ class Slots:
 
     def resume(self) -> None:
         """Start jobs again."""
-        with self._lock:
+        with self._changing():
             self.paused, self._open = False, self.limit
-            wanted = self._wanted()
-        if wanted is not None:
-            self._call(self, wanted)
 
-    def close(self) -> Iterable[Run]:
+    def close(self) -> list[Run]:
         """Start no more jobs. Returns those that were waiting."""
         with self._lock:
             self._closed = True
             left, self._waiting = self._waiting, deque()
-            return list(runs_of([*left, *self._gathering.clear()]))
+            return runs_of(left) + self._gathering.clear()
 
     @property
     def started(self) -> int:
