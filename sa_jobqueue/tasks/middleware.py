@@ -40,21 +40,21 @@ class Attempt(JobFacts):
     batch failed, and runs again in halves.
     """
 
-    __slots__ = ("_began", "_meta")
+    __slots__ = ("_began", "_jobs", "_meta")
 
-    def __init__(self, job: ClaimedJob) -> None:
-        self._job, self._began = job, time.time()
+    def __init__(self, job: ClaimedJob, jobs: Sequence[Attempt] | None = None) -> None:
+        self._job, self._began, self._jobs = job, time.time(), jobs
         self._meta: Mapping[str, Any] | None = None
 
     @property
     def of_batch(self) -> bool:
         """Whether it is the attempt of a batch."""
-        return False
+        return self._jobs is not None
 
     @property
     def jobs(self) -> Sequence[Attempt]:
         """The attempts of all jobs in the handler's call: of a batch, those of its jobs; otherwise this attempt alone."""
-        return (self,)
+        return (self,) if self._jobs is None else self._jobs
 
     @property
     def rescues(self) -> int:
@@ -80,7 +80,9 @@ class Attempt(JobFacts):
     @property
     def fields(self) -> dict[str, Any]:
         """What log lines about the job carry: job_id, task, queue, attempt. Of a batch: task, queue, and `jobs`, their number."""
-        return self._job.fields
+        if self._jobs is None:
+            return self._job.fields
+        return {"task": self.task, "queue": self.queue, "jobs": len(self._jobs)}
 
     def at_end(self, callback: Callback) -> None:
         """Call `callback(outcome, error)` once, when the outcome of the attempt is decided and the writes of its `ctx.session` are
@@ -93,6 +95,8 @@ class Attempt(JobFacts):
         raise NotImplementedError
 
     def __repr__(self) -> str:
+        if self._jobs is not None:
+            return f"<Attempt of {len(self._jobs)} jobs of {self.task}>"
         return f"<Attempt {self.attempt} of {self.task}[{self.job_id}]>"
 
 

@@ -12,7 +12,7 @@ With an `AsyncSession` the same functions are awaited. The pytest fixture `jobqu
 
 from ..worker.running.effects import Effects, RowChange
 from .clock import move_clock
-from .contexts import FakeAsyncJobContext, FakeJobContext
+from .contexts import FakeAsyncJobContext, FakeJobContext, check_upcasts
 from .drain import check_replay, drain, effects, work_one
 from .enqueued import assert_enqueued, assert_not_enqueued, enqueued
 from .explain import Explanation, Unrun, explain
@@ -20,7 +20,6 @@ from .inline import Drained, Ran
 from .queue import JobQueue
 from .replay import Repeated, Replay
 from .steps import crash_after, signal
-from .upcasts import check_upcasts
 
 __all__ = [
     "Drained",

@@ -1,19 +1,21 @@
-"""Contexts for unit tests of handlers: no job and no worker behind them."""
+"""For unit tests without a database: contexts of handlers, with no job and no worker behind them, and a check of upcasters."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
+from pydantic_core import to_json
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from ..arguments.context import AsyncJobContext, ClaimedJob, HandlerContext, JobContext, S
-from ..errors import SessionUnavailable
+from ..errors import PayloadError, SessionUnavailable
+from ..tasks.tasks import AnyTask
 
 
 class _Heard:
@@ -101,3 +103,31 @@ def _no_steps() -> NoReturn:
 
 def _none() -> NoReturn:
     raise SessionUnavailable("this context has no session: give it the test's, FakeJobContext(session)")
+
+
+def check_upcasts(task: AnyTask, samples: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Run the upcasters of `task` over arguments of older versions, and check that the handler takes the results.
+
+    `samples`: stored arguments as plain JSON, by version; each older version has at least one sample. Take them from rows: `Job.args`. The
+    first parameters of a job that takes results of other jobs are no arguments, so such a row is no sample.
+
+    Returns the arguments by name that the handler would get, one dict for each sample, in the order of `samples`. Mapped objects are references.
+    Raises AssertionError where a sample cannot be read or a version has no sample, TaskError where an upcaster is missing.
+    """
+    __tracebackhide__ = True  # so that pytest shows the line of the test
+    task.resolve()
+    read = list[dict[str, Any]]()
+    for version, rows in samples.items():
+        for number, row in enumerate(list(rows)):
+            try:
+                args, kwargs = task.decode(task.upcasts.current(to_json(row).decode(), version))
+            except PayloadError as error:
+                raise AssertionError(f"sample {number} of version {version}: {error}") from error
+            names = [*task.parameters.positional][: len(args)]
+            read.append(dict(zip(names, args, strict=False)) | kwargs)
+    older = range(1, task.version)
+    if missing := [version for version in older if not list(samples.get(version, ()))]:
+        raise AssertionError(
+            f"task {task.name!r} has version {task.version}, and no sample of version {', '.join(map(str, missing))}"
+        )
+    return read

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Gen
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar, cast, overload
 
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -19,7 +19,8 @@ from ..models import JobMixin
 from ..rules.outcomes import HandlerOutcome
 from ..tasks.registry import Registry, default_registry
 from ..worker.running.effects import Comparison, Effects
-from ..worker.running.life import at_once
+from ..worker.running.joined import On
+from ..worker.running.life import Apart, Life, at_once, run_now
 from ..worker.running.run import Run
 from .clock import do_chores
 from .explain import explain_in
@@ -79,7 +80,7 @@ def drain(
     Raises TaskError for a job whose task the registry does not know, JobQueueError if more than `most` jobs are due.
     """
     own, work = own_session(session), _Work(registry, queues, job or registry.job, raise_errors=raise_errors, most=most)
-    return work.all_async(own) if isinstance(own, AsyncSession) else work.all(own)
+    return _done(own, work.all)
 
 
 @overload
@@ -114,7 +115,7 @@ def work_one(
     """
     of = registry.job if job is None or isinstance(job, int) else type(job)
     own, work = own_session(session), _Work(registry, queues, of, raise_errors=raise_errors)
-    return work.one_async(own, job) if isinstance(own, AsyncSession) else work.one(own, job)
+    return _done(own, partial(work.one, job))
 
 
 @overload
@@ -147,7 +148,33 @@ def check_replay(
     of = registry.job if isinstance(job, int) else type(job)
     own, kind = own_session(session), partial(Twice, harmless=harmless)
     work = _Work(registry, None, of, raise_errors=True, kind=kind)
-    return work.one_async(own, job) if isinstance(own, AsyncSession) else work.one(own, job)
+    return _done(own, partial(work.one, job))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The session of a test. `on`: does work that uses its connection. `is_async`: whether it is that of an `AsyncSession`."""
+
+    session: Session
+    on: On
+    is_async: bool
+
+    async def wait(self, life: Life, make: Callable[[Apart], Coroutine[Any, Any, None]]) -> None:
+        """Begin or end a life: in the test's event loop, or in a loop of its own."""
+        if self.is_async:
+            await make(at_once)
+        elif not life.is_empty:
+            _waited(lambda: make(at_once))
+
+
+def _done(
+    session: Session | AsyncSession, work: Callable[[_Place], Coroutine[Any, Any, T]]
+) -> T | Coroutine[Any, Any, T]:
+    """What `work` returns, or for an `AsyncSession` its coroutine."""
+    if isinstance(session, AsyncSession):
+        run_sync = session.run_sync
+        return work(_Place(session.sync_session, lambda act: run_sync(lambda _: act()), is_async=True))
+    return run_now(work(_Place(session, at_once, is_async=False)))
 
 
 @dataclass(slots=True)
@@ -161,63 +188,30 @@ class _Work:
     most: int = field(kw_only=True, default=1)
     kind: Callable[..., Inline] = field(kw_only=True, default=Inline)
 
-    # ---- with a Session
-
-    def all(self, session: Session) -> Drained:
+    async def all(self, place: _Place) -> Drained:
         ran = list[Ran]()
-        with self._at_work(session) as inline:
-            while (run := inline.next()) is not None:
-                for one in _run(inline, run):
+        async with self._at_work(place) as inline:
+            while (run := await place.on(inline.next)) is not None:
+                for one in await _run(inline, run, place):
                     ran.append(self._checked(one, ran))
                 if ran[-1].outcome == _CRASHED:
                     break
-        return self._drained(session, ran)
+        return cast(Drained, await place.on(lambda: self._drained(place.session, ran)))
 
-    def one(self, session: Session, job: JobMixin | int | None) -> Ran:
-        with self._at_work(session) as inline:
-            return self._checked(_run(inline, self._only(session, inline, job), alone=True)[0], [])
-
-    @contextmanager
-    def _at_work(self, session: Session) -> Generator[Inline]:
-        inline = self._begin(session)
-        life = inline.life
-        try:
-            if not life.is_empty:
-                _waited(lambda: life.begin(at_once))
-            yield inline
-        finally:
-            if not life.is_empty:
-                _waited(lambda: life.end(at_once))
-            see_again(session, at_once=False)
-
-    # ---- with an AsyncSession
-
-    async def all_async(self, session: AsyncSession) -> Drained:
-        on, ran = session.run_sync, list[Ran]()
-        async with self._at_work_async(session) as inline:
-            while (run := await on(lambda _: inline.next())) is not None:
-                for one in await _run_async(inline, run, session):
-                    ran.append(self._checked(one, ran))
-                if ran[-1].outcome == _CRASHED:
-                    break
-        return await on(lambda own: self._drained(own, ran))
-
-    async def one_async(self, session: AsyncSession, job: JobMixin | int | None) -> Ran:
-        async with self._at_work_async(session) as inline:
-            run = await session.run_sync(lambda own: self._only(own, inline, job))
-            return self._checked((await _run_async(inline, run, session, alone=True))[0], [])
+    async def one(self, job: JobMixin | int | None, place: _Place) -> Ran:
+        async with self._at_work(place) as inline:
+            run = await place.on(lambda: self._only(place.session, inline, job))
+            return self._checked((await _run(inline, run, place, alone=True))[0], [])
 
     @asynccontextmanager
-    async def _at_work_async(self, session: AsyncSession) -> AsyncGenerator[Inline]:
-        inline = await session.run_sync(self._begin)
+    async def _at_work(self, place: _Place) -> AsyncGenerator[Inline]:
+        inline: Inline = await place.on(lambda: self._begin(place.session))
         try:
-            await inline.life.begin(at_once)
+            await place.wait(inline.life, inline.life.begin)
             yield inline
         finally:
-            await inline.life.end(at_once)
-            await session.run_sync(lambda own: see_again(own, at_once=True))
-
-    # ---- with both
+            await place.wait(inline.life, inline.life.end)
+            await place.on(lambda: see_again(place.session, at_once=place.is_async))
 
     def _begin(self, session: Session) -> Inline:
         inline = self.kind(session, registry=self.registry, queues=self.queues, job=self.job)
@@ -250,18 +244,14 @@ class _Work:
         return str(explain_in(session, queues=self.queues, registry=self.registry, job=self.job))
 
 
-def _run(inline: Inline, run: Run, *, alone: bool = False) -> list[Ran]:
+async def _run(inline: Inline, run: Run, place: _Place, *, alone: bool = False) -> list[Ran]:
     """Run a job, with others in its batch unless it is to run `alone`."""
-    unit = inline.unit(run, alone=alone)
-    return inline.run(unit) if not run.task.is_async else _waited(lambda: inline.run_alone(unit, at_once))
-
-
-async def _run_async(inline: Inline, run: Run, session: AsyncSession, *, alone: bool = False) -> list[Ran]:
-    on = session.run_sync
-    if not run.task.is_async:
-        return await on(lambda _: _run(inline, run, alone=alone))
-    unit = await on(lambda _: inline.unit(run, alone=alone))
-    return await inline.run_async(unit, lambda work: on(lambda _: work()))
+    unit: Run = await place.on(lambda: inline.unit(run, alone=alone))
+    if run.task.is_async and place.is_async:
+        return await inline.run_async(unit, place.on)
+    of_async = partial(inline.run_alone, unit, at_once)
+    ran: list[Ran] = await place.on(lambda: _waited(of_async) if run.task.is_async else inline.run(unit))
+    return ran
 
 
 def _waited(make: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import Enum
 from time import monotonic
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 from ...arguments.context import ClaimedJob
 from ...rules.lifecycle import OUTCOMES, Change
@@ -79,8 +79,13 @@ class AttemptEnd(Attempt):
 
     __slots__ = ("_callbacks", "_end")
 
-    def __init__(self, job: ClaimedJob) -> None:  # pyright: ignore[reportMissingSuperCall]
-        self._job, self._began, self._meta = job, time.time(), None  # not by super(), which takes 0.1 µs
+    def __init__(self, job: ClaimedJob, jobs: Sequence[Attempt] | None = None) -> None:  # pyright: ignore[reportMissingSuperCall]
+        self._job, self._began, self._meta, self._jobs = (
+            job,
+            time.time(),
+            None,
+            jobs,
+        )  # not by super(), which takes 0.1 µs
         self._callbacks: list[Callback] | None = None  # under the lock
         self._end: tuple[str | RunEnding, BaseException | None] | None = None  # under the lock
 
@@ -125,34 +130,6 @@ class AttemptEnd(Attempt):
 def _without_traceback(error: BaseException | None) -> BaseException | None:
     """The exception, if it has no traceback: that refers to the run, and so to its attempt, a cycle that only the garbage collector would free."""
     return None if error is None or error.__traceback__ is not None else error
-
-
-class BatchEnd(AttemptEnd):
-    """The attempt of a batch, next to the attempts of its jobs."""
-
-    __slots__ = ("_jobs",)
-
-    def __init__(self, job: ClaimedJob, jobs: Sequence[AttemptEnd]) -> None:
-        super().__init__(job)
-        self._jobs = jobs
-
-    @property
-    def of_batch(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def jobs(self) -> Sequence[Attempt]:
-        """The attempts of its jobs."""
-        return self._jobs
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Task, queue, and `jobs`, their number."""
-        return {"task": self.task, "queue": self.queue, "jobs": len(self._jobs)}
-
-    def __repr__(self) -> str:
-        return f"<Attempt of {len(self._jobs)} jobs of {self.task}>"
 
 
 class Telling:

@@ -15,7 +15,7 @@ from ...tasks.batching import Group
 from ...tasks.middleware import Attempt
 from ...tasks.tasks import Task
 from ...tasks.upcasts import version_of
-from .attempt_end import AttemptEnd, BatchEnd
+from .attempt_end import AttemptEnd
 from .run import Kind, Run, Stop
 
 #: A job that has lost this many workers may be why: it runs alone.
@@ -121,7 +121,7 @@ class BatchRun(Run):
         for run in self.runs:
             run.attempt_end = attempt = AttemptEnd(run.job)
             attempts.append(attempt)
-        self.attempt_end = made = BatchEnd(self.job, attempts)
+        self.attempt_end = made = AttemptEnd(self.job, attempts)
         if all(run.settled for run in self.runs):
             raise JobStopped("all jobs of the batch were given up before their handler was called")
         return made

@@ -40,6 +40,10 @@ def run_now(work: Coroutine[Any, Any, T]) -> T:
         work.send(None)
     except StopIteration as end:
         return cast("T", end.value)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, StopIteration):  # it was raised in the coroutine, which turned it into an error
+            raise error.__cause__ from None
+        raise
     raise RuntimeError(f"{work} waits for something")
 
 
