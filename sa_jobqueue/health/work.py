@@ -282,7 +282,7 @@ class LimitUse:
     """For how many seconds it is paused; None: it is not."""
     pause_reason: str | None
     broken: int = 0
-    """How many breakers of it, and of its keys, are open or have a probe."""
+    """How many breakers of the task, and of its keys, are not closed."""
     due: int = 0
     """Where it is paused: its jobs that are due, counted up to 10,001. Of a task, those without a key, from when a claim has passed them."""
 

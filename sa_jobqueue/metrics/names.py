@@ -112,7 +112,7 @@ PAUSED_DUE = _gauge(
 )
 BREAKERS_OPEN = _gauge(
     "breakers_open",
-    "Breakers of a task and of its keys that are open, or have a probe. Of tasks with limits or open breakers",
+    "Breakers of a task and of its keys that are not closed. Only tasks with limits or open breakers have a series",
     "task",
 )
 READY_KEYS = _gauge(
