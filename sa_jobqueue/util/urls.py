@@ -121,17 +121,20 @@ def mask_passwords(text: str) -> str:
 
 #: The only name in the JSON object that stands for an argument with `Secret()`, or with `Sensitive()`; and what displays show for both.
 SECRET, SENSITIVE, HIDDEN = "$secret", "$sensitive", "(hidden)"
+_DEEPEST = 200
 
 
-def without_secrets(value: Any) -> Any:
-    """Plain JSON of a row without the arguments that are secret or sensitive, at any depth."""
+def without_secrets(value: Any, depth: int = 0) -> Any:
+    """Plain JSON of a row without the arguments that are secret or sensitive, at any depth. What is nested deeper than arguments can be is hidden."""
     match value:
+        case dict() | list() if depth > _DEEPEST:
+            return HIDDEN
         case dict():
             if len(value) == 1 and (SECRET in value or SENSITIVE in value):
                 return HIDDEN
-            return {name: without_secrets(entry) for name, entry in value.items()}
+            return {name: without_secrets(entry, depth + 1) for name, entry in value.items()}
         case list():
-            return [without_secrets(entry) for entry in value]
+            return [without_secrets(entry, depth + 1) for entry in value]
         case _:
             return value
 
