@@ -64,7 +64,7 @@ class JobStopped(BaseException):
 class JobSuspended(BaseException):
     """Ends the run of a handler that waits. When the wait is over, the handler runs again from its top, and recorded steps return their results.
 
-    It is no `Exception`, so that an `except Exception` in the handler does not catch it. A handler that catches it fails.
+    `except Exception` in the handler does not catch it. A handler that catches it in another way fails.
     """
 
     wait: Any = None
@@ -209,7 +209,7 @@ class MiddlewareError(JobQueueError):
 
 
 class HookError(JobQueueError):
-    """A function of `on_worker_start` has failed, so the worker does not begin."""
+    """A start hook (`on_worker_start`) has failed, so the worker does not start."""
 
 
 class HandlerTimeout(JobQueueError, TimeoutError):

@@ -47,7 +47,7 @@ _OBJECTS = (
 class Arguments:
     """A handler's arguments. Annotations are resolved at the first use, when all modules have been imported.
 
-    `given`: how many of the first parameters are no arguments, because results of other jobs fill them. `batch`: see `plan_of`.
+    `given`: the number of first parameters that results of other jobs fill. `batch`: see `plan_of`.
     `sealing`: for secret arguments.
     """
 
@@ -69,7 +69,7 @@ class Arguments:
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        """The defaults of the handler's parameters, as the plain JSON that they would be as arguments; else as their repr. A secret has no value in it."""
+        """The defaults of the handler's parameters as plain JSON, or as their repr. Defaults of secret parameters are left out."""
         if self._defaults is None:
             taken, secrets = self.resolve().taken, self.resolve().secrets
             self._defaults = {
@@ -237,7 +237,7 @@ class Arguments:
         return sentence
 
     def _shown(self, value: object) -> str:
-        """A wrong value for a message. In a call with its arguments in a wrong order it may be a secret."""
+        """A wrong value for a message. If the caller has swapped arguments, the value may be a secret."""
         return f"a {type(value).__name__}, which is not shown" if self.resolve().secrets else shown(value)
 
 

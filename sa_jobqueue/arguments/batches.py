@@ -30,7 +30,7 @@ class BatchJob(JobFacts):
 
     @property
     def idempotency_key(self) -> str:
-        """A text that is the same in all attempts of the job: for systems that take a key to do something once."""
+        """A key for requests to other systems; the same in all attempts of the job."""
         return str(self._job.id)
 
     def __repr__(self) -> str:
@@ -38,7 +38,7 @@ class BatchJob(JobFacts):
 
 
 class Batched(Protocol):
-    """What the worker gives a batch's context."""
+    """The parts of a batch's context that the worker provides."""
 
     @property
     def jobs(self) -> Sequence[ClaimedJob]: ...
@@ -48,7 +48,7 @@ class Batched(Protocol):
 
 
 class BatchHandlerContext(Generic[S]):
-    """What both contexts of batches share. The worker makes it."""
+    """The common part of both batch contexts. The worker makes it."""
 
     __slots__ = ("_batch", "_logger", "_mine", "_open_session", "_session", "jobs")
 
@@ -63,7 +63,7 @@ class BatchHandlerContext(Generic[S]):
 
     @property
     def session(self) -> S:
-        """A session in a transaction that the worker owns, opened on first use. What the handler writes through it commits together with the
+        """A session in a transaction that the worker owns, opened on first use. Its writes commit together with the
         completions of all jobs of the batch, or not at all.
         """
         if self._session is None:
@@ -71,13 +71,13 @@ class BatchHandlerContext(Generic[S]):
         return self._session
 
     def fail(self, job: BatchJob, error: BaseException) -> None:
-        """Let the attempt of one job fail with `error`; the other jobs go on. The task's retry policy decides about the job, as if its handler
-        had raised `error`. A `Snooze`, `Cancel`, `Discard` or `RateLimited` ends it as that says.
+        """Fail the attempt of one job with `error`; the other jobs go on. The task's retry policy applies, as if the job's handler
+        had raised `error`. `error` may also be a `Snooze`, `Cancel`, `Discard` or `RateLimited`.
 
-        Nothing is undone: what the handler wrote for the job commits with the batch, unless the handler itself rolls it back
+        The handler's writes for the job still commit with the batch, unless the handler rolls them back
         (`ctx.session.begin_nested()`).
 
-        Raises OptionError for what is no job of this batch, and for what is no exception.
+        Raises OptionError if `job` is not in this batch, or `error` is not an exception.
         """
         if not isinstance(error, BaseException):
             raise OptionError(f'ctx.fail takes an exception, not {error!r}: ctx.fail(job, ValueError("no address"))')
@@ -86,18 +86,18 @@ class BatchHandlerContext(Generic[S]):
         self._batch.singled_out[job.job_id] = error
 
     def retry(self, job: BatchJob, after: Duration | None = None, *, reason: str = "") -> None:
-        """Run one job again, after `after` (seconds or timedelta; by default the retry policy decides). Its attempt counts, as with `Retry`."""
+        """Run one job again after `after` (seconds or timedelta; default: the retry policy's delay). The attempt counts, as with `Retry`."""
         self.fail(job, Retry(after, reason=reason))
 
     @property
     def cancelled(self) -> bool:
-        """True once the whole batch should stop: it timed out, its worker is stopping, or each of its jobs was cancelled, lost, or late for its deadline. If a
-        handler has seen True and then returns, its writes roll back, and no job is completed.
+        """True if the whole batch should stop: it timed out, its worker is stopping, or each of its jobs was cancelled, was lost, or exceeded its deadline.
+        If the handler returns after it has read True, its writes roll back and no job completes.
         """
         return self._batch.notice_stop()
 
     def raise_if_cancelled(self) -> None:
-        """Raise `JobStopped` if `cancelled` is true. It is no `Exception`: an `except Exception` on the way lets it pass."""
+        """Raise `JobStopped` if `cancelled` is true. `except Exception` does not catch it."""
         if self._batch.notice_stop():
             raise JobStopped(f"the batch of {len(self.jobs)} jobs is to stop")
 
@@ -109,7 +109,7 @@ class BatchHandlerContext(Generic[S]):
             self._logger = JobLogger(logger, {"task": first.task, "queue": first.queue, "jobs": len(self.jobs)})
         return self._logger
 
-    if not typing.TYPE_CHECKING:  # to type checkers an attribute that is not there is an error
+    if not typing.TYPE_CHECKING:  # type checkers report a missing attribute
 
         def __getattr__(self, name: str) -> Any:
             if name in _OF_ONE_JOB:
@@ -122,7 +122,7 @@ class BatchHandlerContext(Generic[S]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-#: The attributes of `JobContext` that are of one job alone.
+#: The attributes of `JobContext` that belong to a single job.
 _OF_ONE_JOB = {
     name
     for cls in (JobContext, HandlerContext)

@@ -278,11 +278,11 @@ class HandlerContext(JobFacts, Generic[S]):
         self._notes.report(self._job, _checked_fraction(fraction), checked)
 
     def used(self, **units: int) -> None:
-        """Report how much of named units this run has used, 0 to 999,999,999 each: `ctx.used(tokens=1834)`. It takes the place of what the
-        job was enqueued with, `options(units={"tokens": 1800})`, in the rates of the unit. A later report takes the place of an earlier one.
+        """Report the named units that this run has used, 0 to 999,999,999 each: `ctx.used(tokens=1834)`. In the rates of the unit, the number
+        replaces the job's estimate, `options(units={"tokens": 1800})`. A later report replaces an earlier report.
 
-        It returns at once, in an async handler too. The worker writes it within about a quarter of a second, unless the job was claimed again
-        meanwhile. The next attempt takes what the job was enqueued with once more.
+        The call returns at once, in an async handler too. The worker writes the report within about a quarter of a second, unless the job was
+        claimed again meanwhile. The next attempt takes the estimate again.
 
         Raises OptionError, a ValueError, for any other amount.
         """
@@ -308,7 +308,7 @@ class HandlerContext(JobFacts, Generic[S]):
 
     @property
     def idempotency_key(self) -> str:
-        """A key for systems that do a request with the same key only once. It is the same whenever this step of this job runs.
+        """A key for systems that handle each key only once. Every run of this step of this job has the same key.
 
         In a step it is "JOB:STEP:OCCURRENCE", such as "17:charge:1". Outside steps it is the job's id, "17".
         """

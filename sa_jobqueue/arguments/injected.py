@@ -25,15 +25,15 @@ Scope: TypeAlias = Literal["attempt", "worker"]
 
 
 class Inject:
-    """Lets the worker give a handler a value: `client: Annotated[Client, Inject(get_client)] = INJECTED`.
+    """Marks a parameter whose value the worker provides: `client: Annotated[Client, Inject(get_client)] = INJECTED`.
 
-    `provider`: a function that returns the value, or yields it once and closes it afterwards; `def`, or `async def` for `async def`
-    handlers. `scope`: "attempt" makes a value for each attempt of a job, and closes it when the handler has ended; "worker" makes one value
-    for all jobs of the process, at the first job that needs it, and closes it when the worker stops.
+    `provider`: a function that returns the value, or yields it once and closes it afterwards. `async def` providers are for `async def`
+    handlers. `scope`: "attempt" makes a value for each attempt of a job, and closes it when the handler has ended. "worker" makes one value
+    for all jobs of the process when the first job needs it, and closes it when the worker stops.
 
-    The parameters of a provider are injected, too, or have a default; with the scope "attempt" one may be the context of the job.
+    A provider's parameters need an `Inject` or a default. With the scope "attempt", one parameter may be the context of the job.
 
-    Raises TaskError for a provider that cannot be called, and for another scope.
+    Raises TaskError if the provider cannot be called, or for an unknown scope.
     """
 
     __slots__ = ("provider", "scope")
@@ -68,7 +68,7 @@ INJECTED: Any = _Injected()
 
 @dataclass(frozen=True, slots=True)
 class Provided:
-    """A value to inject: its provider, and the values that this provider takes. Two are equal if they are made in the same way."""
+    """A value to inject: its provider, and the values that the provider takes. Equal instances make the same value."""
 
     provider: Provider
     scope: Scope
@@ -78,9 +78,9 @@ class Provided:
     awaits: bool
     """Whether the provider itself is async."""
     is_async: bool
-    """Whether the provider is async, or another that it needs."""
+    """Whether the provider, or a provider that it needs, is async."""
     manager: Callable[..., Any] | None = field(compare=False)
-    """Makes the context manager that makes and closes the value; None: the provider returns the value."""
+    """Returns the context manager that makes and closes the value; None: the provider returns the value."""
 
     @property
     def name(self) -> str:
@@ -90,7 +90,7 @@ class Provided:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Injected:
-    """The values that a handler has injected, by parameter."""
+    """The injected values of a handler, by parameter."""
 
     values: tuple[tuple[str, Provided], ...]
 
@@ -100,20 +100,20 @@ class Injected:
         return frozenset(name for name, _ in self.values)
 
     def overridden(self, overrides: Mapping[Provider, Provider], *, what: str, is_async: bool) -> Injected:
-        """These values, with other providers in place of some."""
+        """These values with the providers in `overrides` replaced."""
         graph = _Graph(what, is_async, overrides)
         return Injected(tuple((name, graph.provided(value.provider, value.scope)) for name, value in self.values))
 
 
 def takes_context(value: Provided) -> bool:
-    """Whether the provider of a value, or another that it needs, takes the context of a job."""
+    """Whether the provider of a value, or a provider that it needs, takes the context of a job."""
     return value.context is not None or any(takes_context(taken) for _, taken in value.takes)
 
 
 def injected_by(
     handler: Callable[..., Any], parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any], what: str
 ) -> Injected | None:
-    """The values that these parameters of a handler have injected; None: it has none. Raises TaskError where that cannot work."""
+    """The injected values of a handler's parameters; None if there are none. Raises TaskError for an invalid declaration."""
     graph, found = _Graph(what, inspect.iscoroutinefunction(handler), {}), list[tuple[str, Provided]]()
     has_rest = any(parameter.kind is inspect.Parameter.VAR_POSITIONAL for parameter in parameters)
     for parameter in parameters:
@@ -131,7 +131,7 @@ def injected_by(
 
 
 def check_early(handler: Callable[..., Any], what: str) -> None:
-    """Check the injected parameters at the declaration, as far as their annotations can be resolved there. Raises TaskError."""
+    """Check the injected parameters whose annotations can already be resolved. Raises TaskError."""
     for parameter in signature(handler).parameters.values():
         annotation = parameter.annotation
         if get_origin(annotation) is Annotated or (isinstance(annotation, str) and "Inject(" in annotation):
@@ -143,14 +143,14 @@ def check_early(handler: Callable[..., Any], what: str) -> None:
 
 
 class _Graph:
-    """Finds what providers need. `overrides`: providers in place of others."""
+    """Finds the values that providers need. `overrides`: the replacement of each overridden provider."""
 
     def __init__(self, what: str, is_async: bool, overrides: Mapping[Provider, Provider]) -> None:
         self._what, self._is_async, self._overrides = what, is_async, overrides
         self._path: list[tuple[Provider, Scope]] = []
 
     def provided(self, provider: Provider, scope: Scope) -> Provided:
-        """The value of this provider. Raises TaskError where it cannot be made."""
+        """The value of this provider. Raises TaskError for a circle, or for an attempt's value in a worker's value."""
         path, name = self._path, _name(provider)
         if any(known is provider for known, _ in path):
             circle = " -> ".join(_name(known) for known, _ in [*path, (provider, scope)])
@@ -223,7 +223,7 @@ def _parameters(provider: Provider) -> list[inspect.Parameter]:
 
 
 def _function(provider: Any) -> Any:
-    """The function whose annotations and whose kind are those of the provider."""
+    """The function that a call of the provider runs: its annotations, and whether it is async, are the provider's."""
     if isinstance(provider, type):
         return getattr(provider, "__init__")  # noqa: B009  # mypy would have it that this is an instance's
     if isinstance(provider, partial):

@@ -30,9 +30,9 @@ _PAGE = 5_000
 def load(
     session: Session, wanted: Sequence[Reference], refused: Callable[[Reference, Exception], None] | None = None
 ) -> None:
-    """Load the object of each reference, with a statement for each argument. `refused`: takes what would be raised for a reference.
+    """Load the object of each reference, with one statement per argument. `refused`: collects the exception of each reference instead of raising it.
 
-    Raises Discard or ObjectMissing, as the annotation says, where there is none, Discard where it has another version, and
+    Raises Discard or ObjectMissing, as the annotation says, if an object is missing; Discard if it has another version;
     PayloadError for a reference without a key.
     """
     of_each: dict[ObjectArgument, list[Reference]] = {}

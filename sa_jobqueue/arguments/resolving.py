@@ -24,7 +24,7 @@ def signature(handler: Callable[..., Any]) -> inspect.Signature:
 
 
 def return_hint(handler: Callable[..., Any], what: str) -> Any:
-    """What the handler is annotated to return, resolved; `Any` if it does not say. Raises TaskError if it cannot be resolved."""
+    """The resolved return annotation; `Any` without an annotation. Raises TaskError if the annotation cannot be resolved."""
     annotation = signature(handler).return_annotation
     if annotation is inspect.Signature.empty:
         return Any

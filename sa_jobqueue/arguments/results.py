@@ -34,7 +34,7 @@ class Results:
     """A handler's results. The annotation is resolved at the first use, when all modules have been imported.
 
     A handler without a return annotation, or with `Any`, may return anything that pydantic can turn into JSON. `batch`: the handler returns a
-    list, with the result of a job in each item.
+    list with one result per job.
     """
 
     __slots__ = ("_batch", "_handler", "_hint", "_resolved", "_task", "_typed")
@@ -80,7 +80,7 @@ class Results:
         return self._hint
 
     def encode(self, value: object, *, limit: int = MAX_PAYLOAD, of: str | None = None) -> str:
-        """What the handler returned, as JSON text. Raises PayloadError if it does not fit the annotation or cannot be stored.
+        """The returned value as JSON text. Raises PayloadError if the value does not fit the annotation or cannot be stored.
 
         `of`: the task, or the step of a task, that the message names.
         """

@@ -27,7 +27,7 @@ from .references import refused
 from .storable import load, unstorable, unstorable_text
 
 _KEY, _NONCE, _MAX_ID = 32, 12, 100
-#: Begins what the tag authenticates besides the ciphertext: the task, the argument and the key follow.
+#: The beginning of the additional authenticated data; the task, the argument and the key follow.
 _PLACE = "sa_jobqueue secret 1"
 
 
@@ -86,13 +86,13 @@ class SecretKeys:
         self.current = current
 
     def seal(self, data: bytes, place: Place) -> dict[str, Any]:
-        """Encrypt `data` with the current key, for this place alone. Returns what a row has."""
+        """Encrypt `data` with the current key, for this place only. Returns the stored form."""
         nonce = os.urandom(_NONCE)
         sealed = self._ciphers[self.current].encrypt(nonce, data, place.authenticated(self.current))
         return {SECRET: [self.current, b64encode(nonce + sealed).decode()]}
 
     def open(self, sealed: Any, places: Iterator[Place]) -> bytes:
-        """Decrypt the value that a row has, if it is for one of these places. Raises PayloadError."""
+        """Decrypt a stored value that belongs to one of these places. Raises PayloadError."""
         from cryptography.exceptions import InvalidTag
 
         key, text = _parts(sealed)
@@ -121,7 +121,7 @@ class SecretKeys:
 
 
 def _parts(sealed: Any) -> tuple[str, str] | tuple[None, str]:
-    """The name of the key and the ciphertext of a stored secret; no name where a row has something else."""
+    """The name of the key and the ciphertext of a stored secret; no name if the row has another value."""
     match sealed:
         case {"$secret": [str(id), str(text)]}:
             return id, text
@@ -163,13 +163,13 @@ class Place:
     argument: str
 
     def authenticated(self, key: str) -> bytes:
-        """The bytes that the tag of a ciphertext authenticates with it."""
+        """The additional authenticated data of a ciphertext."""
         return to_json([_PLACE, self.task, self.argument, key])
 
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """What a task's secret arguments are encrypted with: the task's name, then its aliases, and the keys of its registry."""
+    """Encrypts and decrypts a task's secret arguments. `tasks`: the task's name, then its aliases. `keys`: returns the keys of its registry."""
 
     names: tuple[str, ...]
     keys: Callable[[], SecretKeys | None]
@@ -191,9 +191,9 @@ class Sealing:
         return keys
 
     def resealed(self, task: str, args: Mapping[str, Any], encrypted: Collection[str]) -> dict[str, Any]:
-        """The entries of stored arguments that the current key has not encrypted, encrypted by it. `encrypted`: the arguments that must not be in clear.
+        """Encrypt stored arguments with the current key. Returns only the entries that change. `encrypted`: the names of the `Secret()` arguments.
 
-        `task`: the task's name in the row, which may be an alias. Code that knows only this name, as before a rename, must read them, too.
+        `task`: the task's name in the row, which may be an alias. The entries are encrypted for this name, so that older code can read them.
         Raises PayloadError, which names the argument.
         """
         changes = dict[str, Any]()
@@ -229,10 +229,10 @@ def is_marked(value: object, mark: str) -> bool:
 
 
 class SecretArgument:
-    """A secret or sensitive parameter in the annotation of `name`, as pydantic sees it. A value becomes its marker, and a marker its value.
+    """The pydantic annotation of the secret or sensitive parameter `name`. It turns a value into its stored form, and a stored form into the value.
 
-    A stored value without a marker is taken as it is: the job was enqueued before the parameter was marked, or by a producer that does not know the task.
-    No message has the value. Raises TypeError for a type that pydantic cannot check.
+    A stored value in clear is accepted: the job was enqueued before the parameter was marked, or by a producer that does not know the task.
+    Messages do not contain the value. Raises TypeError for a type that pydantic cannot check.
     """
 
     def __init__(self, hint: Any, name: str, mark: str, sealing: Sealing) -> None:
@@ -284,7 +284,7 @@ class SecretArgument:
 
 
 def with_secret(hint: Any, name: str, sealing: Sealing) -> Any:
-    """`hint` with a `SecretArgument` in place of `Secret()` or `Sensitive()`; itself if it has neither. Raises TypeError if it cannot work."""
+    """`hint` with a `SecretArgument` instead of `Secret()` or `Sensitive()`; `hint` itself if it has neither. Raises TypeError for an invalid mark."""
     if typing.get_origin(hint) is not Annotated:
         return hint
     of, *instructions = typing.get_args(hint)
@@ -299,6 +299,6 @@ def with_secret(hint: Any, name: str, sealing: Sealing) -> Any:
 
 
 def secret_in(hint: Any) -> SecretArgument | None:
-    """What `with_secret` has put into the annotation of a parameter, if anything."""
+    """The `SecretArgument` in the annotation of a parameter, if any: see `with_secret`."""
     parts = typing.get_args(hint) if typing.get_origin(hint) is Annotated else ()
     return next((part for part in parts if isinstance(part, SecretArgument)), None)

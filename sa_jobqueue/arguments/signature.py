@@ -76,7 +76,7 @@ class Plan:
 
     context: Context | None
     taken: frozenset[str]
-    """The names of what the worker gives, where a keyword of `**kwargs` could have them: the context, and injected values."""
+    """The names of the context and of injected values, which a keyword of `**kwargs` must not have."""
     positional: tuple[str, ...]
     positional_only: frozenset[str]
     variable: str | None
@@ -125,11 +125,10 @@ UNSEALED = Sealing((), lambda: None)
 def plan_of(
     handler: Callable[..., Any], what: str, *, given: int = 0, batch: bool = False, sealing: Sealing = UNSEALED
 ) -> Plan:
-    """Resolve the handler's annotations. Raises TaskError, whose message begins with `what`, if one cannot be resolved.
+    """Resolve the handler's annotations. Raises TaskError, whose message begins with `what`, for an annotation that cannot be resolved.
 
-    `given`: how many of the first parameters, behind the context, are no arguments, because results of other jobs fill them. `batch`: the
-    handler takes a list of the arguments of many jobs in each parameter. The plan is then of the arguments of one job. `sealing`: for secret
-    arguments.
+    `given`: the number of first parameters, after the context, that results of other jobs fill. `batch`: each parameter of the
+    handler is a list with one item per job; the plan describes the arguments of one job. `sealing`: for secret arguments.
     """
     parameters = list(signature(handler).parameters.values())
     hints = hints_of(handler, parameters, what)
@@ -172,7 +171,7 @@ def plan_of(
             fields[parameter.name] = hint if parameter.default is _Parameter.empty else NotRequired[hint]
     adapter = _adapter(what, fields, extra="forbid" if rest is None else "allow")
     secrets = frozenset(name for name in fields if secret_in(hints.get(name)) is not None)
-    # Else the text of a ValidationError has the given values.
+    # Otherwise the text of a ValidationError contains the values.
     validator = SchemaValidator(adapter.core_schema, _HIDING) if secrets else adapter.validator
     names = tuple(fields)
     only = frozenset(item.name for item in parameters if item.kind is _Parameter.POSITIONAL_ONLY)
@@ -202,7 +201,7 @@ def plan_of(
 
 
 def _with_markers(hint: Any, parameter: inspect.Parameter, what: str, sealing: Sealing) -> Any:
-    """The annotation as pydantic is to check it: secrets and mapped objects are stored as something else."""
+    """The annotation for pydantic, with secrets and mapped objects in their stored form."""
     name = parameter.name
     try:
         with_references = with_objects(hint, name)
@@ -222,7 +221,7 @@ def _context_of(
     *,
     batch: bool,
 ) -> tuple[Context | None, set[str]]:
-    """The context that the handler takes first, which leaves `parameters`; and its name, where a keyword could have it."""
+    """Remove the context from `parameters` and return it, with its name if a keyword could have this name."""
     context = hints.get(parameters[0].name) if parameters else None
     is_async = inspect.iscoroutinefunction(handler)
     if context in _ALL_CONTEXTS:
@@ -251,7 +250,7 @@ _MARKS = ", and marks are of an item, as in list[Annotated[str, Secret()]]"
 
 
 def _item_of(hint: Any, parameter: inspect.Parameter, what: str) -> Any:
-    """The type of one job's argument, for a parameter of a batch handler, which takes a list of them."""
+    """The type of the list items of a batch handler's parameter: the type of one job's argument."""
     if parameter.kind in _VARIABLE or parameter.default is not parameter.empty:
         raise TaskError(
             f"{what}: the parameter {parameter} of a batch handler must be a list without a default, as orders: list[Order]: each job "

@@ -281,7 +281,7 @@ def _act(
 def _obstacles(
     engine: sa.Engine, action: Action, untouched: Mapping[int, str], known: Mapping[int, str]
 ) -> dict[int, str]:
-    """Why some of these jobs were not touched, where it is not their status."""
+    """The reasons, other than the status, why some of these jobs did not change."""
     if not untouched or action.verb not in {"retry", "edit"}:
         return {}
     with engine.begin() as connection:

@@ -253,12 +253,12 @@ def key_of(option: Any) -> str:
     return str(option.envvar).removeprefix(PREFIX).lower()
 
 
-#: The slots of a queue that is given without a number.
+#: The slots of a queue without a number.
 SLOTS = 10
 
 
 def queues_of(given: Sequence[str], *, slots: int | None = SLOTS) -> dict[str, int]:
-    """Parse `["mail=10", "default"]` as names and slots. `slots`: those of a name alone; None: a name needs a number.
+    """Parse `["mail=10", "default"]` as names and slots. `slots`: the slots of a name without a number; None: each name needs a number.
 
     Raises ConfigurationError.
     """

@@ -105,7 +105,7 @@ class Group:
     help: str
     commands: Entries
     default: str | None = None
-    """The subcommand that is called where none is named. None: the help is shown."""
+    """The subcommand that runs if the user names none. None: the help is shown."""
 
 
 class _Flags:

@@ -17,7 +17,7 @@ from .config import Config, Json
 from .output import cleaned, note, print_json, say
 from .place import open_engine
 
-#: Rows that are named as left.
+#: The most failed rows that are listed.
 _LISTED = 10
 
 

@@ -357,8 +357,8 @@ def _worker_named(connection: sa.Connection, name: str) -> Any:
 
 
 def _answer(row: Any, slots: Mapping[str, int]) -> str:
-    """What a worker's row says of these slots, which were asked for: "asked", "set", "refused", "replaced" by a later request, or "left"
-    without a row.
+    """The state of a request for these slots, by the worker's row: "asked", "set", "refused", "replaced" by a later request, or "left"
+    if there is no row.
     """
     if row is None:
         return "left"

@@ -17,23 +17,23 @@ from ..sql.parts import table_of
 from ..sql.workflows.insert import BEGINS, MemberRows, add_members
 from ..tasks.calls import Call
 
-#: The job for which each waits.
+#: The job that each job waits for.
 _parents: WeakKeyDictionary[JobMixin, JobMixin] = WeakKeyDictionary()
-#: Seconds for which such a workflow stays after its end, as one that is built.
+#: Seconds that the workflow is kept after its end; the default of `Workflow`.
 _RETAIN = 7 * 86_400.0
 #: What the INSERT of a job returns.
 _MADE = ("id", "created_at", "claims", "attempt", "rescues", "duplicate_of")
 
 
 def wait_for_job(job: JobMixin, parent: JobMixin) -> None:
-    """Let the flush that writes `job` write it as one that waits for `parent`."""
+    """Make `job` wait for `parent`: the flush that writes `job` writes both as a workflow."""
     _parents[job] = parent
 
 
 def chains_of(instances: Iterable[object]) -> list[list[JobMixin]]:
-    """The jobs among these new objects that wait for others, with these others: a list for each workflow, in which a job stands behind the one that it waits for.
+    """The new jobs that wait for other jobs, together with those jobs: one list per workflow, each job after its parent.
 
-    Raises OptionError where a job waits for one that is not new in this session.
+    Raises OptionError if a job's parent is not new in this session.
     """
     if not _parents:
         return []
@@ -93,7 +93,7 @@ def insert_chain(connection: sa.Connection, jobs: Sequence[JobMixin], inserted: 
 
 
 def _call_of(job: JobMixin) -> Call:
-    """The call of a job that `enqueue` has made."""
+    """The call from which `enqueue` made the job."""
     known: Mapping[str, Any] = vars(job)
     given: dict[str, Any] = {}
     for field in JOB_FIELDS:

@@ -1,6 +1,6 @@
-"""The triggers of `on_change(..., via="trigger")`: SQL that is written once, into a migration.
+"""The triggers of `on_change(..., via="trigger")`, as SQL for a migration.
 
-A trigger's function has the INSERT of `enqueue_select`, whose select is the changed row. So the options of the task are those of the time when
+A trigger's function executes the INSERT of `enqueue_select` with the changed row as its select. So the SQL contains the task's options from the time when
 the SQL was made.
 """
 
@@ -27,21 +27,21 @@ from ..util.schema import SCHEMA
 from .on_change import DEPTH_SETTING, MAX_DEPTH, Rule, rules_of
 from .select import enqueue_select
 
-# A paramstyle that doubles no per cent sign.
+# A paramstyle that does not double per cent signs.
 _DIALECT = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call]
-#: What stands in the INSERT for the variable of the function.
+#: The placeholder in the INSERT for the function's variable.
 _MARK = "@change_depth@"
 
 
 def on_change_sql(task: AnyTask, /, *, drop: bool = False, schema: str = SCHEMA) -> list[sa.TextClause]:
     """The statements that create the triggers of a task's rules with `via="trigger"`, or that `drop` them. A migration executes them.
 
-    The triggers have the options of the task as they are now. To change them, execute the statements again: they replace what is there. The function
-    behind a trigger is in the schema of the table, and runs with the rights of the role that creates it: this role must be allowed to enqueue,
-    and a role that changes rows need not be. `schema`: that of the job queue.
+    The triggers contain the task's current options. After a change of the options, execute the statements again: they replace the triggers. The
+    trigger's function is in the schema of the table, and runs with the rights of the role that creates it. So this role needs the right to enqueue,
+    and a role that changes rows does not. `schema`: the schema of the job queue.
 
-    Raises TaskError for a task without such rules, and for a rule that a trigger cannot follow; OptionError or PayloadError for options
-    or a key that the database cannot make a job from, as in `enqueue_select`.
+    Raises TaskError for a task without such rules, and for a rule that triggers do not support; OptionError or PayloadError for options
+    or a key that `enqueue_select` does not support.
     """
     return [verbatim(text) for text in _statements(task, schema, drop=drop)]
 
@@ -49,7 +49,7 @@ def on_change_sql(task: AnyTask, /, *, drop: bool = False, schema: str = SCHEMA)
 def on_change_revision(task: AnyTask, down_revision: str | None, /, *, schema: str = SCHEMA) -> str:
     """The source of an Alembic revision that creates the triggers of `on_change_sql`, and drops them in its downgrade.
 
-    `down_revision`: the revision that it follows. The source has the SQL itself, and does not import the task.
+    `down_revision`: the id of the previous revision. The source contains the SQL, and does not import the task.
     """
     created, dropped = _statements(task, schema), _statements(task, schema, drop=True)
     return _REVISION.format(
@@ -69,12 +69,12 @@ def _statements(task: AnyTask, schema: str, *, drop: bool = False) -> list[str]:
     return [text for rule in rules for text in (_drop(rule) if drop else _create(rule, task, schema))]
 
 
-#: What the names of the triggers are like, as a regular expression of PostgreSQL.
+#: A regular expression of PostgreSQL for the names of the triggers.
 TRIGGER_NAME = "^on_change_[0-9a-f]{16}_(insert|update)$"
 
 
 def trigger_names(rule: Rule) -> list[str]:
-    """The names of a rule's triggers. Raises TaskError for a rule that a trigger cannot follow."""
+    """The names of a rule's triggers. Raises TaskError for a rule that triggers do not support."""
     return [f"{_names(rule)[2]}_{event.lower()}" for event in _conditions(rule)]
 
 
@@ -165,7 +165,7 @@ def _quoted(name: str) -> str:
 
 
 def _names(rule: Rule) -> tuple[str, str, str]:
-    """The table and the function as SQL, and how the names of the triggers begin."""
+    """The table and the function as SQL, and the prefix of the triggers' names."""
     table, preparer = _table(rule), _DIALECT.identifier_preparer
     if isinstance(rule.column.type, sa.JSON) and not isinstance(rule.column.type, JSONB):
         raise TaskError(
@@ -187,7 +187,7 @@ def _table(rule: Rule) -> sa.Table:
 
 
 def _conditions(rule: Rule) -> dict[str, sa.ColumnElement[bool]]:
-    """When each trigger calls the function: as `Rule.matches`."""
+    """The WHEN condition of each trigger, equivalent to `Rule.matches`."""
     name = _quoted(rule.column.name)
     old, new = (sa.literal_column(f"{row}.{name}", rule.column.type) for row in ("OLD", "NEW"))
     to = [] if rule.to is ... else [_is(new, rule.to)]

@@ -376,7 +376,7 @@ class ChangeListener(Protocol):
 
 
 class Listeners:
-    """Whether a job was made in this process, or a rule declared by `on_change`. Until then each event ends at once."""
+    """Whether this process has made a job or declared an `on_change` rule. Until then, the event handlers return at once."""
 
     needed = False
     on_change: type[ChangeListener] | None = None
@@ -443,7 +443,7 @@ def _insert_ahead(session: Session, jobs: Sequence[JobMixin], *, alone: bool) ->
 
 
 def _insert_chains(session: Session, chains: Sequence[Sequence[JobMixin]]) -> None:
-    """Insert jobs that wait for each other, and those for which they wait."""
+    """Insert jobs that wait for other new jobs, and their parents."""
     for job in (job for chain in chains for job in chain):
         if not _is_plain(job):
             raise OptionError(

@@ -12,8 +12,8 @@
 ... @task(name="shop.send_receipt")
 ... def send_receipt(order: Order) -> None: ...
 
-A rule with `via="session"` is applied at the end of each flush, where the history of the attributes is still known, and the keys of new rows
-are known already. `change_triggers.py` makes the triggers of the other rules.
+Rules with `via="session"` are applied at the end of each flush: then the session still has the history of the attributes, and already has the keys of new
+rows. `change_triggers.py` makes the triggers of the other rules.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ T = TypeVar("T", bound=AnyTask)
 V = TypeVar("V")
 Via = Literal["session", "trigger"]
 
-#: How many jobs in a row changes may enqueue, each by the handler of the job before.
+#: The greatest depth of a chain of jobs in which each handler's change enqueues the next job.
 MAX_DEPTH = 10
-#: The setting of a transaction from which triggers read the place of the running job in such a row.
+#: The setting of a transaction that tells triggers the depth of the running job.
 DEPTH_SETTING = "sa_jobqueue.change_depth"
 
 
@@ -67,14 +67,14 @@ class Rule:
     via: Via
 
     def matches(self, old: Any, new: Any) -> bool:
-        """Whether this change counts. `old`: `...` if it is not known."""
+        """Whether the rule applies to this change. `old`: `...` if the old value is unknown."""
         same: Callable[[Any, Any], bool] = self.column.type.compare_values
         if old is not ... and (same(old, new) or (self.from_ is not ... and not same(old, self.from_))):
             return False
         return self.to is ... or same(new, self.to)
 
     def check(self) -> str:
-        """The parameter that takes the row. Raises TaskError if the handler cannot take it."""
+        """The parameter that takes the row. Raises TaskError if the handler has no such parameter."""
         plan = self.task.parameters
         first = plan.positional[0] if plan.positional else None
         argument = None if first is None else object_in(plan.hint_of(first))
@@ -93,12 +93,12 @@ class Rule:
 
 
 class _Declared:
-    """The rules of this process. The dictionaries are replaced by a declaration, so that a flush of another thread goes on with its own."""
+    """The rules of this process. A declaration replaces the dictionaries, so a running flush in another thread keeps its dictionary."""
 
     rules: ClassVar[Mapping[tuple[str, ...], Rule]] = {}
-    """By what they say, so that a reloaded module replaces its own."""
+    """All rules by their contents, so that a reloaded module replaces its rules."""
     by_mapper: ClassVar[WeakKeyDictionary[Mapper[Any], tuple[Rule, ...]]] = WeakKeyDictionary()
-    """Those that a flush follows."""
+    """The rules that a flush applies."""
 
 
 def on_change(
@@ -112,19 +112,18 @@ def on_change(
 ) -> Callable[[T], T]:
     """Enqueue a job of a task, with the row as its argument, when a column of the row changes: a decorator above `@task`. A task can have several.
 
-    The job is written in the transaction of the change. It has the options of the task. When it runs, the handler gets the row as it is then.
+    The job is written in the transaction of the change, with the task's options. The handler gets the row in its state at the time of the run.
 
-    `attribute`: of a column, as `Order.status`. Rows of mapped subclasses count, too.
-    `to`, `from_`: the value after and before the change; without them any value, where None is NULL. A value that is set again is no
-    change. An INSERT is a change from NULL; with `insert=False` it is none. For several values write several rules.
-    `via`: "session" for changes that the flush of a Session writes. "trigger" for all changes of the table, also by bulk UPDATE and plain SQL: the
-    triggers are made by a migration, see `on_change_sql`.
+    `attribute`: a mapped column, such as `Order.status`. Rows of mapped subclasses count, too.
+    `to`, `from_`: the value after and before the change; by default any value. None is NULL. Setting the same value is not a
+    change. An INSERT is a change from NULL; with `insert=False`, INSERTs do not count. For several values, write several rules.
+    `via`: "session" for changes that the flush of a Session writes. "trigger" for all changes of the table, also by bulk UPDATE and plain SQL; a
+    migration creates the triggers, see `on_change_sql`.
 
-    A handler may make changes that enqueue a job. If 10 jobs in a row were enqueued so, each by the handler of the job before, the flush of the last
-    handler, or its statement, fails with an error.
+    A handler's changes may enqueue jobs, whose handlers may make further changes. After a chain of 10 such jobs, the next change fails with an error.
 
-    Raises TaskError for what is no column of a mapped class, and where the handler cannot take the row as its first and only argument. If its
-    annotations cannot be resolved yet, the first flush of such a row raises it.
+    Raises TaskError if `attribute` is not a mapped column, or the handler cannot take the row as its first and only argument. If the handler's
+    annotations cannot be resolved yet, the first flush of such a row raises the error.
     """
     column = _column_of(attribute)
     if not isinstance(insert, bool):
@@ -173,7 +172,7 @@ def _column_of(attribute: Any) -> sa.Column[Any]:
 
 
 def _check_value(name: str, value: Any, attribute: object, column: sa.Column[Any]) -> None:
-    """Raise TaskError for what no row can have in the column, as far as its type says it."""
+    """Raise TaskError if the column's type does not allow this value."""
     if value is ... or value is None or isinstance(column.type, (sa.TypeDecorator, sa.JSON)):
         return
     try:
@@ -190,18 +189,18 @@ def _check_value(name: str, value: Any, attribute: object, column: sa.Column[Any
 
 
 def rules_of(task: AnyTask, via: Via) -> list[Rule]:
-    """The rules that are declared for a task."""
+    """The rules of a task."""
     home, name = task.registry, task.name
     return [rule for rule in all_rules(via) if (rule.task.registry, rule.task.name) == (home, name)]
 
 
 def all_rules(via: Via) -> list[Rule]:
-    """The rules that are declared in this process, whatever their registry."""
+    """All rules of this process, of all registries."""
     return [rule for rule in _Declared.rules.values() if rule.via == via]
 
 
 def _rules_for(mapper: Mapper[Any]) -> tuple[Rule, ...]:
-    """The rules that flushes of its rows follow. Raises TaskError for a handler that cannot take the row."""
+    """The rules for flushes of this class's rows. Raises TaskError for a handler that cannot take the row."""
     known = _Declared.by_mapper
     found = known.get(mapper)
     if found is None:
@@ -217,7 +216,7 @@ def _rules_for(mapper: Mapper[Any]) -> tuple[Rule, ...]:
 
 
 class _Changes(ChangeListener):
-    """Finds the changes of a flush. `context`: the flush's own, with a place for the old values that were read before it."""
+    """Finds the changes of a flush. `context`: the flush's context, with the old values that were read before the flush."""
 
     @staticmethod
     def before_flush(session: Session, context: Any) -> None:
@@ -226,7 +225,7 @@ class _Changes(ChangeListener):
 
     @staticmethod
     def after_flush(session: Session, context: Any) -> None:
-        """Enqueue a job for each change that counts. The session's history is still that from before the flush."""
+        """Enqueue a job for each matching change. The session still has the history from before the flush."""
         session.info.pop(_FLUSH, None)
         calls: dict[type[JobMixin], list[Call]] = {}
         for state, (is_delete, is_listed) in list(context.states.items()):
@@ -271,7 +270,7 @@ def _stored(session: Session, state: InstanceState[Any], rule: Rule) -> Any:
 
 
 def _counts(rule: Rule, state: InstanceState[Any], context: Any) -> bool:
-    """Whether the flush has made a change that the rule names."""
+    """Whether the flush has made a change that matches the rule."""
     if state.key is None:  # an INSERT
         return rule.insert and rule.matches(None, state.dict.get(rule.key))
     history = state.attrs[rule.key].history
@@ -282,7 +281,7 @@ def _counts(rule: Rule, state: InstanceState[Any], context: Any) -> bool:
 
 
 def _argument(rule: Rule, state: InstanceState[Any]) -> object:
-    """The row: the object, or its new key where the flush has changed the key, because the object still has the old key."""
+    """The object of the row; or the new key if the flush has changed the key, because the object still has the old key."""
     mapper = state.mapper
     names = [mapper.get_property_by_column(column).key for column in mapper.primary_key]
     if state.key is None or not any(state.attrs[name].history.deleted for name in names):
@@ -303,22 +302,22 @@ def _call(rule: Rule, instance: object, depth: int) -> Call:
 
 
 def _of_equal_columns(calls: Iterable[Call]) -> Iterable[list[Call]]:
-    """The calls, apart by the columns of the application's own that they fill."""
+    """The calls, grouped by the application's own columns that they fill."""
     found: dict[Any, list[Call]] = {}
     for call in calls:
         found.setdefault(frozenset(name for name, _ in call.columns or ()), []).append(call)
     return found.values()
 
 
-# ---- How long the row of jobs is, each of which a change by the handler of the job before has enqueued.
+# ---- The depth of the running job in a chain of jobs that changes enqueue.
 
 
 def _depth_in(session: Session) -> int:
-    """The place of the job whose handler writes by this session; 0: none."""
+    """The depth of the job whose handler uses this session; 0 if a change did not enqueue it."""
     return session.info.get(CHANGE_DEPTH) or change_depth.get()
 
 
 def _tell_depth(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
-    """Tell the triggers the place of the running job."""
+    """Tell the triggers the depth of the running job."""
     if (depth := _depth_in(session)) and not transaction.nested:
         connection.execute(sa.select(sa.func.set_config(DEPTH_SETTING, str(depth), True)))

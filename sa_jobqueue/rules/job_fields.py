@@ -63,5 +63,5 @@ JOB_FIELDS = (
 )
 RARE_FIELDS = tuple(field for field in JOB_FIELDS if field.rare)
 
-#: The entry of a job's `meta` that counts jobs in a row, each of which a change by the handler of the job before has enqueued: see `on_change`.
+#: The entry of a job's `meta` with its depth in a chain of jobs that changes enqueue: see `on_change`.
 CHANGE_DEPTH = "change_depth"

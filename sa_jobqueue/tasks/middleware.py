@@ -48,7 +48,7 @@ class Attempt(JobFacts):
 
     @property
     def of_batch(self) -> bool:
-        """Whether it is the attempt of a batch."""
+        """Whether this is the attempt of a batch."""
         return self._jobs is not None
 
     @property
@@ -79,7 +79,7 @@ class Attempt(JobFacts):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What log lines about the job carry: job_id, task, queue, attempt. Of a batch: task, queue, and `jobs`, their number."""
+        """The extras of log lines about the job: job_id, task, queue, attempt. For a batch: task, queue, and `jobs`, the number of jobs."""
         if self._jobs is None:
             return self._job.fields
         return {"task": self.task, "queue": self.queue, "jobs": len(self._jobs)}
@@ -250,14 +250,14 @@ def _add(record: logging.LogRecord, fields: Mapping[str, Any]) -> None:
 _middleware = _JobFields()
 
 
-# ---- The place of a job in a row of jobs that changes have enqueued: see `on_change`.
+# ---- The depth of a job in a chain of jobs that changes enqueue: see `on_change`.
 
 change_depth: ContextVar[int] = ContextVar("sa_jobqueue_change_depth", default=0)
-"""The `change_depth` of the job whose handler runs; 0: it has none."""
+"""The `change_depth` of the job whose handler runs; 0 by default."""
 
 
 class _Changed(Middleware):
-    """Notes the place of the job, and of a batch the furthest place of its jobs."""
+    """Sets the depth of the job, or the greatest depth of a batch's jobs, during the handler's call."""
 
     def __init__(self, jobs: Sequence[ClaimedJob]) -> None:
         found = [meta_of(job).get(CHANGE_DEPTH) for job in jobs]
@@ -273,7 +273,7 @@ class _Changed(Middleware):
 
 
 def layers_around(jobs: Sequence[ClaimedJob]) -> tuple[Middleware, ...]:
-    """What is around the call of a handler with these jobs."""
+    """The layers around the handler's call for these jobs."""
     for job in jobs:
         if job.meta is not None and CHANGE_DEPTH in job.meta:
             return (*installed.around, _Changed(jobs))

@@ -1,5 +1,5 @@
-"""What waits in the database that an application does not know, before it is deployed: tasks, versions of arguments, recorded steps. And the triggers
-that it needs.
+"""Checks before a deployment: waiting tasks, versions of arguments and recorded steps that the new code does not know, and the triggers that
+it needs.
 
 The counts are complete: all jobs that have not ended are read.
 """
@@ -30,7 +30,7 @@ from ...util.log import escaped
 from ..examination import Examination
 from ..finding import Fault, Finding, found
 
-#: What stands before the name that the handler gives to some kinds of steps.
+#: The prefixes that some kinds of steps put before the name from the handler.
 _KIND = re.compile(r"(?:signal|callback|patch):")
 
 
@@ -47,7 +47,7 @@ def check_new_tasks(examination: Examination) -> Finding:
 
 
 def check_new_versions(examination: Examination) -> Finding:
-    """Whether the application can read the arguments of all that waits: no version is newer than its own, and no upcaster is missing."""
+    """Whether the application can read all waiting arguments: no version is newer than its own, and no upcaster is missing."""
     known = _registry(examination)
     late: dict[str, str] = {}
     for (task, version), what in _waiting(examination).items():
@@ -69,8 +69,8 @@ def check_new_versions(examination: Examination) -> Finding:
 def check_new_steps(examination: Examination) -> Finding:
     """Whether the application's source mentions the recorded steps of jobs that have not ended.
 
-    A name is mentioned where a text, or the parts of an f-string, in the modules of the handler's package are equal to it. What is made of
-    a name at run time in another way cannot be seen here.
+    A name is mentioned if it equals a text, or matches an f-string, in the modules of the handler's package. Names that the code computes in
+    another way are not found.
     """
     known, lost, steps = _registry(examination), dict[str, str](), 0
     for row in examination.connection.execute(recorded_steps(job=examination.store.job)):
@@ -126,7 +126,7 @@ def _registry(examination: Examination) -> Any:
 
 
 def _waiting(examination: Examination) -> Mapping[tuple[str, str | None], str]:
-    """What waits, in words, by task and version."""
+    """The waiting jobs, schedules, callbacks and follow-ups by task and version, in words."""
     tables, connection = examination.store.tables, examination.connection
     found: dict[tuple[str, str | None], list[str]] = defaultdict(list)
     for row in connection.execute(unfinished_tasks(job=examination.store.job)):
@@ -171,7 +171,7 @@ def _mentions(task: AnyTask, name: str) -> bool:
 
 @lru_cache(64)
 def _source(files: tuple[str, ...]) -> tuple[frozenset[str], tuple[re.Pattern[str], ...]]:
-    """The texts in these files, and a pattern for each f-string, with anything in the place of its values."""
+    """The texts in these files, and a pattern for each f-string that accepts any text for its values."""
     texts, patterns = set[str](), list[re.Pattern[str]]()
     for node in (node for file in files for node in _nodes(Path(file))):
         if isinstance(node, ast.JoinedStr):
