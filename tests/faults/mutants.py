@@ -134,15 +134,16 @@ def _complete_first(self: HandlerTransaction, change: Any) -> Any:
 def complete_first() -> None:
     """The completion is committed before what the handler wrote."""
 
-    def complete(self: HandlerTransaction, change: Any) -> Any:
+    def complete(self: HandlerTransaction, changes: Any) -> Any:
         if self.connection is None:
-            return _complete(self, change)
+            return _complete(self, changes)
+        (change,) = changes
         try:
             answer = _complete_first(self, change)
             self.session.commit()
             if self.connection is not None:
                 self.connection.commit()
-            return Written(change) if answer is Answer.APPLIED else LOST
+            return [Written(change) if answer is Answer.APPLIED else LOST]
         finally:
             self.close()
 
@@ -152,9 +153,10 @@ def complete_first() -> None:
 def complete_and_die() -> None:
     """The same, in a worker that is killed between the two from time to time."""
 
-    def complete(self: HandlerTransaction, change: Any) -> Any:
+    def complete(self: HandlerTransaction, changes: Any) -> Any:
+        (change,) = changes
         if self.connection is None or change.id % 10:
-            return _complete(self, change)
+            return _complete(self, changes)
         _complete_first(self, change)
         os._exit(9)
 
