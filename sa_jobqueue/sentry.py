@@ -41,7 +41,7 @@ logger = get_logger(__name__)
 
 _META = "sentry"
 _SYSTEM = "sa_jobqueue"
-#: Jobs of a batch that are listed in an event at most.
+#: The most jobs of a batch that an event lists.
 _SHOWN = 100
 _LEVELS = {"failed": "error", "retried": "warning"}
 

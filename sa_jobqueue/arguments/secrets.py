@@ -169,7 +169,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """Encrypts and decrypts a task's secret arguments. `tasks`: the task's name, then its aliases. `keys`: returns the keys of its registry."""
+    """Encrypts and decrypts a task's secret arguments. `names`: the task's name, then its aliases. `keys`: returns the keys of its registry."""
 
     names: tuple[str, ...]
     keys: Callable[[], SecretKeys | None]

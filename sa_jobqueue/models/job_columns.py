@@ -109,7 +109,7 @@ class JobColumns(SubjectColumns, _MappedBelow):
     inputs: Mapped[int | None] = mapped_column(sa.SmallInteger().evaluates_none())
     """How many of its first parameters are results of other jobs; 0: the first is a list of all results. None: no parameter is."""
     extras: Mapped[dict[str, Any] | None] = mapped_column(JsonObject(none_as_null=True).evaluates_none())
-    """Rare attributes of the job. `version`: that of its arguments, see `task`; a job without it has version 1. `on_failure` and `on_success`: its
+    """Rare attributes of the job. `version`: the version of its arguments, see `task`; 1 by default. `on_failure` and `on_success`: its
     follow-ups."""
     ready_at: Mapped[datetime | None] = mapped_column(_UNSAID_TIME)
     """The due time at which a claim has let it take its turn among the jobs with keys; None: it was due when it was enqueued."""

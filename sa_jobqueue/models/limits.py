@@ -53,16 +53,16 @@ class LimitRow(Base):
     max_waiting: Mapped[int | None] = mapped_column(sa.Integer)
     """How many jobs of a key may wait; None: any number."""
     rates: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
-    """Further rates: of a named `unit`, or one more without a unit (""), each with `count`, `seconds` and `burst`."""
+    """Further rates as JSON: `unit` ("" without a name), `count`, `seconds` and `burst` of each."""
     key_rates: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
-    """Those of each key, unless its `KeyRow` has others."""
+    """Further rates of each key, unless its `KeyRow` has rates."""
     share: Mapped[str] = mapped_column(server_default=sa.text("'starts'"))
-    """What keys get equal shares of: "starts" or "time"."""
+    """What the keys share equally: "starts" or "time"."""
     paused_at: Mapped[datetime | None]
     """Since when nothing of it is started; None: it is not paused."""
     pause_reason: Mapped[str | None]
     broken_until: Mapped[datetime | None]
-    """Until when the breaker of the task is open; after that time one job at a time probes. None: it is closed."""
+    """The time until which the task's breaker is open; after this time, one job at a time probes. None: the breaker is closed."""
     held: Mapped[bool] = mapped_column(server_default=sa.text("false"))
     """Whether an operator has changed it, so that code does not."""
     declared: Mapped[dict[str, Any] | None] = mapped_column(JSONB)
@@ -106,13 +106,13 @@ class KeyRow(Base):
     rate_seconds: Mapped[float | None]
     rate_burst: Mapped[int | None] = mapped_column(sa.Integer)
     rates: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
-    """In place of the owner's `key_rates`; None: those hold."""
+    """Further rates of this key; None: the owner's `key_rates` hold."""
     weight: Mapped[int] = mapped_column(sa.SmallInteger, server_default=sa.text("1"))
     """How many jobs the key gets in its turn."""
     paused_at: Mapped[datetime | None]
     pause_reason: Mapped[str | None]
     broken_until: Mapped[datetime | None]
-    """As in `LimitRow`, of the jobs of the task with this key."""
+    """As in `LimitRow`, for the task's jobs with this key."""
 
     __table_args__ = (
         sa.CheckConstraint(_OWNERS, name="job_key_owner_check"),
@@ -128,7 +128,7 @@ class KeyRow(Base):
 
 
 class LimitState(Base):
-    """What claims keep of a queue, a task, or one key of it, and the last failures that a breaker counts. Only workers write it."""
+    """The state of the rates and the breaker of a queue, a task, or a key of either. Only workers write it."""
 
     __tablename__ = "limit_state"
 
@@ -144,7 +144,7 @@ class LimitState(Base):
     """No job of it with a lower id runs, as long as its limit has this `version`."""
     version: Mapped[int | None] = mapped_column(sa.BigInteger)
     failed_at: Mapped[list[datetime] | None] = mapped_column(ARRAY(sa.DateTime(timezone=True)))
-    """When its last failures were that its task's breaker counts, the newest first."""
+    """The times of the last failures that the breaker counts, the newest first."""
     owner: Mapped[str] = mapped_column(sa.Text, primary_key=True)
     name: Mapped[str] = mapped_column(sa.Text, primary_key=True)
     key: Mapped[str] = mapped_column(sa.Text(collation="C"), primary_key=True)

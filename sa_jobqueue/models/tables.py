@@ -39,7 +39,7 @@ class WorkerRow(Base):
     loop_lag: Mapped[float | None]
     """Seconds that its event loop lately took to answer."""
     tasks: Mapped[dict[str, Any]] = mapped_column(JSONB, server_default=sa.text("'{}'::jsonb"))
-    """The tasks it knows: `{name: {"queue": ..., "timeout": seconds or null, "aliases": [...]}}`; and "version", unless it is 1."""
+    """The tasks that the worker knows: `{name: {"queue": ..., "timeout": seconds or null, "aliases": [...]}}`; and "version", unless it is 1."""
     pressure: Mapped[str | None]
     """Why it claims less than it could, or "claims fail: ..." with the database's last message; NULL: neither."""
     skipped: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
@@ -51,8 +51,8 @@ class WorkerRow(Base):
     slots: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     """By queue, how many jobs of it run at once: `{"mail": 4}`. Their sum is `concurrency`."""
     wanted: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
-    """The slots that an operator wants, until the worker has them: `{"slots": {"mail": 20}}`; and "refused", why the worker refuses
-    them. NULL: nothing is wanted."""
+    """The slots that an operator wants, until the worker has them: `{"slots": {"mail": 20}}`; and "refused", the reason if the worker refuses
+    them. NULL: no change is wanted."""
 
 
 class Uptime(Base):

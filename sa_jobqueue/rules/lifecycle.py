@@ -139,8 +139,8 @@ class Claimed(Protocol):
     key: the key if the job gives it back when it is started, else true; "expires" (only for the first attempt) and "deadline":
     seconds from the claim; "tick": the seconds since 1970 of its schedule's tick, and the number of ticks for which it stands; "workflow": the
     workflow that it is a member of; "inputs": how many of its first parameters are results of others, 0 for a list of them all; "version":
-    that of its arguments as text, where it is not 1; "follows": true where its completion enqueues a follow-up; "probes": true where a breaker of its task was open or
-    probed when it was claimed.
+    the version of its arguments as text, unless it is 1; "follows": true if its completion enqueues a follow-up; "probes": true if a breaker of its
+    task was not closed when the job was claimed.
     """
 
     @property
@@ -198,7 +198,7 @@ class Change(NamedTuple):
     `expired`: only if the lease has run out, looked at again in the write itself. `unique`: the job has a key to give back
     when it ends. `blocks`: the time for which no other job of its key is to be started, or of its queue if it has none; a cancel
     does not change that. `workflow`: the id of the workflow that the job belongs to; its end is an event there. `follows`: a completion enqueues
-    a follow-up. `tells`: what it tells the breaker of its task.
+    a follow-up. `tells`: the report to the breaker of its task.
     """
 
     id: int
@@ -263,7 +263,7 @@ def decide(claim: Claimed, outcome: Outcome, rules: Rules, *, random: float, ela
     A job that would be queued again for a time after its deadline fails instead.
     """
     change = _decide(claim, outcome, rules, random)
-    # Where an object is missing, the handler was not called.
+    # If an object is missing, the handler was not called.
     if isinstance(outcome, Failed) and not isinstance(outcome.exception, ObjectMissing):
         breaker = _BY_HAND if rules.breaker is None and "probes" in extra(claim) else rules.breaker
         if breaker is not None and ((failed := isinstance(outcome.exception, breaker.on)) or "probes" in extra(claim)):
@@ -293,7 +293,7 @@ def completed(claim: Claimed, outcome: Completed, rules: Rules) -> Change:
 #: The breaker of a task that declares none, as long as an operator's is not closed. Its failures are not counted, or hardly ever.
 _BY_HAND = Breaker(failures=1_000, per=1.0)
 
-#: Seconds for which a completed job stays that is to be deleted at once: its follow-up is made of its row, and a breaker reads it.
+#: Seconds that a completed job with `retain=0` is kept if a follow-up or a breaker needs its row.
 _BRIEFLY = 1.0
 
 

@@ -18,7 +18,7 @@ from .retry import Duration, checked_duration, read_duration
 #: Who has limits.
 Owner: TypeAlias = Literal["queue", "task"]
 WhenFull: TypeAlias = Literal["wait", "drop_newest", "replace_oldest_waiting", "cancel_running"]
-#: What the keys of a queue get equal shares of.
+#: What the keys of a queue share equally.
 Share: TypeAlias = Literal["starts", "time"]
 #: The most failures that a breaker counts, and the longest time in seconds for which it counts or rests.
 _MOST_FAILURES, _DAY = 1_000, 86_400.0
@@ -31,7 +31,7 @@ MOST_JOBS = 1_000_000
 _HEAVIEST = 1_000
 #: The largest numbers of a rate, which PostgreSQL keeps as integers.
 _MOST_UNITS = 1_000_000_000
-#: Characters of the name of a unit, and the most that a job takes of it.
+#: The most characters of a unit's name, and the most units that a job takes.
 _LONGEST_UNIT, _MOST_NAMED = 100, 999_999_999
 #: The shortest and the longest period of a rate, in seconds: a microsecond, a year.
 _SHORTEST, _LONGEST = 0.000_001, 365.25 * 86_400
@@ -45,8 +45,8 @@ class Rate:
     which none did; then the others follow singly. So no window of the length `per` has more than `count + burst` starts.
     `count` and `burst` are 1 to 1,000,000,000. A job counts as its `units`.
 
-    `unit`: the name of what is counted, 1 to 100 characters, as in `Rate(200_000, per=60, burst=20_000, unit="tokens")`. A job takes of it
-    what its `options(units={"tokens": 1800})` say, and nothing without them. "": the jobs, or their `units=3`.
+    `unit`: the name of the counted unit, 1 to 100 characters, as in `Rate(200_000, per=60, burst=20_000, unit="tokens")`. A job takes the units in its
+    `options(units={"tokens": 1800})`, 0 by default. "": the rate counts jobs, or their `units=3`.
 
     Raises OptionError for a value that cannot be used.
     """
@@ -71,7 +71,7 @@ class Rate:
 class KeyLimits:
     """The limits of the jobs of each key by itself: how many may run at once, and how fast they may start.
 
-    `running`: 1 to 1,000,000; with 1 they run in turn. `rate`: a single rate; or `rates`: several, all of which hold, at most one for each
+    `running`: 1 to 1,000,000; with 1 they run in turn. `rate`: a single rate; or `rates`: several rates, which all hold, at most one per
     unit and period. None: no such limit. Raises OptionError for a value that cannot be used.
     """
 
@@ -91,8 +91,8 @@ class KeyLimits:
 class Limits:
     """The limits of a queue, or of a task in any queue. They hold over all workers together; the strictest wins.
 
-    `running`: how many of its jobs may run at once, 1 to 1,000,000. `rate`: how fast they may start; or `rates`: several rates, all of which
-    hold, at most one for each unit and period. `per_key`: the limits
+    `running`: how many of its jobs may run at once, 1 to 1,000,000. `rate`: how fast they may start; or `rates`: several rates, which all
+    hold, at most one per unit and period. `per_key`: the limits
     of the jobs of each key by itself. None: no such limit.
 
     `strict`: a job that was claimed and is queued again goes first in its key, and while it waits, no other job of that key starts.
@@ -103,8 +103,8 @@ class Limits:
     "replace_oldest_waiting" and "cancel_running", else the newest, also with "wait". None: any number with "wait", none with
     "drop_newest", else 1.
 
-    `share`, only for a queue: what its keys get equal shares of, by their weights. "starts": each key gets one job in its turn. "time": the
-    key whose jobs have taken least time in the slots gets the next job, so a key with long jobs gets fewer of them.
+    `share`, only for a queue: what its keys share, by their weights. "starts": each key starts one job in its turn. "time": the
+    key whose jobs have used the slots for the least time starts the next job, so a key with long jobs starts fewer jobs.
 
     Raises OptionError for a value that cannot be used.
     """
@@ -141,7 +141,7 @@ class Limits:
 
 
 class Told(NamedTuple):
-    """What the end of a job tells the breaker of its task: whether it `failed`, and the numbers of the `Breaker`."""
+    """The report of a job's end to the breaker of its task: whether the job `failed`, and the numbers of the `Breaker`."""
 
     failed: bool
     by_key: bool
@@ -152,14 +152,14 @@ class Told(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Breaker:
-    """Pause a task while what its jobs call is out of order: after `failures` failures in `per` it opens, and no job of the task starts.
+    """A circuit breaker for a task whose jobs call another system: after `failures` failures in `per` it opens, and no job of the task starts.
 
     After `rest` one job starts as a probe. If it completes, the breaker closes; if it fails, the breaker rests again. Failures are counted
     over all workers. `failures`: 1 to 1,000. `per` and `rest`: seconds or a timedelta, from 1 second to a day.
 
-    `on`: the types of exceptions that count, by default every exception of the handler, and its timeout, a `HandlerTimeout`, which is a `TimeoutError`. A
-    rescue, a cancel, and what a handler returns or raises on purpose, as `Retry` or `Snooze`, do not count. `by`: "task", or "key" to count and
-    pause the jobs of each key by themselves; jobs without a key then count together, for the whole task.
+    `on`: the types of exceptions that count; by default every exception of the handler. A timeout is a `HandlerTimeout`, which is a `TimeoutError`. A
+    rescue, a cancel, and outcomes such as `Retry` or `Snooze` do not count. `by`: "task", or "key" for a breaker of each key; failures of jobs
+    without a key then open the breaker of the whole task.
 
     Raises OptionError for a value that cannot be used.
     """
@@ -181,7 +181,7 @@ class Breaker:
             raise OptionError(f'a breaker\'s by must be "task" or "key", not {self.by!r}')
 
     def told(self, *, failed: bool) -> Told:
-        """What a job tells this breaker."""
+        """The report of a job's end to this breaker."""
         return Told(failed, self.by == "key", self.failures, cast(float, self.per), cast(float, self.rest))
 
 
@@ -197,7 +197,7 @@ def limit_columns(prefix: str = "", *, running: int | None, rates: Sequence[Rate
 
 
 def further_rate(rate: Rate) -> dict[str, Any]:
-    """A rate beside that of the columns of its own, as a row keeps it."""
+    """A further rate as JSON in a row."""
     return {"unit": rate.unit, "count": rate.count, "seconds": rate.per, "burst": rate.burst}
 
 
@@ -269,7 +269,7 @@ def rates_said(row: Mapping[str, Any], prefix: str = "") -> str:
 
 
 def units_said(units: int | None, extras: object) -> str | None:
-    """How much of rates a job takes, from its columns, of which `extras` may be any JSON: "3, 1,800 tokens". None: as any job."""
+    """The units that a job takes, from its columns, for people: "3, 1,800 tokens". `extras` may be any JSON. None: the default, 1."""
     named = extras.get("units") if isinstance(extras, dict) else None
     amounts = named.items() if isinstance(named, dict) else ()
     parts = ["" if units is None else f"{units:,}", *(f"{n:,} {unit}" for unit, n in amounts if type(n) is int)]
@@ -320,7 +320,7 @@ def checked_max_waiting(value: object) -> int | None:
 
 
 def checked_rest(value: Duration, what: str) -> float:
-    """For how long a breaker counts or rests, in seconds."""
+    """The checked time for which a breaker counts or rests, in seconds."""
     seconds = checked_duration(value, what)
     if not 1.0 <= seconds <= _DAY:
         raise OptionError(f"{what} must be from 1 second to a day, not {value!r}")

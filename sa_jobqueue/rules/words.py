@@ -8,7 +8,7 @@ from .tally import BOUNDS
 
 
 def versioned(task: str, version: object) -> str:
-    """A task, with the version of its arguments, a text, unless it is None or 1."""
+    """A task for people, with the version of its arguments unless it is None or 1."""
     return task if version in {None, "1"} else f"{task} of version {version}"
 
 

@@ -389,9 +389,9 @@ class Outcomes(Claims):
         return statements[bool(request.but)], parameters
 
     def _block(self, connection: sa.Connection, written: Sequence[Change]) -> None:
-        """Make the keys and queues wait for which the written changes ask it, as after a 429; and tell the breakers.
+        """Block keys and queues as the written changes ask, for example after a 429, and report to the breakers.
 
-        Not in the transaction of a claim: another worker's claim may write these rows, and wait for locks that this claim would take.
+        Do not call it in the transaction of a claim: another worker's claim may have locked these rows while it waits for this claim's locks.
         """
         if telling := [(change.id, change.tells) for change in written if change.tells is not None]:
             connection.execute(tell_breakers(*zip(*telling, strict=True), job=self.job))

@@ -104,7 +104,7 @@ def extra_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
 
 
 def version_of(table: sa.FromClause) -> sa.ColumnElement[str | None]:
-    """The version of a job's arguments, as text; NULL for version 1. Of JSON that was written by hand, at most 8 characters."""
+    """The version of a job's arguments, as text of at most 8 characters, because `extras` may be any JSON; NULL for version 1."""
     return version_in(table.c.extras)
 
 
@@ -120,7 +120,7 @@ def version_in(extras: sa.ColumnElement[Any]) -> sa.ColumnElement[str | None]:
 
 
 def _is_followed(table: sa.FromClause) -> sa.ColumnElement[bool]:
-    """Whether the job has a follow-up for its completion. For its failure there is only the general statement."""
+    """Whether the job has a follow-up for its completion. Failures always use the general statement, which checks by itself."""
     return table.c.extras.op("?", return_type=sa.Boolean())(sa.literal_column("'on_success'", sa.Text))
 
 

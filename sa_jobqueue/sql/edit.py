@@ -52,7 +52,8 @@ def edit_jobs(
 
     `args`: all arguments, as plain JSON; they replace those that are there. `run_at`: a datetime with a time zone, or a timedelta from
     the database's now(). What is None stays as it is, and so does all else: a unique job keeps the key that was made of its former
-    arguments. With `args`, jobs that have secret or sensitive arguments are not changed: `Task.edit` changes them. A job that has ended stays as it has; `retry_jobs` runs it again.
+    arguments. With `args`, jobs with secret or sensitive arguments are not changed: `Task.edit` changes them. A job that has ended keeps its
+    status; `retry_jobs` runs it again.
 
     Raises PayloadError for arguments that cannot be stored or are too large, OptionError for another value that cannot be used.
     """

@@ -70,9 +70,9 @@ def notify_waiters(ids: sa.ColumnElement[Any], *, of: sa.FromClause) -> sa.Colum
 
 
 def ended_id(table: sa.Table, *, deleted: bool = False, follows: bool = False) -> sa.ColumnElement[int]:
-    """The id in a RETURNING; evaluating it notifies the programs that wait for the job, if it has ended or is `deleted`.
+    """The id for a RETURNING. Its evaluation notifies the programs that wait for the job, if the job has ended or is `deleted`.
 
-    `follows`: evaluating it also enqueues the follow-up of a job that has completed or failed.
+    `follows`: its evaluation also enqueues the follow-up of a job that has completed or failed.
     """
     told: sa.ColumnElement[int] = table.c.id
     if follows:

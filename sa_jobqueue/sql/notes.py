@@ -27,8 +27,8 @@ ONCE_KEPT = sa.literal_column("interval '30 days'", sa.Interval)
 
 
 def correct_units(*, id: int, token: int | None, used: str, job: type[JobMixin] = Job) -> sa.Executable:
-    """Take from rates what a job has used, in place of what it was enqueued with, if no other claim of it came later. `used`: by unit, what was taken
-    so far, null for the estimate, and what was used; JSON.
+    """Correct rates by the units that a job has used, unless the job was claimed again. `used`: JSON, by unit the number that the rate has taken
+    so far, null for the estimate, and the used number.
     """
     values = (sa.bindparam("used_id", id, sa.BigInteger), sa.bindparam("used_token", token, sa.BigInteger))
     given = sa.cast(sa.bindparam("used_units", used, sa.Text), JSONB)
@@ -286,7 +286,7 @@ class JobNotes(StorePart):
         return self._write(connection, self._write_progress, names, reports)
 
     def correct_units(self, connection: sa.Connection, id: int, token: int | None, used: str) -> None:
-        """Take from rates what a job has used of their units; see `JobReports.take_use`."""
+        """Correct rates by the units that a job has used; see `JobReports.take_use`."""
         connection.execute(correct_units(id=id, token=token, used=used, job=self.job))
 
     def write_logs(self, connection: sa.Connection, parts: Sequence[LogLines]) -> Claims:

@@ -1,6 +1,6 @@
-"""Rows with secret arguments: which rows have some, and encrypting them again with the current key.
+"""Find rows with secret arguments, and encrypt them again with the current key.
 
-Only the entries of `args` that change are written, because Python cannot hold each number that jsonb can.
+Statements write only the changed entries of `args`, because Python cannot represent every number of jsonb.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def has_marks(args: sa.SQLColumnExpression[Any]) -> sa.ColumnElement[bool]:
 
 @dataclass(slots=True)
 class Rotated:
-    """The rows that have been encrypted again, by table; and the rows that could not be, each with the reason."""
+    """The number of encrypted rows by table, and the rows that could not be encrypted, each with the reason."""
 
     count: dict[str, int] = field(default_factory=dict[str, int])
     left: list[str] = field(default_factory=list[str])
@@ -43,10 +43,10 @@ def reseal_rows(
 ) -> Rotated:
     """Encrypt the secret arguments of all jobs, schedules and callbacks of workflows again. Each batch of rows is a transaction.
 
-    `tasks`: the names of tasks with secret arguments, whose rows may have them still in clear. The archive stays as it is.
+    `tasks`: the names of tasks with secret arguments, whose rows may still be in clear. The archive does not change.
     """
     companions, done = companions_of(job), Rotated()
-    # Jobs last: what a schedule or a callback enqueues meanwhile has the new key, or is found among the jobs.
+    # Jobs last: jobs that schedules or callbacks enqueue meanwhile have the new key, or are found among the jobs.
     for name, mapped in (("schedules", companions.schedule), ("callbacks", companions.callback), ("jobs", job)):
         table, done.count[name] = table_of(mapped), 0
         key = list(table.primary_key)

@@ -42,7 +42,7 @@ def checked_slots(queues: object, *, least: int = 1) -> dict[str, int]:
 
 
 def slots_wanted(wanted: Mapping[str, Any]) -> str:
-    """`WorkerRow.wanted` for people: "mail=20", and why it is refused."""
+    """`WorkerRow.wanted` for people: "mail=20", and the reason of a refusal."""
     given = wanted.get("slots")
     slots = " ".join(f"{name}={limit}" for name, limit in given.items()) if isinstance(given, Mapping) else repr(given)
     return f"{slots} refused: {wanted['refused']}" if "refused" in wanted else f"{slots} wanted"
@@ -96,7 +96,7 @@ def enrol_worker(
     )  # fmt: skip
     if answered is not None:
         answer = sa.null() if refused is None else sa.cast({**answered, "refused": refused}, JSONB)
-        # What an operator wants by now, if it is something else, stays.
+        # A newer request of an operator stays.
         wanted = sa.case((worker.wanted == sa.cast(dict(answered), JSONB), answer), else_=worker.wanted)
         changing |= {"queues": list(queues), "concurrency": concurrency, "slots": slots, "wanted": wanted}
     return row.on_conflict_do_update(index_elements=["id"], set_={"seen_at": sa.func.now(), **changing}).returning(
@@ -150,8 +150,7 @@ def set_slots(
     >>> from sa_jobqueue.models import WorkerRow
     >>> statement = set_slots(WorkerRow.host == "web-1", slots={"mail": 20, "old": 0})
 
-    `slots`: by queue, how many of its jobs run at once, at most 10,000. A queue that the worker does not serve yet is added; 0 removes
-    a queue. Other queues keep their slots. A worker reads the request when it next renews its row, as for `drain_workers`. Its row then
+    `slots`: the slots by queue, at most 10,000 each. A new queue is added; 0 removes a queue. Other queues keep their slots. A worker reads the request when it next renews its row, as for `drain_workers`. Its row then
     has the new `slots`, or the reason in `wanted`. A worker that is asked to drain is not returned.
 
     Raises ConfigurationError for slots that no worker can have.

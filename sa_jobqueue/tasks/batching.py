@@ -22,21 +22,21 @@ from ..arguments.storable import load, shown
 from ..errors import OptionError, TaskError
 from ..rules.retry import Duration, checked_duration
 
-#: Jobs in a batch at most: the keys of as many objects go into one SELECT.
+#: The most jobs in a batch: one SELECT loads the objects of all jobs.
 _MOST = 5_000
-#: Seconds that a batch may wait for more jobs at most. Its jobs are claimed, so no other worker can run them meanwhile.
+#: The most seconds that a batch may wait for more jobs. Its jobs are claimed, so other workers cannot run them meanwhile.
 _LONGEST = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How jobs of a task are put together into batches: `@task(batch=Batching(500))`.
+    """The rules by which jobs of a task form batches: `@task(batch=Batching(500))`.
 
-    `size`: jobs of a batch at most, 1 to 5,000. `wait`: how long a batch that is not full waits for more jobs, in seconds or as a
-    timedelta, at most a minute; it waits only while more jobs are due. `by`: the name of an argument, or of an attribute of the mapped class of an argument, that is
-    equal for all jobs of a batch.
+    `size`: the most jobs of a batch, 1 to 5,000. `wait`: seconds or a timedelta, at most a minute, that a batch that is not full waits for more
+    jobs; it waits only while more jobs are due. `by`: the name of an argument, or of a column of an argument's mapped class; all jobs of a
+    batch have an equal value.
 
-    Raises OptionError for anything else.
+    Raises OptionError for any other value.
     """
 
     size: int
@@ -60,7 +60,7 @@ class Batching:
 
 
 def checked_batching(batch: object, others: Mapping[str, object]) -> Batching | None:
-    """`batch`, if it is a Batching, or None, and fits the task's other options. Raises TaskError. `others`: whether each option of `_WHY` is given."""
+    """`batch`, a Batching or None that fits the task's other options. `others`: whether each option of `_WHY` is given. Raises TaskError."""
     if batch is None:
         return None
     if not isinstance(batch, Batching):
@@ -78,14 +78,14 @@ _WHY: Mapping[str, str] = {
     "rescue=False": "after a failure the jobs of a batch run again, in halves, so a batch is not for jobs that must not run twice",
 }
 
-# ---- What is equal for all jobs of a batch.
+# ---- The value that all jobs of a batch have in common.
 
-#: The value of `by`, as text; None: it is not known, or there is none.
+#: The value of `by` as text; None: the value is unknown, or there is no `by`.
 Group: TypeAlias = str | None
 
 
 class Grouping:
-    """What `by` names: an argument, or an attribute of the objects that one argument holds. Raises TaskError if it names neither."""
+    """The argument or the mapped attribute that `by` names. Raises TaskError for another name."""
 
     def __init__(self, by: str, plan: Plan, task: str) -> None:
         self.by, self.argument = by, by
@@ -106,9 +106,7 @@ class Grouping:
             )
 
     def stored(self, args: str) -> Group:
-        """The value in the stored arguments of a job. None for an attribute, which is known once the object is loaded, and for arguments that
-        have no such value.
-        """
+        """The value in a job's stored arguments. None for an attribute, which is known once the object is loaded, and if the argument is missing."""
         if self.of_object:
             return None
         try:

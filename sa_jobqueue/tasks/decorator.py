@@ -69,8 +69,8 @@ class _Decorator(Protocol):
 
 
 class _BatchDecorator(Protocol):
-    """What `task(batch=...)` returns. A job is enqueued with one item of each list: no type can say so for any number of parameters, so
-    there is an overload for each number up to four.
+    """The result of `task(batch=...)`. A job is enqueued with one item of each list. Python's types cannot express this for any number of
+    parameters, so there is an overload for each number up to four.
     """
 
     @overload
@@ -203,7 +203,7 @@ def task(
     `steps`: what happens if the arguments of a step differ from its record: "warn" logs a warning and uses the record, "fail" fails the attempt,
     and "hold" holds the job until it is retried.
 
-    `batch`: the handler takes many jobs in one call: a `BatchContext` and then, in each parameter, a list with an item for each job; see
+    `batch`: the handler takes many jobs in one call: a `BatchContext`, and then parameters that are lists with one item per job; see
     `Batching`. Not with `executor`, `keep_logs`, `dry_run` and `rescue=False`.
 
     `executor`: "process" runs a `def` handler in a child process, which is killed when it exceeds its timeout; None: on a
@@ -212,18 +212,18 @@ def task(
     `limits`: how many of its jobs may run at once and how fast they may start, over all workers and in any queue;
     see `Limits`. Those of a queue are declared by `Registry.queue`.
 
-    `breaker`: pauses the task, or a key of it, while its jobs fail too often; see `Breaker`.
+    `breaker`: stops starting jobs of the task, or of a key, after too many failures; see `Breaker`.
 
     `dry_run`: True allows operators to try a job on the dashboard: the handler runs, and its writes through `ctx.session` are shown and
-    undone. What else it does stays done, so give it only to handlers that do nothing else, or nothing harmful. Not with
+    undone. Other effects are not undone, so set it only for handlers without other effects, or with harmless ones. Not with
     `executor`.
 
-    `version`: of the arguments that the handler takes, 1 to 32,767. Its jobs carry it. Raise it when the arguments change, and read the rows of
-    older versions by `Task.upcast`. A worker gives jobs of a newer version back to the queue.
+    `version`: the version of the handler's arguments, 1 to 32,767. Its jobs store it. Raise it when the arguments change, and read rows of
+    older versions with `Task.upcast`. A worker gives jobs of a newer version back to the queue.
 
-    `on_failure`, `on_success`: a task whose job is enqueued by the write that ends a job of this task as failed, or as completed; never for
-    a cancelled job. Its parameters are filled by their names: `job_id: int`, `task: str`, `args: dict`; for a failure `error: str`, for a
-    completion `result`. It is enqueued with its own options. The follow-up has none of its own.
+    `on_failure`, `on_success`: the task of the follow-up. The statement that ends a job of this task as failed, or as completed, enqueues the
+    follow-up; a cancelled job has no follow-up. Its parameters are filled by name: `job_id: int`, `task: str`, `args: dict`; after a failure
+    `error: str`, after a completion `result`. It has the options of its task, and no follow-ups.
 
     Raises TaskError for a declaration that cannot work. Annotations are resolved later, at the first job or when a worker
     starts. Warns with TaskWarning about a function that has neither a `name` nor a `registry` and is declared inside another

@@ -1,7 +1,7 @@
-"""Follow-ups: a job that the end of another job enqueues. What is needed for it is JSON in the `extras` of that job.
+"""Follow-ups: jobs that the end of another job enqueues. The `extras` of the other job describe its follow-ups as JSON.
 
-A worker that does not know either task can write the end, so the options and the names of the wanted parameters are stored. The function
-`follow_up` of the schema makes the job.
+A worker that knows neither task can write the end, so `extras` has the options and the names of the parameters. The database function
+`follow_up` inserts the job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from ..arguments.storable import load, shown
 from ..errors import JobQueueError
 
-#: What a follow-up's parameters can be, by the option that declares it.
+#: The names of a follow-up's parameters, by the option that declares the follow-up.
 FILLED: Mapping[str, tuple[str, ...]] = {
     "on_failure": ("job_id", "task", "args", "error"),
     "on_success": ("job_id", "task", "args", "result"),
@@ -24,9 +24,9 @@ FILLED: Mapping[str, tuple[str, ...]] = {
 def with_follow_ups(
     extras: str | None, given: Mapping[str, object], error: type[JobQueueError], *, record: bool | None = None
 ) -> str | None:
-    """The `extras` of a job with these follow-ups, tasks by option; None leaves one as it is, False takes it off.
+    """The `extras` of a job with these follow-ups, tasks by option; None keeps a follow-up, False removes it.
 
-    `record`: whether the job's result is stored; None: that is not known. Raises `error` for what cannot be a follow-up.
+    `record`: whether the job's result is stored; None: unknown. Raises `error` for an invalid follow-up.
     """
     stored = {
         option: None if task is False else _stored(option, task, error, record=record)
@@ -37,7 +37,7 @@ def with_follow_ups(
 
 
 def with_extras(extras: str | None, given: Mapping[str, Any]) -> str | None:
-    """The `extras` of a job with these values by name, as JSON text; None takes a value off."""
+    """The `extras` of a job with these values by name, as JSON text; None removes a value."""
     found = {name: value for name, value in {**load(extras or "{}"), **given}.items() if value is not None}
     return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if found else None
 

@@ -301,16 +301,16 @@ class Enqueueable:
         `expires_in`: seconds or a timedelta from the enqueueing, or `expires_at`, a datetime with a time zone: if no attempt has
         been made by then, the job is cancelled; a snooze gives its attempt back. `deadline`: the same, as a duration or a datetime,
         for all attempts together: no attempt begins after it, and a running attempt is stopped at it. False: no such limit.
-        `key`: by which the job is ordered, limited and served in turn, 1 to 200 characters; False: none. `units`: how much of a
-        rate it takes, 1 to 32,767; or of named units, as in {"tokens": 1800}, 1 to 999,999,999 each, which replace earlier ones; {}: of none.
+        `key`: by which the job is ordered, limited and served in turn, 1 to 200 characters; False: none. `units`: the units that
+        the job takes from a rate, 1 to 32,767; or named units, such as {"tokens": 1800}, 1 to 999,999,999 each, which replace earlier named units; {}: none.
         `debounce`: the job is due after this time, in seconds or as a timedelta; if the task is called again while it waits, with
         the same `key`, if any, it takes the new arguments and waits for that time again, but not longer than `max_wait` after
         it was enqueued. The later call's own job is cancelled, as a duplicate. False: no such wait.
         `subject`: what the job is about, an object of a mapped class or a `Subject`, see `jobs_relationship`; without it, the first
         argument that is an object. False: nothing.
         `columns`: values of your own columns of your job table, by attribute: see `JobMixin`. They replace earlier ones.
-        `after`: a job that must complete first: it is new and in the session to which the job is added, or added before the flush. Both become
-        members of a workflow. `on_failure`, `on_success`: the follow-up of its jobs, see `task`; False: none.
+        `after`: a new job of the session, which must complete first. Both jobs become
+        members of a workflow. `on_failure`, `on_success`: the follow-up of the job, see `task`; False: none.
 
         Raises OptionError for any other value, and for any other option.
         """
@@ -440,7 +440,7 @@ def checked_int(value: object, what: str, low: int, high: int, error: type[JobQu
 
 
 def extras_of(version: object, error: type[JobQueueError]) -> str | None:
-    """The `extras` of a job whose arguments have this version, JSON text; None for version 1. Raises `error` for what is no version."""
+    """The `extras` of a job with this version, JSON text; None for version 1. Raises `error` for an invalid version."""
     checked = checked_int(version, "version", 1, MAX_VERSION, error)
     return None if checked == 1 else f'{{"version":{checked}}}'
 

@@ -98,7 +98,7 @@ class Registry:
         self._schedules: dict[str, _Declared] = {}
         self._queues: dict[str, Limits] = {}
         self.overrides: Mapping[Callable[..., Any], Callable[..., Any]] = {}
-        """The providers that others stand in for, and these: see `override`."""
+        """The overridden providers, with their replacements: see `override`."""
         self.start_hooks: tuple[Callable[[], Any], ...] = ()
         self.stop_hooks: tuple[Callable[[], Any], ...] = ()
         self.get: Callable[[str], AnyTask | None] = self._tasks.get
@@ -144,8 +144,8 @@ class Registry:
         self._tasks.update(dict.fromkeys(names, added))
 
     def resolve(self) -> None:
-        """Resolve the annotations of all tasks, and check the arguments of all schedules and that there are keys for secrets. Raises TaskError or
-        PayloadError for the first that cannot be used.
+        """Resolve the annotations of all tasks, check the arguments of all schedules, and check that there are keys for secrets. Raises TaskError or
+        PayloadError for the first problem.
         """
         for task in self:
             task.resolve()
@@ -214,20 +214,20 @@ class Registry:
         return {owner: limits for owner, limits in (queues | tasks).items() if limits != _NONE}
 
     def on_worker_start(self, hook: H) -> H:
-        """Call a function when a worker starts, before its first job; a decorator. Child processes of `executor="process"` call it, too.
+        """A decorator: call the function when a worker starts, before its first job. Child processes of `executor="process"` call it, too.
 
-        `hook`: a `def`, which is called on a thread, or an `async def`, which the event loop of the handlers runs; without parameters.
-        Hooks are called in the order of their declaration. If one raises, the worker does not begin, and `run()` raises HookError.
+        `hook`: a function without parameters; a `def` is called on a thread, an `async def` on the event loop of the handlers.
+        Hooks are called in the order of their declaration. If a hook raises, the worker does not start, and `run()` raises HookError.
 
-        Raises TaskError for what cannot be called so.
+        Raises TaskError if `hook` has parameters or is not a function.
         """
         self.start_hooks += (_checked_hook(hook, "on_worker_start"),)
         return hook
 
     def on_worker_stop(self, hook: H) -> H:
-        """Call a function when a worker stops: when its handlers have ended, and the values of the scope "worker" are closed. A decorator.
+        """A decorator: call the function when a worker stops, after its handlers have ended and the values of the scope "worker" are closed.
 
-        Hooks are called in the reverse order. What one raises is logged. They are not called where the process is killed, or where
+        Hooks are called in reverse order. An exception of a hook is logged. Hooks are not called if the process is killed, or if
         a start hook has failed. `hook`: as for `on_worker_start`.
         """
         self.stop_hooks += (_checked_hook(hook, "on_worker_stop"),)
@@ -235,10 +235,10 @@ class Registry:
 
     @contextmanager
     def override(self, provider: Callable[..., Any], by: Callable[..., Any], /) -> Generator[None]:
-        """In this block, handlers of these tasks get the values of the provider `by` in place of those of `provider`. For tests.
+        """Replace `provider` by the provider `by` in this block, for the handlers of these tasks. For tests.
 
-        It holds for this process, and in a running worker not for a value of the scope "worker" that is made already. Raises TaskError for
-        a `by` that is no function.
+        The override affects only this process, and no value of the scope "worker" that a running worker has already made. Raises TaskError if
+        `by` is not a function.
         """
         if not callable(by):
             raise TaskError(
@@ -251,9 +251,9 @@ class Registry:
             self.overrides = before
 
     def include(self, other: Registry) -> None:
-        """Take over the tasks, schedules, limits of queues and hooks that another registry declares. Its other settings stay with its tasks.
+        """Add the tasks, schedules, limits of queues and hooks of another registry to this registry. The other settings stay with its tasks.
 
-        Raises TaskError or OptionError where both registries have the same name for something else.
+        Raises TaskError or OptionError if both registries use one name for different things.
         """
         for task in other:
             self.add(task)
@@ -292,7 +292,7 @@ def _checked_hook(hook: H, what: str) -> H:
 
 
 def _without_secrets(*args: Any, **options: Any) -> Schedule:
-    """A schedule that code declares. Raises OptionError for a secret argument: each process would encrypt it anew, and so change the schedule."""
+    """A schedule that code declares. Raises OptionError for a secret argument, because each process would encrypt it differently, and so change the schedule."""
     made = Schedule(*args, **options)
     if hidden := [name for name, value in made.args.items() if is_marked(value, SECRET)]:
         raise OptionError(
@@ -313,7 +313,7 @@ class TaskName(Enqueueable):
     '{"order_id":7}'
 
     The queue is "default" unless the options name another, because the options of the handler's task are not known here.
-    `version`: of the arguments, as the handler's `@task(version=...)` had it when this producer was written. Raises OptionError.
+    `version`: the version of the arguments that this producer sends, see `@task(version=...)`. Raises OptionError for an invalid version.
     """
 
     def __init__(self, name: str, *, version: int = 1) -> None:

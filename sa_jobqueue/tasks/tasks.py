@@ -127,14 +127,14 @@ class Task(Enqueueable, Generic[F, P, R]):
         self.dry_run = dry_run
         """Whether its jobs may be tried: see `task`."""
         self.batch = batch
-        """How its jobs are put together into batches; None: the handler takes one job."""
+        """The rules by which its jobs form batches; None: the handler takes one job."""
         self.registry = registry
         self.is_async = inspect.iscoroutinefunction(handler)
         self._options = options
         self.version = version
         """The version of the arguments that the handler takes, from 1 on."""
         self.sealing = Sealing((name, *aliases), lambda: registry.secrets)
-        """What its secret arguments are encrypted with."""
+        """Encrypts and decrypts its secret arguments."""
         self.upcasts = Upcasts(name, version, self.sealing)
         """The functions that read arguments of older versions."""
         check_early(handler, f"task {name!r}")
@@ -166,8 +166,8 @@ class Task(Enqueueable, Generic[F, P, R]):
     def upcast(self, version: int) -> Callable[[U], U]:
         """A decorator for the function that reads the arguments of this older version: `@send.upcast(1)`.
 
-        The function takes the arguments as they are stored, a dict of plain JSON, and returns those of the next version, also as plain
-        JSON. Where it raises, the job fails as one whose arguments do not fit, and can be retried.
+        The function takes the stored arguments, a dict of plain JSON, and returns the arguments of the next version, also as plain
+        JSON. If it raises, the job fails, and can be retried.
 
         Raises TaskError for a version that is not older than the task's, or that has an upcaster already.
         """
@@ -217,7 +217,7 @@ class Task(Enqueueable, Generic[F, P, R]):
         return edited.execution_options(synchronize_session=False)
 
     def _edited_extras(self, model: type[JobMixin]) -> sa.ColumnElement[Any]:
-        """The `extras` of a job whose arguments get the version of this task."""
+        """The `extras` of a job with the version of this task."""
         empty: sa.ColumnElement[Any] = sa.literal_column("'{}'::jsonb", JSONB)
         if self.version == 1:
             return sa.func.nullif(
@@ -281,7 +281,7 @@ class Task(Enqueueable, Generic[F, P, R]):
 
     @functools.cached_property
     def is_filled(self) -> bool:
-        """Whether the worker fills parameters of the handler: it `takes_objects`, or has values injected."""
+        """Whether the worker fills parameters of the handler with objects or injected values."""
         return self.takes_objects or self._injected is not None
 
     @functools.cached_property
@@ -290,7 +290,7 @@ class Task(Enqueueable, Generic[F, P, R]):
 
     @property
     def injected(self) -> Injected | None:
-        """The values that the handler has injected, by the providers that stand in for others now; None: none."""
+        """The handler's injected values, with the current overrides; None: none."""
         injected = self._injected
         if injected is None or not self.registry.overrides:
             return injected
@@ -298,7 +298,7 @@ class Task(Enqueueable, Generic[F, P, R]):
 
     @functools.cached_property
     def grouping(self) -> Grouping | None:
-        """What is equal for all jobs of a batch; None: nothing need be. Raises TaskError if the handler has no such argument."""
+        """The value that all jobs of a batch have in common; None without `by`. Raises TaskError if the handler has no such argument."""
         if self.batch is None or self.batch.by is None:
             return None
         return Grouping(self.batch.by, self.parameters, self.name)

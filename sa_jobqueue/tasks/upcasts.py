@@ -1,4 +1,4 @@
-"""Versions of a task's arguments: functions of the application turn old stored arguments into those that the handler takes now.
+"""Versions of a task's arguments: upcasters, functions of the application, turn old stored arguments into the current arguments.
 
 >>> upcasts = Upcasts("shop.send", 2, Sealing(("shop.send",), lambda: None))
 >>> upcasts.add(1, lambda args: {"order_id": args["order"]})
@@ -20,20 +20,20 @@ from ..errors import PayloadError, TaskError
 from ..rules.lifecycle import Claimed, extra
 from .options import MAX_VERSION
 
-#: From the stored arguments of a version to those of the next version, both as plain JSON.
+#: Turns the stored arguments of a version into the arguments of the next version, both as plain JSON.
 Upcaster: TypeAlias = Callable[[dict[str, Any]], Mapping[str, Any]]
 
 
 def version_of(attributes: Mapping[str, Any] | None) -> Any:
-    """The version in the `extras` of a row, or as text in those of a claim; what cannot be a version as it is."""
+    """The version in the `extras` of a row or of a claim, where it is a text. An invalid version is returned unchanged."""
     found = (attributes or {}).get("version", 1)
     return int(found) if isinstance(found, str) and found.isdecimal() else found
 
 
 class Upcasts:
-    """The upcasters of a task, by the version that they read. `version`: that of the arguments which the handler takes.
+    """The upcasters of a task, by the version that they read. `version`: the current version.
 
-    An upcaster gets secret arguments in clear, so that it may give them another name.
+    An upcaster gets secret arguments in clear, so that it can rename them.
     """
 
     __slots__ = ("_by_version", "_sealing", "_task", "version")
@@ -43,7 +43,7 @@ class Upcasts:
         self._by_version: dict[int, Upcaster] = {}
 
     def add(self, version: object, function: Upcaster) -> None:
-        """Add the upcaster of a version. Raises TaskError for a function or a version that cannot be used."""
+        """Add the upcaster of a version. Raises TaskError for an invalid function or version."""
         of = f"task {self._task!r}: upcast({shown(version)})"
         if type(version) is not int or version < 1:
             raise TaskError(f"{of}: the version must be an integer from 1 on")
@@ -70,7 +70,7 @@ class Upcasts:
     def current(self, text: str, version: object) -> str:
         """Stored arguments of this version, JSON text, as arguments of the current version.
 
-        Raises PayloadError for a version that cannot be read and where an upcaster fails, TaskError where an upcaster is missing.
+        Raises PayloadError for an unknown version or if an upcaster fails, TaskError if an upcaster is missing.
         """
         if version == self.version and type(version) is int:
             return text
@@ -99,7 +99,7 @@ class Upcasts:
             if isinstance(made, Mapping):
                 return encode_plain(made, what=what)
         except Exception as error:
-            if has_secrets:  # the message may have a secret
+            if has_secrets:  # the message may contain a secret
                 raise PayloadError(f"{what} failed with {type(error).__name__}") from None
             if isinstance(error, PayloadError):
                 raise
@@ -119,5 +119,5 @@ def is_newer(job: Claimed, known: int) -> bool:
 
 
 def newer(version: object, known: int) -> bool:
-    """Whether a version of a row, as text or a number, is newer than the `known` version. What cannot be a version is not."""
+    """Whether a row's version, a text or a number, is newer than the `known` version. An invalid version is not newer."""
     return version is not None and str(version).isdecimal() and int(str(version)) > known

@@ -73,7 +73,7 @@ class _FakeContext(HandlerContext[S]):
 
     @property
     def units(self) -> dict[str, int]:
-        """What the handler has given to `ctx.used`, by the names of the units."""
+        """The numbers that the handler has reported with `ctx.used`, by unit."""
         return self._heard.used
 
     @property
@@ -108,11 +108,11 @@ def _none() -> NoReturn:
 def check_upcasts(task: AnyTask, samples: Mapping[int, Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Run the upcasters of `task` over arguments of older versions, and check that the handler takes the results.
 
-    `samples`: stored arguments as plain JSON, by version; each older version has at least one sample. Take them from rows: `Job.args`. The
-    first parameters of a job that takes results of other jobs are no arguments, so such a row is no sample.
+    `samples`: stored arguments as plain JSON, by version, at least one for each older version. Take them from rows: `Job.args`. Do not take
+    rows of jobs that take results of other jobs.
 
-    Returns the arguments by name that the handler would get, one dict for each sample, in the order of `samples`. Mapped objects are references.
-    Raises AssertionError where a sample cannot be read or a version has no sample, TaskError where an upcaster is missing.
+    Returns the arguments of the handler by name, one dict per sample, in the order of `samples`. Mapped objects are references.
+    Raises AssertionError if a sample cannot be read or a version has no sample, TaskError if an upcaster is missing.
     """
     __tracebackhide__ = True  # so that pytest shows the line of the test
     task.resolve()

@@ -122,7 +122,7 @@ class Inline(JoinedRuns[Ran]):
         super().__init__(session, self._notes, registry=registry, job=job)
         self._queues, self._worker = queues, str(uuid4())
         self._claimed: list[Run] = []
-        """A job that was claimed for a batch, and is of another task."""
+        """A job that was claimed for a batch, but has another task."""
 
     # ---- claiming
 

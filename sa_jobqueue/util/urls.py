@@ -119,7 +119,7 @@ def mask_passwords(text: str) -> str:
     return _IN_PAIR.sub(r"\1***", text)
 
 
-#: The only name in the JSON object that stands for an argument with `Secret()`, or with `Sensitive()`; and what displays show for both.
+#: The single key of the stored form of a `Secret()` argument, and of a `Sensitive()` argument; and the text that displays show for both.
 SECRET, SENSITIVE, HIDDEN = "$secret", "$sensitive", "(hidden)"
 _DEEPEST = 200
 

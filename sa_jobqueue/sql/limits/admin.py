@@ -76,7 +76,7 @@ def set_limit(
     """Change limits: those that are given, as in `Limits`; the others stay. None takes a limit away. Returns the name.
 
     The row is made where it is not there, and from now on it is the operator's: what code declares is not written over it, until
-    `remove_limit`. `per_key` changes all of a key's limits. `rate` changes the rate without a unit, `rates` replaces all rates.
+    `remove_limit`. `per_key` changes all of a key's limits. `rate` changes the rate without a unit; `rates` replaces all rates.
 
     With `key`: `running`, `rate` and `rates` hold for that key in place of `per_key`, and None means that `per_key` holds. `weight`, 1 to
     1,000: how many jobs the key gets in its turn, 1 by default.
@@ -207,7 +207,7 @@ def open_breaker(
     who: str | None = None,
     job: type[JobMixin] = Job,
 ) -> sa.Executable:
-    """Open the breaker of a task, or of one key of it, for `rest`, as its failures would: no job starts, then one job probes. Returns true.
+    """Open the breaker of a task, or of one of its keys, for `rest`: no job starts, then one job probes. Returns true.
 
     `rest`: seconds or a timedelta, from 1 second to a day. `who`: the name in the audit; None: the role of the database; "": the
     caller writes the audit by `record_action`. Raises OptionError for
@@ -219,7 +219,7 @@ def open_breaker(
 def close_breaker(
     name: str | Enqueueable, /, *, key: str | None = None, who: str | None = None, job: type[JobMixin] = Job
 ) -> sa.Executable:
-    """Close the breaker of a task, or of one key of it: jobs start again. Returns whether it was open. `who`: as in `open_breaker`."""
+    """Close the breaker of a task, or of one of its keys: jobs start again. Returns whether the breaker was open. `who`: as in `open_breaker`."""
     return _set_breaker(name, key, None, who, job)
 
 

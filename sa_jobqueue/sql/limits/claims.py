@@ -56,7 +56,7 @@ class QueueAnswer:
     keyed: bool = False
     """Whether jobs with keys had their turns, too."""
     started: Sequence[tuple[int, str, int]] | None = None
-    """The id, the key and the key's weight of each job that the claim has picked, where keys share the time of the queue. None: they share starts."""
+    """The id, the key and the key's weight of each claimed job, if the keys of the queue share its time; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class LimitedRequest:
     freed: bool = False
     """Whether limited jobs of this worker have ended since its last claim."""
     charges: str | None = None
-    """What `TimeShares` charges the keys of queues that share their time, as JSON."""
+    """The charges of keys from `TimeShares`, as JSON."""
     inline: bool = True
 
 
@@ -208,7 +208,7 @@ class KnownLimits(NamedTuple):
     capped: frozenset[str] = frozenset()
     """Queues that limit how many of their jobs run or start, of whatever key."""
     broken: frozenset[str] = frozenset()
-    """Tasks with a breaker that is open or probes."""
+    """Tasks with a breaker that is not closed."""
 
 
 class ForgottenStates(NamedTuple):

@@ -87,7 +87,7 @@ def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Exe
 
     Returns one row: `version`, of all limits together, NULL if there are none; `queues`, the given queues that have limits, or are
     paused, or have jobs with keys that wait; `capped`, the given queues that limit how many of their jobs run or start; `tasks`, all that
-    have limits, or keys that have; `broken`, those with a breaker that is open or probes. Each is NULL if there are none.
+    have limits, or keys that have; `broken`, the tasks with a breaker that is not closed. Each is NULL if there are none.
     """
     tables = companions_of(job)
     table, limits, keys = table_of(job), table_of(tables.limit), table_of(tables.key)
@@ -182,7 +182,7 @@ def limit_queues(names: Sequence[str], *, job: type[JobMixin] = Job) -> sa.Execu
 
 
 def tell_breakers(ids: Sequence[int], told: Sequence[Told], *, job: type[JobMixin] = Job) -> sa.Executable:
-    """Tell the breakers of their tasks how these jobs have ended, in the transaction that has written it."""
+    """Report the ends of these jobs to the breakers of their tasks, in the transaction that wrote the ends."""
     failed, by_key, failures, per, rest = map(list, zip(*told, strict=True)) if told else ([],) * 5
     given = (
         array("told_ids", ids, sa.BigInteger()),
@@ -196,8 +196,8 @@ def tell_breakers(ids: Sequence[int], told: Sequence[Told], *, job: type[JobMixi
 
 
 def forget_states(*, after: StateKey, limit: int, job: type[JobMixin] = Job) -> sa.Executable:
-    """Of `limit` rows from `after` (exclusive) on, delete those that no longer affect any claim, except rows that are locked just now. Close the
-    breakers for which no job has come to probe for a day.
+    """Of `limit` rows from `after` (exclusive) on, delete those that no longer affect any claim, except locked rows. Close the
+    breakers that no job has probed for a day.
 
     If a deleted row has kept a queue waiting, the queue's row that limits nothing is deleted, too. Lowest ids are cleared, so that the next
     claim counts from the start: an operator may have set an older job to running by plain SQL.

@@ -114,10 +114,10 @@ def _crew(me: sa.FromClause, workers: sa.Table) -> LateralFromClause:
     """The workers that are alive, and what they could do for the job."""
     row = workers.c
     serves = served_by(row.queues, me.c.queue)
-    # A worker of an older release says nothing of its tasks, and may know any. A task that says no version has version 1.
+    # The row of a worker of an older release lists no tasks, so the worker may know any. A task without a version has version 1.
     knows = sa.or_(
         row.tasks == sa.literal_column("'{}'::jsonb"),
-        # Silent: a row that was written by hand is not known to be an object.
+        # Silent, because the JSON of a row may be of any type.
         sa.func.jsonb_path_exists(
             row.tasks, sa.literal_column(_KNOWS), _task_and_version(me), sa.literal_column("true")
         ),

@@ -1,4 +1,4 @@
-"""What the jobs need that have not ended: tasks, versions of their arguments, recorded steps. Each statement reads all of these jobs."""
+"""The tasks, versions of arguments and recorded steps of all jobs that have not ended. Each statement reads all of these jobs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _UNFINISHED = tuple(status for status in JobStatus if status not in FINISHED)
 
 
 def unfinished_tasks(*, job: type[JobMixin] = Job) -> sa.Executable:
-    """A row per task, `version` of its arguments (as text, NULL for 1) and `reading` of all jobs that have not ended: how many `jobs` there are."""
+    """A row per task, `version` of the arguments (text, NULL for 1) and `reading`, with the number of `jobs` that have not ended."""
     table = table_of(job)
     version, reading = version_of(table).label("version"), reading_of(job).label("reading")
     return (
@@ -29,7 +29,7 @@ def unfinished_tasks(*, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def coming_follow_ups(*, job: type[JobMixin] = Job) -> sa.Executable:
-    """A row per task and `version` of the follow-ups that jobs which have not ended may have: how many `jobs` there are."""
+    """A row per task and `version` of follow-ups, with the number of `jobs` that have not ended and name such a follow-up."""
     table = table_of(job)
     given = [
         sa.select(
@@ -45,8 +45,8 @@ def coming_follow_ups(*, job: type[JobMixin] = Job) -> sa.Executable:
 
 
 def recorded_steps(*, job: type[JobMixin] = Job) -> sa.Executable:
-    """A row per task and `name`, without its number, of the recorded steps of jobs that have not ended, and how many `jobs` have it. Sleeps
-    and joins have no name of their own.
+    """A row per task and `name` of a recorded step, without its occurrence, with the number of `jobs` that have not ended. Sleeps
+    and joins are left out, because code does not name them.
     """
     table, step = table_of(job), table_of(companions_of(job).step)
     name = sa.func.regexp_replace(step.c.name, sa.literal_column(r"'#\d+$'"), sa.literal_column("''"), type_=sa.Text())
