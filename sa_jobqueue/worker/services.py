@@ -245,7 +245,7 @@ class Services:
         return [run for run in self.runs.all() if run.ended is None]
 
     def reporting(self) -> bool:
-        """Whether the outcome of a run is still to be counted: the slot of its handler is taken until then."""
+        """Whether the outcome of a run is not counted yet. Until then, its slot is taken."""
         return any(slots.running > slots.stuck for slots in list(self.all_slots.values()))
 
     def give_back(self, runs: Iterable[Run]) -> None:
@@ -317,7 +317,7 @@ class Services:
         self.claimer.wake()
 
     def _change_slots(self, wanted: Any) -> str | None:
-        """Let the claimer change the slots as an operator wants. Returns why they cannot be changed, else None. On the maintenance thread."""
+        """Let the claimer change the slots as an operator wants. Returns the reason if this is impossible, else None. On the maintenance thread."""
         try:
             limits = self.all_slots.changed(wanted)
             self._spec.engines.grow(sum(limits.values()), now=sum(self.all_slots.limits.values()))

@@ -33,7 +33,7 @@ _DECLARE_AGAIN = 0.5
 #: Seconds between two checks whether to end; the second where `max_jobs` is set.
 _CHECK, _CHECK_JOBS = 1.0, 0.1
 
-#: Seconds that closing the shared values of handlers and the stop hooks may take together, as long as an idle child process may take.
+#: The most seconds for closing shared values and calling stop hooks; as for an idle child process.
 _LAST_HOOKS = 10.0
 
 #: Outcomes that the last log line words differently than the tally.

@@ -211,7 +211,7 @@ class _Notes:
         self._send(message_of_progress(job, fraction, message))
 
     def use(self, job: ClaimedJob, used: Mapping[str, int]) -> None:
-        """Send what a job has used."""
+        """Send the named units that a job has used."""
         self._send(message_of_use(job, used))
 
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:

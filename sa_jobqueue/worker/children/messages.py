@@ -117,7 +117,7 @@ def message_of_progress(job: ClaimedJob, fraction: float, message: str | None) -
 
 
 def message_of_use(job: ClaimedJob, used: Mapping[str, int]) -> Message:
-    """What a job has used of named units."""
+    """The named units that a job has used."""
     return {"used": dict(used), "claim": _claim_of(job)}
 
 

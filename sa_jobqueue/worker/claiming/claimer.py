@@ -439,7 +439,7 @@ class Claimer:
         return self._poison.claim_skipped(connection)
 
     def _follow(self, change: Callable[[], None]) -> None:
-        """Change the slots, while no job is on its way to them, and poll their queues."""
+        """Change the slots between two claims, and poll their queues."""
         change()
         self._change = None
         self._demand.follow_slots()
@@ -631,7 +631,7 @@ class Claimer:
             self._mode = Mode.BISECTING
 
     def _start_gathered(self, exchange: Exchange, jobs: list[ClaimedJob]) -> None:
-        """Start the batches that wait for more jobs, in queues where nothing else is due."""
+        """Start the batches that wait for more jobs in queues without other due jobs."""
         for name, asked in exchange.wanted.items():
             slots = self._all_slots[name]
             if slots.gathers:

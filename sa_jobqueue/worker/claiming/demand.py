@@ -182,7 +182,7 @@ class Demand:
         self.stopped = True
 
     def follow_slots(self) -> None:
-        """Claim for the queues that have slots, and for no others, after they were changed."""
+        """After a change of the slots: claim only for the queues that have slots."""
         for name, slots in self._all_slots.items():
             if slots.limit:
                 self.timers.setdefault(name, PollTimer())
@@ -237,7 +237,7 @@ class Demand:
             return 0  # handlers are slower than claims: these jobs are for them, at once
         if not held and slots.ahead >= most and not self.is_capped(slots.name):
             most *= 2  # handlers end before the next claim, so half of these wait for one claim
-        per_slot = slots.per_slot  # 1 but for batch tasks
+        per_slot = slots.per_slot  # 1 except for batch tasks
         return min(max(int((most + 1) // 2 * per_slot), _SMALL), int((most - held) * per_slot) - coming)
 
     def _begin(self, timer: PollTimer) -> None:

@@ -62,7 +62,7 @@ class UnknownTasks:
         self._first = first
         self._longest = max(first, _LONGEST)
         self._seen: dict[tuple[str, int | None], tuple[float, float]] = {}
-        """By task, and version where only the version is unknown: since when its jobs have come, and when the task is forgotten if no more come."""
+        """By task, and by version if only the version is unknown: the times of the first job, and of the end of the entry if no more jobs come."""
 
     def names(self) -> list[str]:
         """The tasks whose jobs came lately. For any thread: under limits they are not claimed meanwhile, so that they consume no rate."""
@@ -71,7 +71,7 @@ class UnknownTasks:
         return [task for (task, version), (_, end) in seen if version is None and now < end and task != _REST]
 
     def seconds(self, job: ClaimedJob, version: int | None = None) -> float:
-        """Seconds for which this job goes back. `version`: that of its arguments, where only that is unknown here."""
+        """Seconds for which this job goes back. `version`: the version of its arguments, if only the version is unknown here."""
         now = monotonic()
         task = job.task, version
         if task not in self._seen and len(self._seen) >= _MOST:
@@ -270,8 +270,8 @@ class Intake:
         self.observer.claim(1)
 
     def _end(self, job: ClaimedJob, outcome: Outcome) -> None:
-        """End a job without a run. If its task is unknown, or its version newer, it goes back with a delay and no attempt spent: another
-        release may know it.
+        """End a job without a run. If its task is unknown, or its version is newer, it goes back with a delay and spends no attempt, because
+        another release may know it.
         """
         task, version = self.registry.get(job.task), None
         if task is not None and is_newer(job, task.version):
@@ -283,5 +283,5 @@ class Intake:
 
 
 def probing(job: ClaimedJob) -> ClaimedJob:
-    """The job with the note that its end tells the breaker of its task."""
+    """The job, marked so that its end is reported to the breaker of its task."""
     return job._replace(extra=json.dumps({**extra(job), "probes": True}))

@@ -114,7 +114,7 @@ class LimitedQueues:
 
     @property
     def broken(self) -> frozenset[str]:
-        """The tasks with a breaker that is open or probes, by the limits that were read last."""
+        """The tasks with a breaker that was not closed when the limits were read last."""
         return self._known.broken
 
     def begin_again(self) -> None:
@@ -163,7 +163,7 @@ class LimitedQueues:
                 self._use_freed(queue)
 
     def end_charges(self, runs: Callable[[int], bool]) -> None:
-        """End the charges of jobs that no longer run. `runs`: whether the job with this id does."""
+        """Stop charging keys for jobs that no longer run. `runs`: whether the job with this id still runs."""
         for shares in self._shares.values():
             shares.end(runs, monotonic())
 

@@ -1,7 +1,7 @@
-"""What the keys of a queue are charged where they share its time: the seconds that their jobs have had slots of this worker.
+"""The charges of keys that share the time of a queue: the seconds that their jobs have used slots of this worker.
 
-A claim starts jobs of the key that is charged least. So no row says what a key has used: as with the turns of keys, each worker shares its
-own slots equally, and all together do.
+A claim starts jobs of the key with the lowest charge. Charges are not in rows: each worker divides its own slots, so all workers together
+divide their slots equally, too.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from dataclasses import dataclass, field
 
 #: A mean follows the last jobs: each new job counts for an eighth.
 _SHARE_OF_MEAN = 1 / 8
-#: The most keys that are remembered, and the most of which a claim is told: those that are charged most.
+#: The most keys with charges, and the most charges that a claim gets: the highest charges.
 _MOST_KEYS, _MOST_TOLD = 2_000, 1_000
 
 
 @dataclass(slots=True)
 class _Key:
     used: float
-    """The seconds that its ended jobs have taken, divided by its weight."""
+    """The seconds that the key's ended jobs have taken, divided by its weight."""
     weight: int = 1
     mean: float | None = None
-    """The seconds that a job of it takes; None: none has ended."""
+    """The mean seconds of the key's jobs; None before the first job has ended."""
     running: dict[int, float] = field(default_factory=dict)
-    """By id, when its jobs started."""
+    """The start times of its running jobs, by id."""
 
     def so_far(self, now: float) -> float:
         return self.used + sum(now - at for at in self.running.values()) / self.weight
 
     def expected(self, now: float, mean: float) -> float:
-        """What it will be charged once the running jobs have ended, if they take as long as others did."""
+        """The charge with the expected remaining time of the running jobs."""
         mean = self.mean if self.mean is not None else mean
         return self.used + sum(max(now - at, mean) for at in self.running.values()) / self.weight
 
@@ -38,7 +38,7 @@ class _Key:
 class TimeShares:
     """The charges of the keys of one queue, by the clock that gives each `now`. Only for the claimer's thread.
 
-    A key without jobs saves up nothing: it is charged at least `_level`, what the least charged of the keys with running jobs has used.
+    A key without jobs does not save up time: its charge is at least `_level`, the lowest charge of the keys with running jobs.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class TimeShares:
         self._level = 0.0
         self._mean = 0.0
         self._waiting: dict[int, str] = {}
-        """The keys of the jobs that were claimed and not handed over yet, by id."""
+        """The keys of the claimed jobs that do not have slots yet, by id."""
         self._handed: dict[int, str] = {}
 
     def start(self, jobs: Sequence[tuple[int, str, int]], now: float) -> None:
@@ -59,16 +59,16 @@ class TimeShares:
             key.running[job_id] = now
             self._waiting[job_id] = name
         if not jobs and not self._handed and not self._waiting:
-            self._keys.clear()  # nothing runs and nothing is due: all begin anew
+            self._keys.clear()  # no job runs and no job is due: delete all charges
         self._forget(now)
 
     def handed_over(self) -> None:
-        """The jobs that were claimed so far have slots, or ended without one."""
+        """Note that all jobs claimed so far have slots, or ended without a slot."""
         self._handed |= self._waiting
         self._waiting = {}
 
     def end(self, runs: Callable[[int], bool], now: float) -> None:
-        """End the charges of the jobs that do not run any more."""
+        """Stop charging keys for jobs that no longer run."""
         for job_id, name in [item for item in self._handed.items() if not runs(item[0])]:
             del self._handed[job_id]
             key = self._keys[name]

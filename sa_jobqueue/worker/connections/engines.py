@@ -125,7 +125,7 @@ class Engines:
             )  # fmt: skip
 
     def grow(self, slots: int, *, now: int) -> None:
-        """Make room for as many slots, where there are `now` so many: a connection for each. Connections that are open stay open.
+        """Make room in the pools for `slots` connections. `now`: the current number of slots. Open connections stay open.
 
         Raises ConfigurationError if the server, or a pool of the application's, allows too few connections.
         """

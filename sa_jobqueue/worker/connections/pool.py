@@ -56,7 +56,7 @@ def widen(pool: sa.Pool, size: int) -> None:
         kept.maxsize = size
         if (
             of_loop := vars(kept).get("_queue")
-        ) is not None:  # asyncio's, which the pool of an AsyncEngine has from its first use on
+        ) is not None:  # the queue of asyncio that the pool of an AsyncEngine uses after its first use
             vars(of_loop)["_maxsize"] = size
         own["_overflow"] -= more
 

@@ -44,8 +44,8 @@ class Presence(Chore):
     called with the seconds until a schedule is due, or None; `undeclared` with whether there are limits that no code declares any
     more; `archived` with the tasks whose jobs are archived. `drain` is called when an operator asks this worker to drain.
 
-    `slots()`: the slots by queue. `change` is called with the slots that an operator wants, and returns why it refuses them, else None;
-    `changing()`: whether that is still to be done. The row says the result.
+    `slots()`: the slots by queue. `change` is called with the slots that an operator wants, and returns the reason if it refuses them, else None.
+    `changing()`: whether the change is not done yet. The row gets the result.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Presence(Chore):
         """Whether `drain` was called. Its thread alone uses it."""
         self._slots, self._change, self._changing = slots, change, changing
         self._answered: Mapping[str, Any] | None = None
-        """What an operator wants, from `change` until the row says the result; and why it is refused. Its thread alone uses both."""
+        """The wanted slots, from `change` until the row has the result; and the reason of a refusal. Only its own thread uses both."""
         self._refused: str | None = None
 
     def do(self, connection: sa.Connection, turn: Turn) -> bool:
@@ -113,7 +113,7 @@ class Presence(Chore):
         return False
 
     def _follow(self, wanted: Mapping[str, Any]) -> None:
-        """Change the slots as an operator wants, or refuse to."""
+        """Change the slots as an operator wants, or refuse the change."""
         self._answered, slots = wanted, wanted.get("slots")
         self._refused = self._change(slots)
         said = slots if self._refused is None else f"{slots}, refused: {self._refused}"

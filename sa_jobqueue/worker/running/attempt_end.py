@@ -99,7 +99,7 @@ class AttemptEnd(Attempt):
         self._call(callback, ending if isinstance(ending, str) else outcome_of(ending), error)
 
     def end_unheard(self, ending: RunEnding, error: BaseException | None) -> bool:
-        """End the attempt, if it has no callback. False: it has, and `tell` is to call it."""
+        """End the attempt if it has no callback. Returns False if it has a callback; then call `tell`."""
         with _lock:
             if self._callbacks is None:
                 self._end = ending, _without_traceback(error)
@@ -128,7 +128,7 @@ class AttemptEnd(Attempt):
 
 
 def _without_traceback(error: BaseException | None) -> BaseException | None:
-    """The exception, if it has no traceback: that refers to the run, and so to its attempt, a cycle that only the garbage collector would free."""
+    """The exception if it has no traceback. A traceback refers to the run and so to the attempt, a cycle that only the garbage collector frees."""
     return None if error is None or error.__traceback__ is not None else error
 
 

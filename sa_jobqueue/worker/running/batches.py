@@ -1,6 +1,6 @@
-"""Runs a batch: one call of the handler for all its jobs, one session, one commit with their completions.
+"""Run a batch: one call of the handler for all jobs, one session, one commit with the completions.
 
-A batch that cannot be committed as a whole runs again: without a job whose claim was lost, and in halves after the handler has raised, until
+A batch that cannot commit as a whole runs again: without jobs whose claims were lost, or in halves after an exception, until
 the bad job is alone. Only a job that fails alone spends an attempt.
 """
 
@@ -39,7 +39,7 @@ logger = get_logger(__name__)
 
 
 class Mixed(Exception):
-    """The jobs of a batch differ in what `Batching.by` names, which is known now."""
+    """The jobs of a batch have different values of `Batching.by`, known after their objects were loaded."""
 
 
 class BatchCall(Call):
@@ -63,7 +63,7 @@ class BatchCall(Call):
             if run.job.extra is not None and taken_by(run.job) is not None:
                 raise PayloadError(f"task {run.task.name!r} runs in batches, and takes no results of other jobs")
             return run.task.decode(current_text(run.job, run.task))
-        except (Exception, SystemExit) as error:  # also of an upcaster, or of an annotation that cannot be resolved
+        except (Exception, SystemExit) as error:  # also from an upcaster, or for an annotation that cannot be resolved
             self._failures.append((run, error))
             return None
 
@@ -114,7 +114,7 @@ class BatchCall(Call):
                 raise Mixed
 
     def _lists(self) -> tuple[tuple[list[Any], ...], dict[str, Any]]:
-        """The arguments as the handler takes them: a list for each parameter, with an item for each job."""
+        """The arguments of the handler: a list per parameter, with one item per job."""
         given = list(self._arguments.values())
         for run in self.run.runs:
             run.undecoded = False
@@ -132,7 +132,7 @@ class BatchCall(Call):
         return self.ours
 
     def outcomes(self, value: Any) -> list[Outcome | Lost]:
-        """The outcome of each job, of what the handler returned and of the jobs that it singled out. Raises TypeError for what it may not return."""
+        """The outcome of each job, from the returned value and from `ctx.fail` and `ctx.retry`. Raises TypeError for an invalid returned value."""
         runs, task = self.run.runs, self.run.task
         if isinstance(value, list):
             if len(value) != len(runs):
@@ -180,7 +180,7 @@ class BatchCall(Call):
             self.run.attempt_end.tell(outcome, error)
 
     def is_left_early(self, value: Any) -> bool:
-        """Whether the handler saw that it should stop, and returned: nothing is completed, and its writes are not kept."""
+        """Whether the handler returned after it saw that it should stop. Then no job completes, and its writes roll back."""
         return self.run.noticed and self.run.stops and not isinstance(value, HandlerOutcome)
 
 
@@ -192,7 +192,7 @@ class BatchExecutor(Executor):
         self._runs, self._all_slots = runs, all_slots
 
     def _begin(self, batch: BatchRun, /) -> BatchCall | None:
-        """Start the clocks of the jobs that may start, and make their call; None: none of them may."""
+        """Start the jobs that may start, and make their call; None if no job may start."""
         for run in batch.runs:
             if (run.stop is not None or run.job.extra is not None) and (outcome := unstarted(run)) is not None:
                 self.give_up(run, outcome)
@@ -273,7 +273,7 @@ class BatchExecutor(Executor):
             return ToWrite(unruly(run, failure))
 
     def _in_doubt(self, run: Member, committing: Change) -> RunEnding:
-        """The ending of a job whose batch may be committed: nobody has answered."""
+        """The ending of a job whose batch may have committed: the server's answer was lost."""
         decided = LOST if run.stop is not None and of_stop(run) is LOST else self._decide(run, Released())
         return InDoubt(decided.change, committing) if isinstance(decided, ToWrite) else MaybeWritten(committing)
 
@@ -296,7 +296,7 @@ class BatchExecutor(Executor):
                 self._end(run, self._judge_one(run, error), error)
 
     def _without(self, call: BatchCall, lost: Sequence[Member]) -> None:
-        """Run the batch again without jobs whose claims were lost: what the handler wrote for them is not kept."""
+        """Run the batch again without the jobs whose claims were lost. The writes of the call roll back."""
         for run in lost:
             logger.warning(
                 "job %d: its claim was lost; nothing that its batch wrote was kept, and the batch runs again without it",
@@ -309,14 +309,14 @@ class BatchExecutor(Executor):
     def _again(
         self, call: BatchCall, parts: Sequence[Sequence[Member]], error: BaseException | None, outcome: str
     ) -> None:
-        """Let the jobs of these parts begin again, with no attempt spent."""
+        """Run the jobs of these parts again, without spending an attempt."""
         batches = [BatchRun.of(made) for part in parts if (made := self._renewed(part, error))]
         self._leave(call, error, outcome)
         for run in self._all_slots[call.run.job.queue].begin_again(batches):
             self.give_up(run, Released())
 
     def _apart(self, call: BatchCall, runs: Sequence[Member]) -> None:
-        """Let the jobs begin again in batches by their groups, which are known now."""
+        """Run the jobs again in batches by their groups, which are known now."""
         made, slots = self._renewed(runs, None), self._all_slots[call.run.job.queue]
         self._leave(call, None, "released")
         for run in slots.gather(list[Run](made)):
@@ -324,7 +324,7 @@ class BatchExecutor(Executor):
         slots.start_gathered(call.run.job.queue)
 
     def _renewed(self, runs: Sequence[Member], error: BaseException | None) -> list[Member]:
-        """New runs of the same claims, as far as these are held."""
+        """New runs of the claims that the worker still holds."""
         made = self._runs.renew(runs, Member.again)
         held = {run.job.id for run in made}
         for run in runs:
@@ -340,9 +340,9 @@ class BatchExecutor(Executor):
         call.tell(outcome, error)
 
     def give_up_batch(self, batch: BatchRun, note: str) -> bool:
-        """End the attempts of a batch that has timed out, and whose handler cannot be stopped. False: it has ended already. For any thread.
+        """End the attempts of a batch that has timed out and whose handler cannot be stopped. Returns False if the batch has ended. For any thread.
 
-        Nothing tells which of the jobs took so long. They go back as if their worker had died: after the second time each of them runs alone.
+        The slow job is unknown. So all jobs go back as if their worker had died; after the second time, each job runs alone.
         """
         runs = [run for run in list(batch.runs) if run.settle()]
         for run in runs:

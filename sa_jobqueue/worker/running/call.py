@@ -151,7 +151,7 @@ class Inside:
     def enter(self) -> None:
         """Enter the context managers of the layers. Raises JobStopped if the run was given up meanwhile: then nothing is entered."""
         attempt = self._run.begin_attempt()
-        if self._run.settled:  # checked only now: a thread that gives it up later finds the callbacks
+        if self._run.settled:  # checked only now: a thread that gives the run up later finds the callbacks
             raise JobStopped(f"job {self._run.job.id} was given up before its handler was called")
         for layer in self._layers:
             manager: Any = layer.around(attempt)
@@ -176,7 +176,7 @@ class Inside:
             try:
                 if left is None:
                     leave(None, None, None)
-                # What stops a handler is no Exception: if it were suppressed, the job that was broken off would complete.
+                # Exceptions that stop a handler are not suppressed: otherwise a stopped job would complete.
                 elif leave(type(left), left, left.__traceback__) and isinstance(left, Exception):
                     left = None
             except BaseException as failure:
@@ -208,7 +208,7 @@ async def call_async_inside(
 
 
 def _refused(layer: Middleware, error: BaseException) -> BaseException:
-    """The exception for what a layer has raised itself."""
+    """The exception for an error of the layer itself."""
     if not (isinstance(error, RuntimeError) and str(error).startswith(_NOT_ONCE)):
         return error
     refused = MiddlewareError(
@@ -235,7 +235,7 @@ async def in_session(session: Session | AsyncSession, work: Callable[..., object
 
 
 def _note_changes(session: Session) -> None:
-    """Tell the session, whose last flush comes after the handler, that a change has enqueued the job."""
+    """Set the job's change depth on the session, because the last flush comes after the handler."""
     if depth := change_depth.get():
         session.info[CHANGE_DEPTH] = depth
 
@@ -318,9 +318,9 @@ class Call:
     async def _filled(
         self, values: Values, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """The handler's arguments, with injected values, and with objects in place of references. None: the handler is not to be called.
+        """The handler's arguments, with injected values and loaded objects. None if the handler must not be called.
 
-        For a `def` handler it waits for nothing.
+        For a `def` handler, the coroutine never waits.
         """
         task = self.run.task
         context = self._context() if task.context is None else args[0]

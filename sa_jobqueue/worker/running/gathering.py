@@ -1,4 +1,4 @@
-"""Jobs of batch tasks on their way to a slot: they are gathered into batches, each of which takes one slot and is one call."""
+"""Gather the claimed jobs of batch tasks into batches. Each batch takes one slot and is one call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ...tasks.upcasts import version_of
 from .attempt_end import AttemptEnd
 from .run import Kind, Run, Stop
 
-#: A job that has lost this many workers may be why: it runs alone.
+#: A job whose worker has died this many times runs alone, because it may be the cause.
 DEATHS = 2
 
 
 class Member(Run):
-    """The run of a job that is in a batch. Its lease, cancel, deadline and outcome are its own; the handler's call is the batch's."""
+    """The run of a job in a batch. The job has its own lease, cancel, deadline and outcome, and shares the handler's call."""
 
     __slots__ = ("batch", "group")
 
@@ -37,7 +37,7 @@ class Member(Run):
         self.group: Group = _group_of(job, task)
 
     def again(self) -> Member:
-        """Another run of the same claim, which has an outcome of its own."""
+        """Another run of this claim, with a separate outcome."""
         made = Member(self.job, self.task, monotonic(), self.claimed, self._unsettled)
         made.renewed, made.group = self.renewed, self.group
         made.stop = self.stop
@@ -64,7 +64,7 @@ def _group_of(job: ClaimedJob, task: Task[Any, Any, Any]) -> Group:
     except (
         Exception,
         SystemExit,
-    ):  # of an upcaster, or of annotations that cannot be resolved: the attempt fails with the reason
+    ):  # from an upcaster, or for annotations that cannot be resolved: the attempt fails with the reason
         return None
 
 
@@ -103,7 +103,7 @@ class BatchRun(Run):
         return made
 
     def begin(self) -> int:
-        """Note that it has a slot, and return `along`."""
+        """Note that the batch has a slot, and return `along`."""
         self.along = len(self.runs) - 1
         return self.along
 
@@ -127,7 +127,7 @@ class BatchRun(Run):
         return made
 
     def add(self, run: Member) -> None:
-        """Put a job into it."""
+        """Add a job to the batch."""
         self.runs.append(run)
         run.batch = self
 
@@ -142,7 +142,7 @@ class BatchRun(Run):
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no more jobs."""
+        """Whether the batch is full."""
         return len(self.runs) >= self.size
 
     @property
@@ -152,11 +152,11 @@ class BatchRun(Run):
 
     @property
     def stops(self) -> bool:
-        """Whether each of its jobs should stop."""
+        """Whether all its jobs should stop."""
         return all(run.stop is not None for run in self.runs)
 
     def notice_stop(self) -> bool:
-        """Whether the handler should end; if so, notes that it knows."""
+        """Whether the handler should stop. If so, notes that the handler has seen it."""
         if not self.stops:
             return False
         self.noticed = True
@@ -174,13 +174,13 @@ def runs_of(units: Iterable[Run]) -> list[Run]:
 
 
 class Gathering:
-    """The batches of a queue's slots that take more jobs. The slots' lock protects it."""
+    """The batches of a queue that still take jobs. The slots' lock protects it."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str, Group], BatchRun] = {}
         """By queue, task and group."""
         self.per_slot = 1.0
-        """How many jobs a slot takes, as measured on the jobs that came last. 1 where no jobs are of batch tasks."""
+        """The mean number of jobs per slot, measured on the last jobs; 1 without jobs of batch tasks."""
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -212,7 +212,7 @@ class Gathering:
             if batch.is_full:
                 self._start(batch, ready)
                 self.taken(batch)
-        # Where `by` makes many small batches, each takes a slot.
+        # If `by` makes many small batches, each batch takes a slot.
         self.per_slot = max(count / max(slots, made - len(tasks)), 1.0)
         return ready
 
@@ -222,7 +222,7 @@ class Gathering:
             ready.append(batch)
 
     def taken(self, batch: BatchRun) -> None:
-        """Let this batch take no more jobs."""
+        """Close this batch for more jobs."""
         if self._open.get(batch.key) is batch:
             del self._open[batch.key]
 
@@ -234,7 +234,7 @@ class Gathering:
         return runs_of(units)
 
     def start(self, queue: str | None = None, *, due_by: float = inf) -> list[Run]:
-        """The batches that wait for more jobs of this queue, or of any, no longer: those whose wait is over at `due_by`."""
+        """Close and return the batches of this queue, or of any queue, whose wait is over at `due_by`."""
         ready: list[Run] = []
         for batch in self._waiting:
             if batch.start_at <= due_by and queue in (None, batch.key[0]):
@@ -252,10 +252,10 @@ class Gathering:
 
     @property
     def next_at(self) -> float:
-        """When the wait of a batch is over."""
+        """The end of a batch's wait."""
         return min((batch.start_at for batch in self._waiting), default=inf)
 
     @property
     def slots(self) -> float:
-        """How many slots the jobs that wait for more jobs will take."""
+        """The number of slots that the waiting batches will take."""
         return sum(len(batch.runs) / batch.size for batch in self._waiting)

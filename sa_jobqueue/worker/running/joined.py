@@ -394,7 +394,7 @@ class JoinedRuns(Generic[R]):
         return self.answers
 
     async def run_alone(self, unit: Run, on: On) -> list[R]:
-        """Like `run_async`, in an event loop that ends with it, so the shared values that were made in it are closed, too."""
+        """Like `run_async`, in a new event loop, whose shared values are closed at its end."""
         try:
             return await self.run_async(unit, on)
         finally:
@@ -471,7 +471,7 @@ class JoinedRuns(Generic[R]):
             self._steps.end()
 
     def _end_failures(self, call: Call) -> None:
-        """End the jobs that were not in the call."""
+        """End the jobs that were left out of the call."""
         for run, error in call.take_failures():
             self._end(run, of_error(run, error), error)
 

@@ -1,7 +1,7 @@
 """Injected values, and the hooks at the start and stop of a worker.
 
-A value for a `def` handler is made on the thread of the handler that needs it first. A shared value for `async def` handlers is made and closed
-in a task of its own on the event loop.
+The thread of the `def` handler that first needs a value makes the value. For `async def` handlers, a separate asyncio task makes and closes a
+shared value.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ T = TypeVar("T")
 #: Does work that may block, and waits for it.
 Apart: TypeAlias = Callable[[Callable[[], Any]], Awaitable[Any]]
 
-#: In place of a value whose maker was stopped.
+#: The result if the maker of a value was stopped.
 _AGAIN = object()
 
 
 async def at_once(work: Callable[[], T]) -> T:
-    """Do it here and now."""
+    """Do the work on this thread."""
     return work()
 
 
 def run_now(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing: so `def` handlers share the code of `async def` handlers."""
+    """Run a coroutine that never waits, so `def` handlers share the code of `async def` handlers."""
     try:
         work.send(None)
     except StopIteration as end:
@@ -56,9 +56,9 @@ class Life:
     def __init__(self, start: Sequence[Callable[[], Any]] = (), stop: Sequence[Callable[[], Any]] = ()) -> None:
         self._start, self._stop = start, stop
         self._context = contextvars.copy_context()
-        """The context variables of providers of the scope "worker": not those of the job that needs them first."""
+        """The context variables for providers of the scope "worker", without those of any job."""
         self.ready: dict[Injected, dict[str, Any]] = {}
-        """The values of each handler that needs only shared values, once they are made. Read without the lock."""
+        """The values of handlers that need only shared values, after they were made. Read without the lock."""
         # Under the lock.
         self._made_or_making: dict[Provided, Future[Any]] = {}
         self._closers: list[tuple[Provided, Callable[[Apart], Awaitable[object]]]] = []
@@ -80,7 +80,7 @@ class Life:
         self._has_begun = True
 
     async def end(self, apart: Apart) -> None:
-        """Close all values and call the stop hooks, in the reverse order. What fails is logged. The second time does nothing."""
+        """Close all values and call the stop hooks, in reverse order. Failures are logged. A second call has no effect."""
         with self._lock:
             self._over = True
         await self.close(apart)
@@ -92,7 +92,7 @@ class Life:
                 logger.error("on_worker_stop: %s failed: %r", _name(hook), error, exc_info=error)
 
     async def close(self, apart: Apart) -> None:
-        """Close the values of the scope "worker", the last that was made first. They are made again when a job needs them."""
+        """Close the values of the scope "worker" in reverse order. A job that needs a value later makes it again."""
         with self._lock:
             self._made_or_making.clear()
             self.ready.clear()
@@ -105,17 +105,17 @@ class Life:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to begin or end."""
+        """Whether there are no hooks and no values."""
         return not (self._start or self._stop or self._closers)
 
     def note_ready(self, injected: Injected, values: dict[str, Any]) -> None:
-        """Let the next call take these values from `ready`, if all are of the scope "worker", and still there."""
+        """Store these values in `ready` for the next call, if all have the scope "worker" and are still open."""
         with self._lock:
             made = [(name, self._made_or_making.get(value)) for name, value in injected.values]
             if all(known and known.done() and known.result() is values[name] for name, known in made):
                 self.ready[injected] = values
 
-    # ---- values of the scope "worker": each is made once, also if many ask at once
+    # ---- Values of the scope "worker": each is made once, also if many handlers ask at the same time.
 
     async def shared(self, value: Provided, *, is_async: bool) -> Any:
         """A value for handlers of this kind. A `def` handler's thread blocks where an `async def` handler waits."""
@@ -136,7 +136,7 @@ class Life:
         return found
 
     def _claimed(self, value: Provided) -> tuple[Future[Any], bool]:
-        """A future for the value, and whether the caller is to make the value."""
+        """A future for the value, and whether the caller must make the value."""
         with self._lock:
             if (known := self._made_or_making.get(value)) is not None:
                 return known, False
@@ -147,7 +147,7 @@ class Life:
             return making, True
 
     async def _live(self, value: Provided, making: Future[Any], *, is_async: bool) -> None:
-        """Make and share a value. A value for `async def` handlers is also closed here, when it is to be closed."""
+        """Make and share a value. For `async def` handlers, also wait and close the value at the end."""
         over, task = (asyncio.Event(), asyncio.current_task()) if is_async else (None, None)
 
         async def close(apart: Apart) -> None:
@@ -173,7 +173,7 @@ class Life:
         try:
             if is_kept and over is not None:
                 await over.wait()
-        except BaseException as error:  # the loop ends, or what the provider has started cancels this task
+        except BaseException as error:  # the loop ends, or code that the provider started cancels this task
             self._forget(value)
             await _exit(value, manager, error)
             raise
@@ -182,7 +182,7 @@ class Life:
     def _succeeded(
         self, value: Provided, making: Future[Any], shared: Any, close: Callable[[Apart], Awaitable[object]] | None
     ) -> bool:
-        """Share what was made. False: the worker has left meanwhile, so the caller closes it."""
+        """Share the value. Returns False if the worker is leaving: then the caller closes the value."""
         with self._lock:
             if is_kept := not self._over:
                 if close is not None:
@@ -193,7 +193,7 @@ class Life:
         return is_kept
 
     def _failed(self, value: Provided, making: Future[Any], error: BaseException) -> None:
-        """Tell the handlers that wait. The next job that needs the value tries again. So do the handlers that wait, if the maker was only stopped."""
+        """Pass the failure to the waiting handlers. The next job that needs the value tries again. If the maker was only stopped, the waiting handlers try again."""
         self._forget(value)
         if isinstance(error, Exception):
             making.set_exception(error)
@@ -207,8 +207,8 @@ class Life:
 
 
 class Values:
-    """The injected values of an attempt: `with` for a `def` handler, `async with` for an `async def` handler. Those of the scope "attempt"
-    are closed at the end of the block.
+    """The injected values of an attempt: `with` for a `def` handler, `async with` for an `async def` handler. The end of the block closes
+    the values of the scope "attempt".
     """
 
     def __init__(self, life: Life, run: Run) -> None:
@@ -217,7 +217,7 @@ class Values:
         self._managers: list[tuple[Provided, Any]] = []
 
     async def of(self, injected: Injected, context: object = None) -> dict[str, Any]:
-        """The values, by parameter. `context`: that of the handler, for providers that take it."""
+        """The values by parameter. `context`: the handler's context, for providers that take it."""
         if (ready := self._life.ready.get(injected)) is not None:
             return ready
         values = {name: await self._value(value, context) for name, value in injected.values}
@@ -257,7 +257,7 @@ class Values:
                 if isinstance(failure, Exception):
                     _log_unclosed(value, failure, self._run)
                 else:
-                    left = failure  # only what stops the handler takes the place of its exception
+                    left = failure  # only an exception that stops the handler replaces the handler's exception
         try:
             if left is not None and left is not error:
                 raise left
@@ -266,7 +266,7 @@ class Values:
 
 
 async def _entered(value: Provided, given: dict[str, Any]) -> tuple[Any, Any]:
-    """Call a provider. Returns the value, and the context manager that closes it, if there is any."""
+    """Call a provider. Returns the value, and the context manager that closes it, or None."""
     if value.manager is None:
         made = value.provider(**given)
         return (await made if value.awaits else made), None

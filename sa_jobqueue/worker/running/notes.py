@@ -203,9 +203,9 @@ class JobReports:
         self._reports: dict[_Key, _Waiting] = {}
         self._sent: dict[_Key, _Waiting] = {}
         self._uses: dict[_Key, dict[str, tuple[int | None, int]]] = {}
-        """By unit, what its rates take the job to have used, None for what it was enqueued with; and what it has used."""
+        """By unit: the number that its rates have taken, None for the job's estimate; and the used number."""
         self._used: dict[_Key, dict[str, int]] = {}
-        """What the jobs that run here have reported, by unit."""
+        """The reports of the jobs that run here, by unit."""
         self._logs: dict[_Key, KeptLog] = {}
         """The logs of claims that are held here."""
         self._over: dict[_Key, KeptLog] = {}
@@ -237,7 +237,7 @@ class JobReports:
             self.wake()
 
     def use(self, job: ClaimedJob, used: Mapping[str, int]) -> None:
-        """Take what a job has used of named units."""
+        """Take a job's report of used units."""
         key = (job.id, job.claim_token)
         with self._lock:
             before, waiting = self._used.setdefault(key, {}), self._uses.setdefault(key, {})
@@ -318,7 +318,7 @@ class JobReports:
         return self._lines_at + _LINES_EVERY if self._lines else float("inf")
 
     def take_use(self) -> tuple[int, int | None, str] | None:
-        """The id and the token of a claim, and what its job has used, as JSON; None if nothing waits. `put_back_use` if it was not written."""
+        """The id and the token of a claim, and its report of used units as JSON; None without a report. Call `put_back_use` if the write failed."""
         with self._lock:
             if not self._uses:
                 return None
@@ -326,7 +326,7 @@ class JobReports:
             return *key, json.dumps(self._uses.pop(key))
 
     def put_back_use(self, use: tuple[int, int | None, str]) -> None:
-        """Note that this was not written."""
+        """Keep a report whose write failed."""
         with self._lock:
             newer = self._uses.setdefault(use[:2], {})
             for unit, (before, amount) in json.loads(use[2]).items():

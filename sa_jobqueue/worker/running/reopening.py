@@ -164,7 +164,7 @@ class Sessions:
     store: Store = default_store
     checkpoints: Checkpoints | None = None
     life: Life = field(default_factory=Life)
-    """Makes the values that handlers have injected."""
+    """Makes the injected values of handlers."""
 
     def open(self) -> tuple[Session, HandlerTransaction]:
         """A session for a `def` handler, and its transaction."""

@@ -225,7 +225,7 @@ class Runs:
         return lost
 
     def renew(self, runs: Iterable[R], by: Callable[[R], R]) -> list[R]:
-        """Replace runs by others of the same claims, as far as the claims are held."""
+        """Replace runs by new runs of the claims that this process still holds."""
         with self._lock:
             made = [by(run) for run in runs if self._held.get(run.job.id) is run]
             self._held.update({run.job.id: run for run in made})

@@ -27,12 +27,12 @@ _BLOCKED = 1.0
 #: Jobs are claimed ahead for this many seconds: enough for some rounds of finish and claim, also where handlers leave the
 #: service thread little of the interpreter. (With half as much, 4 of 32 threads that use ctx.session had no job.)
 _AHEAD = 0.2
-#: Jobs of batch tasks in one claim at most.
+#: The most jobs of batch tasks in one claim.
 _MOST_JOBS = 2_000
 
 
 class AllSlots(dict[str, "Slots"]):
-    """The slots of a worker, by the names of its queues. A queue that it does not name gets the slots of "*".
+    """The slots of a worker by queue. Queues without their own slots use the slots of "*".
 
     Only the claimer's thread adds queues, so other threads copy the values before they iterate. A removed queue stays, with no slots:
     some of its jobs may still run.
@@ -49,7 +49,7 @@ class AllSlots(dict[str, "Slots"]):
 
     @property
     def limits(self) -> dict[str, int]:
-        """By queue that is served, its slots. For any thread."""
+        """The slots of each served queue. For any thread."""
         return {name: slots.limit for name, slots in list(self.items()) if slots.limit}
 
     def changed(self, wanted: Any) -> dict[str, int]:
@@ -97,9 +97,9 @@ class Slots:
         """Jobs to claim ahead. The service thread writes it; maintenance sets it to 0 when jobs have waited too long."""
         self._waiting: deque[Run] = deque()
         self._gathering = Gathering()
-        """Batches that take more jobs. Under the lock; the service thread reads `per_slot`."""
+        """The batches that still take jobs. Under the lock; the service thread reads `per_slot`."""
         self._along = self._ended_along = 0
-        """Jobs that have shared the slot of another job of their batch: begun and ended, so far."""
+        """The number of jobs that have shared the slot of their batch's first job: begun and ended, so far."""
         self._lock = threading.Lock()
         self.running = 0
         """Slots taken."""
@@ -122,7 +122,7 @@ class Slots:
             self._call(self, wanted)
 
     def feed(self, runs: list[Run]) -> list[Run]:
-        """Let these jobs wait for a slot. Returns them if the slots are closed, or there are none, else nothing."""
+        """Queue these jobs for a slot. Returns the jobs if there are no slots or the slots are closed, else an empty list."""
         with self._changing():
             if self._closed or not self.limit:
                 return runs
@@ -131,7 +131,7 @@ class Slots:
         return []
 
     def gather(self, runs: list[Run]) -> list[Run]:
-        """`feed`, where some of the jobs are of batch tasks."""
+        """`feed` for jobs of which some belong to batch tasks."""
         with self._changing():
             if self._closed or not self.limit:
                 return runs
@@ -139,13 +139,13 @@ class Slots:
         return []
 
     def start_gathered(self, queue: str | None = None, *, due_by: float = inf) -> None:
-        """Let batches wait for more jobs no longer: see `Gathering.start`."""
+        """Start batches that wait for more jobs: see `Gathering.start`."""
         if self._gathering:
             with self._changing():
                 self._waiting.extend(self._gathering.start(queue, due_by=due_by))
 
     def begin_again(self, batches: list[BatchRun]) -> list[Run]:
-        """Let these batches, whose jobs have begun before, start first. Returns their runs if the slots are closed, or there are none, else nothing."""
+        """Queue these batches, which run again, before all others. Returns their runs if there are no slots or the slots are closed, else an empty list."""
         with self._changing():
             if self._closed or not self.limit:
                 return runs_of(batches)
@@ -225,12 +225,12 @@ class Slots:
 
     @property
     def per_slot(self) -> float:
-        """How many jobs a slot takes, measured on the jobs that came last: more than 1 where they are of batch tasks."""
+        """The mean number of jobs per slot, measured on the last jobs; more than 1 with batch tasks."""
         return self._gathering.per_slot
 
     @property
     def gathers(self) -> bool:
-        """Whether a batch takes more jobs."""
+        """Whether a batch still takes jobs."""
         return bool(self._gathering)
 
     @property

@@ -286,7 +286,7 @@ class HandlerTransaction:
                 return None
         connection = self.connection
         if not connection.in_transaction():
-            self._begin(connection)  # the handler rolled back what it wrote, and wrote nothing since
+            self._begin(connection)  # the handler rolled back its writes, and has not written since
         return connection
 
     def _with_own_options(self, connection: sa.Connection) -> Mapping[str, Any]:

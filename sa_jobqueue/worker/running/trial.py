@@ -190,7 +190,7 @@ class _Trial(JoinedRuns[Tried]):
         """Forget the progress."""
 
     def use(self, job: ClaimedJob, used: Mapping[str, int]) -> None:
-        """Forget what was used: the try has taken nothing of a rate."""
+        """Ignore the report: a trial takes no units from rates."""
 
     def keep(self, job: ClaimedJob, limit: int) -> Callable[[logging.LogRecord], None]:
         """Keep the last log lines."""
