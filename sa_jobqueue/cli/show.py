@@ -19,7 +19,7 @@ from ..rules.failures import error_text, moment_said
 from ..rules.lifecycle import LIVE, JobStatus
 from ..rules.limits import units_said
 from ..rules.reasons import WaitReason
-from ..rules.words import age, duration, size
+from ..rules.words import age, duration, follow_ups_of, size
 from ..sql.chosen import reading_of
 from ..sql.readings.depths import list_workers
 from ..statements import job_logs
@@ -267,16 +267,11 @@ def _print_head(job: Job | ArchivedJob, reading: str, worker: str, schedule: str
     units = units_said(job.units, extras)
     details = {
         "worker": worker or None, "schedule": schedule or None, "key": job.key, "about": job.subject, "units": units, "version": extras.get("version"),
-        "unique key": job.unique_key, "on failure": _task_of(extras.get("on_failure")), "on success": _task_of(extras.get("on_success")),
+        "unique key": job.unique_key, **follow_ups_of(extras),
     }  # fmt: skip
     for name, value in details.items():
         if value is not None:
             say(f"{name} {cleaned(value)}")
-
-
-def _task_of(follow_up: Any) -> str | None:
-    """The task of a follow-up. By hand it may be any JSON."""
-    return follow_up.get("task") if isinstance(follow_up, dict) else None
 
 
 def _print_times(job: Job | ArchivedJob, now: datetime) -> None:

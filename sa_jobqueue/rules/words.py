@@ -12,6 +12,14 @@ def versioned(task: str, version: object) -> str:
     return task if version in {None, "1"} else f"{task} of version {version}"
 
 
+def follow_ups_of(extras: object) -> dict[str, str]:
+    """The tasks of a job's follow-ups, from its column `extras`, which may be any JSON: {"on failure": "shop.notify"}."""
+    given = extras if isinstance(extras, dict) else {}
+    named = {when: given.get(f"on_{when}") for when in ("failure", "success")}
+    tasks = {f"on {when}": of.get("task") for when, of in named.items() if isinstance(of, dict)}
+    return {when: task for when, task in tasks.items() if isinstance(task, str)}
+
+
 def age(seconds: float | None, *, short: bool = False) -> str:
     """A duration in its two largest units: 45s, 3m 20s, 2h 5m, 3d 4h; with `short` in the largest unit alone."""
     if seconds is None:

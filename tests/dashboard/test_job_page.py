@@ -7,7 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, select, text
+from sqlalchemy import Connection, Engine, literal, select, text
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 from sa_jobqueue import Subject, Unique, Workflow, enqueue, task
@@ -45,6 +46,17 @@ def test_a_job_that_waits_says_why(engine: Engine, connection: Connection) -> No
     assert "waits for pause mail to end: the provider is down" in page.text
     assert "sa-jobqueue resume mail" in page.text
     assert "no live one serves queue mail" in page.text
+
+
+def test_a_job_names_the_tasks_of_its_follow_ups(engine: Engine, connection: Connection) -> None:
+    """Extras that were written by hand show none."""
+
+    def seen(extras: Any) -> str:
+        return Viewer(engine).see(f"/jobs/{made(connection, extras=literal(extras, JSONB))}").text
+
+    assert "On failure shop.notify" in seen({"on_failure": {"task": "shop.notify", "args": {}}})
+    for odd in ([], {"on_failure": "shop.notify"}, {"on_failure": {"task": None}}):
+        assert "On failure" not in seen(odd)
 
 
 def test_every_attempt_is_there_with_its_traceback(engine: Engine, connection: Connection) -> None:

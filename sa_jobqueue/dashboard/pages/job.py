@@ -15,7 +15,7 @@ from ...models import GATE, TASK_GROUP
 from ...rules.lifecycle import FINISHED, HELD, Event, JobStatus, sources
 from ...rules.limits import units_said
 from ...rules.reasons import WaitReason
-from ...rules.words import size
+from ...rules.words import follow_ups_of, size
 from ...sql.parts import in_calendar, table_of
 from ...sql.steps import differs
 from ...statements import job_logs
@@ -71,6 +71,7 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "now": seen.now,
         "job": job,
         "units": units_said(job.units, job.extras),
+        "follow_ups": follow_ups_of(job.extras),
         "reading": seen.reading,
         "sums_up": not context.access.is_partial,
         "key": None if (job.concurrency_key or TASK_GROUP).startswith(TASK_GROUP) else job.concurrency_key,
