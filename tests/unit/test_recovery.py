@@ -5,8 +5,10 @@ from __future__ import annotations
 from itertools import product
 
 import pytest
+from sqlalchemy.exc import DBAPIError
 
 from sa_jobqueue.sql.claims import Fault
+from sa_jobqueue.worker.claiming.connection import said_by_database
 from sa_jobqueue.worker.claiming.recovery import Mode, after_failure
 
 TOGETHER, APART, WITHOUT_PAYLOAD, BISECTING = Mode
@@ -76,3 +78,11 @@ def test_failures_in_a_row_end_with_a_new_connection(fault: Fault, too_much: boo
         following = after_failure(mode, fault, wrote=mode is TOGETHER, too_much=too_much)
         assert following is None or modes.index(following) > modes.index(mode)
         mode = following
+
+
+def test_the_log_of_a_failed_claim_leaves_out_the_functions_of_the_queue() -> None:
+    """The server names the statement in each function that it was in."""
+    said = 'canceling statement due to statement timeout\nCONTEXT:  SQL statement "SELECT ..."\nPL/pgSQL function sa_jobqueue.pick_limited(text[]) line 325'
+    error = DBAPIError("SELECT ...", {}, Exception(said))
+    assert said_by_database(error) == "canceling statement due to statement timeout"
+    assert said_by_database(ValueError("no rows\nDETAIL: none")) == "no rows\nDETAIL: none"

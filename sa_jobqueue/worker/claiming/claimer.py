@@ -39,7 +39,7 @@ from ..running.run import Runs
 from ..running.slots import Slots
 from ..running.writer import OutcomeWriter
 from ..tally import Observer
-from .connection import BrokenCommits, ClaimerConnection
+from .connection import BrokenCommits, ClaimerConnection, said_by_database
 from .demand import Demand, Gates
 from .every import SharedDemand, SharedGates
 from .intake import Intake, UnknownTasks
@@ -497,7 +497,7 @@ class Claimer:
             self._write_apart(connection, changes)
             if mode is Mode.WITHOUT_PAYLOAD:
                 with suppress(BaseException):  # of a filter of logs
-                    reason = getattr(error, "orig", error)
+                    reason = said_by_database(error)
                     logger.info("a claim failed (%s); it is tried again without arguments and meta", reason)
 
     def _claim(

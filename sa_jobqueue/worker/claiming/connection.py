@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from ...rules.failures import clean
+from ...rules.failures import clean, message_of
 from ...sql.claims import Fault, fault_of
 from ...sql.workers import end_backend
 from ...util.log import get_logger
@@ -67,6 +67,11 @@ class BrokenCommits:
 _LENGTH = 300
 
 
+def said_by_database(error: BaseException) -> str:
+    """The message of a failed round, without the CONTEXT of the server: that quotes whole functions of ours."""
+    return message_of(getattr(error, "orig", None) or error).partition("\nCONTEXT:")[0]
+
+
 class ClaimerConnection:
     """The connection of the claimer, and its failures. Only for the claimer's thread."""
 
@@ -110,12 +115,12 @@ class ClaimerConnection:
         broken, self.current = self.current, None
         answers = isinstance(error, DBAPIError) and fault_of(error) is not Fault.AWAY
         if answers:
-            self.refused = monotonic(), clean(str(getattr(error, "orig", None) or error)[:_LENGTH])
+            self.refused = monotonic(), clean(said_by_database(error)[:_LENGTH])
         if give_up(broken, self._connector.engine, failures=self.failures):
             log: Any = logger.warning if isinstance(error, DBAPIError) else logger.exception
             what = "refuses what is asked of it" if answers else "does not answer"
             text = "the database %s (%s); %d outcomes are kept; trying again"
-            log(text, what, getattr(error, "orig", None) or error, kept)
+            log(text, what, said_by_database(error), kept)
 
     def close(self) -> None:
         """Close the connection, because the worker leaves."""
