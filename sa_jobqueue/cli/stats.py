@@ -348,12 +348,12 @@ def _worker_named(connection: sa.Connection, name: str) -> Any:
     if len(live) == 1:
         return live[0]
     rows = live or found or connection.execute(list_workers().limit(10)).all()
-    shown = "; ".join(f"{row.host}:{row.pid} ({row.id}, {' '.join(row.queues)})" for row in rows) or "no worker runs"
+    shown = "; ".join(f"{row.host}:{row.pid} ({row.id}, {' '.join(row.queues)})" for row in rows)
     if len(live) > 1:
         raise ConfigurationError(f"{len(live)} workers are named {name!r}; give the id of one: {shown}")
     if found:
         raise ConfigurationError(f"{name} is stale: it was killed, is frozen, or is cut off: {shown}")
-    raise ConfigurationError(f"there is no worker {name!r}; there are: {shown}")
+    raise ConfigurationError(f"there is no worker {name!r}; {f'there are: {shown}' if shown else 'no worker runs'}")
 
 
 def _answer(row: Any, slots: Mapping[str, int]) -> str:

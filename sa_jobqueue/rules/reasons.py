@@ -282,7 +282,9 @@ KINDS: Mapping[What, Kind] = {
     "breaker": Kind(_breaker, advice=_close),
     "unserved": Kind(_unserved, True, _work),
     "unknown": Kind(
-        _unknown, True, lambda _, __: "deploy workers that have it, or give it its old name: @task(aliases=[...])"
+        _unknown,
+        True,
+        lambda _, __: "deploy workers that have it; if the task was renamed, add its old name: @task(aliases=[...])",
     ),
     "refused": Kind(_refused, True, lambda _, __: "mend what refuses it: a trigger, a constraint, or a lock"),
     "suspect": Kind(

@@ -75,6 +75,7 @@ def test_a_release_can_be_rolled_back_while_its_jobs_wait(engine: Engine, databa
         wait_until(lambda: job_of(engine, new).status is JobStatus.QUEUED)
         why = invoke("why", str(new), url=database_url)
         assert "has a task that no live worker of its queue knows: shop.send of version 2" in why.stdout
+        assert "deploy workers that have it; if the task was renamed, add its old name" in why.stdout
     assert (job_of(engine, old).result, job_of(engine, new).attempt) == ("old 1", 0)
 
     late = add_one(engine, enqueue("shop.send", order=4))
