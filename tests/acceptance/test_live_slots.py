@@ -139,7 +139,8 @@ def test_the_command_tells_when_a_later_request_has_replaced_its_slots(slots: An
 def test_a_worker_is_named_by_its_place_or_its_id(shop: Shop) -> None:
     """A name that no worker has, or two have, is refused with the workers that there are. The audit has a request that was made."""
     common = {"host": "web-1", "pid": 1, "queues": ["mail"], "concurrency": 4, "version": "1", "slots": {"mail": 4}}
-    assert "there is no worker 'web-1:1'; no worker runs\n" in invoke("workers", "set", "web-1:1", "--queue=mail=1", url=shop.url).stderr
+    alone = invoke("workers", "set", "web-1:1", "--queue=mail=1", url=shop.url)
+    assert "there is no worker 'web-1:1'; no worker runs\n" in alone.stderr
     for number in (1, 2):
         shop.execute(WorkerRow.__table__.insert().values(id=UUID(int=number), **common))
     for name in ("web-1:1", "web-2:7"):
