@@ -52,10 +52,12 @@ def reader(
     url: str = request.getfixturevalue("empty_database_url" if from_nothing else "database_url")
     monkeypatch.setenv("SA_JOBQUEUE_DATABASE_URL", url)
     monkeypatch.setenv("HOOKS_KEYS", "a-key-of-the-shop")
+    monkeypatch.setenv("JOB_KEY_2026", "NqvRyJHMzJXFDVvGTb8dTpzGTVnxWWxmkhGWJbMbtcs=")
     monkeypatch.setattr(default_registry, "_tasks", tasks := {})
     monkeypatch.setattr(default_registry, "get", tasks.get)
     monkeypatch.setattr(default_registry, "_queues", {})
-    for name in ("max_payload", "sessionmaker", "async_sessionmaker", "callbacks", "start_hooks", "stop_hooks"):
+    kept = "max_payload", "sessionmaker", "async_sessionmaker", "callbacks", "secrets", "start_hooks", "stop_hooks"
+    for name in kept:
         monkeypatch.setattr(default_registry, name, getattr(default_registry, name))  # a page may change it
     for name in ("all", "around", "enqueueing"):
         monkeypatch.setattr(installed, name, ())  # it may install middleware, too
