@@ -323,7 +323,7 @@ def checked_rest(value: Duration, what: str) -> float:
     """The checked time for which a breaker counts or rests, in seconds."""
     seconds = checked_duration(value, what)
     if not 1.0 <= seconds <= _DAY:
-        raise OptionError(f"{what} must be from 1 second to a day, not {value!r}")
+        raise OptionError(f"{what} must be from 1 second to a day, not {seconds:g} s")
     return seconds
 
 
