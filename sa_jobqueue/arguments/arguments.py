@@ -23,8 +23,8 @@ _AS_ARGUMENT: Any = {"fallback": repr, "inf_nan_mode": "constants", "bytes_mode"
 
 #: pydantic's kinds of error for an argument that is missing, or not a parameter of the handler; and what we say.
 _NAMES = {"missing": "argument {} is missing", "extra_forbidden": "unknown argument {}"}
-#: What we say of an argument that is injected.
-_GIVEN = "argument {} is injected: the worker gives it, and a job has no such argument"
+#: The message for an argument that is injected.
+_GIVEN = "argument {} is injected: the worker provides the value, so leave the argument out"
 #: How pydantic's kinds of error begin where a string was given for what is an object in Python.
 _OBJECTS = (
     "is_instance_of",

@@ -47,7 +47,7 @@ class Inject:
         self.scope: Scope = scope
 
     def __get_pydantic_core_schema__(self, *_: Any) -> NoReturn:
-        raise TypeError(f"Inject({_name(self.provider)}) stands in the Annotated[...] of the whole parameter")
+        raise TypeError(f"Inject({_name(self.provider)}) belongs in the Annotated[...] of the whole parameter")
 
 
 class _Injected:
@@ -55,7 +55,7 @@ class _Injected:
 
     def __getattr__(self, name: str) -> NoReturn:
         raise AttributeError(
-            f"a worker gives this value, and nothing has given it here (asked for .{name}): in a direct call, pass it by its name"
+            f"the worker did not provide this injected value (attribute .{name}): in a direct call of the handler, pass the value by name"
         )
 
     def __repr__(self) -> str:
@@ -121,11 +121,11 @@ def injected_by(
         inject = _marker(hints.get(name), f"{what}: {name!r}")
         if inject is None:
             if parameter.default is INJECTED:
-                raise TaskError(f"{what}: {name!r} has the default INJECTED, and its annotation has no Inject(...)")
+                raise TaskError(f"{what}: {name!r} has the default INJECTED, but its annotation has no Inject(...)")
             continue
         by_name = parameter.KEYWORD_ONLY if has_rest else parameter.POSITIONAL_OR_KEYWORD
         if kind not in {parameter.KEYWORD_ONLY, by_name}:
-            raise TaskError(f"{what}: the worker gives {name!r} by its name: write it behind `*` or `*args`")
+            raise TaskError(f"{what}: the worker passes {name!r} by name: write the parameter after `*` or `*args`")
         found.append((name, graph.provided(inject.provider, inject.scope)))
     return Injected(tuple(found)) if found else None
 
@@ -157,8 +157,8 @@ class _Graph:
             raise TaskError(f"{self._what}: providers need each other in a circle: {circle}")
         if path and path[-1][1] == "worker" and scope == "attempt":
             raise TaskError(
-                f'{self._what}: {_name(path[-1][0])} has the scope "worker", and needs {name}, which has the scope "attempt": its value '
-                f"would be closed before: give both the same scope"
+                f'{self._what}: {_name(path[-1][0])} has the scope "worker", but needs {name}, which has the scope "attempt" and '
+                f"is closed earlier: give both the same scope"
             )
         path.append((provider, scope))
         try:
@@ -174,7 +174,7 @@ class _Graph:
         awaits = yields_async or inspect.iscoroutinefunction(inner)
         if awaits and not self._is_async:
             raise TaskError(
-                f"{what} is async, and a `def` handler cannot await: make the handler `async def`, or the provider `def`"
+                f"{what} is async, but a `def` handler cannot await: make the handler `async def`, or the provider `def`"
             )
         takes, context = list[tuple[str, Provided]](), None
         for parameter in _parameters(provider):
@@ -203,11 +203,11 @@ class _Graph:
 
     def _check_context(self, context: Any, scope: Scope, what: str) -> None:
         if scope == "worker":
-            raise TaskError(f'{what} takes the context of a job, and the scope "worker" is for all jobs: use "attempt"')
+            raise TaskError(f'{what} takes the context of a job, but the scope "worker" is for all jobs: use "attempt"')
         needed = AsyncJobContext if self._is_async else JobContext
         if context is not needed:
             handler = "an `async def`" if self._is_async else "a `def`"
-            raise TaskError(f"{what} takes {context.__name__}, and {handler} handler has {needed.__name__}")
+            raise TaskError(f"{what} takes {context.__name__}, but {handler} handler has {needed.__name__}")
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

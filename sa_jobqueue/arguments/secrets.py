@@ -97,7 +97,7 @@ class SecretKeys:
 
         key, text = _parts(sealed)
         if key is None:
-            raise PayloadError("it is no stored secret: a key's id and a base64 text are expected")
+            raise PayloadError("it is no stored secret: expected the name of a key and a base64 text")
         if (cipher := self._ciphers.get(key)) is None:
             known = ", ".join(map(repr, self._ciphers))
             raise PayloadError(
@@ -255,7 +255,7 @@ class SecretArgument:
             raise refused(self._misfit(error)) from None
         plain = load(data)
         if next(unstorable(plain), None) is not None:
-            raise refused("the value, which is not shown, has a part that JSON in PostgreSQL cannot hold")
+            raise refused("the value, which is not shown, has a part that PostgreSQL's JSON cannot store")
         if plain is None:
             return None
         if self.mark == SENSITIVE:

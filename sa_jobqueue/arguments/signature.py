@@ -141,7 +141,7 @@ def plan_of(
             _refuse_context(injected, what)
     firsts = parameters[:given]
     if firsts != every[:given]:
-        raise TaskError(f"{what}: it is to take {_results(given)} first: write its injected parameters behind them")
+        raise TaskError(f"{what}: it takes {_results(given)} first: write its injected parameters after them")
     if len(firsts) < given or any(item.kind not in _POSITIONAL for item in firsts):
         raise TaskError(f"{what}: it is to take {_results(given)}, and its handler has too few parameters for that")
     parameters = parameters[given:]
@@ -234,7 +234,7 @@ def _context_of(
     if any(item.name == "ctx" and item.annotation is item.default is _Parameter.empty for item in parameters[:1]):
         needed = _CONTEXTS[False, is_async].__name__
         raise TaskError(
-            f"{what}: the worker gives the context to a parameter that is annotated: annotate 'ctx' with {needed}"
+            f"{what}: the worker passes the context only to an annotated parameter: annotate 'ctx' with {needed}"
         )
     return None, set()
 

@@ -62,7 +62,7 @@ def doctor(
 
     sa-jobqueue doctor --max-wait 10m --json
 
-    With --before-deploy it makes other checks in place of these. They compare the waiting jobs, and triggers, with the new code, which --app names.
+    With --before-deploy it runs other checks instead. They compare the waiting jobs, and triggers, with the new code of --app.
 
     sa-jobqueue doctor --before-deploy --app shop
     """

@@ -57,9 +57,7 @@ class CallOptions(Options):
     units: Annotated[int | None, typer.Option(metavar="N", help="How much of a rate a job takes. Default: 1.")] = None
     unit: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="UNIT=N", help="How much of a named unit a job takes, as in tokens=1800. Can be repeated."
-        ),
+        typer.Option(metavar="UNIT=N", help="The named units that a job takes, such as tokens=1800. Can be repeated."),
     ] = None
 
 

@@ -128,7 +128,7 @@ def set_(
         list[str] | None,
         typer.Option(
             metavar="UNIT=N/TIME[:BURST]|none",
-            help="Named units that may start in a time: tokens=200000/1m:5000. Repeatable; replaces all of them.",
+            help="A rate of a named unit, with a burst: tokens=200000/1m:5000. Can be repeated; replaces all rates of named units.",
         ),
     ] = None,
     key_running: Annotated[
@@ -151,7 +151,7 @@ def set_(
         typer.Option(metavar="CHOICE", help=f"What happens to jobs whose key is at its limit: {_WHEN_FULL}."),
     ] = None,
     share: Annotated[
-        str | None, typer.Option(metavar="starts|time", help="What keys get equal shares of. Default: starts.")
+        str | None, typer.Option(metavar="starts|time", help="What the keys share equally. Default: starts.")
     ] = None,
     weight: Annotated[
         int | None,
@@ -189,7 +189,7 @@ def set_(
         of_keys["share"] = checked_share(share)
     if target.key is not None and of_keys:
         raise ConfigurationError(
-            "--key takes --running, --rate, --burst, --unit-rate and --weight; the others are for all keys of a queue or task"
+            "--key takes --running, --rate, --burst, --unit-rate and --weight; the other options are for all keys of a queue or task"
         )
     if weight is not None:
         if target.key is None:

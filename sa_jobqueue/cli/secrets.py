@@ -37,8 +37,8 @@ def rotate(
 ) -> None:
     """Encrypt the secret arguments of jobs, schedules and callbacks of workflows with the current key.
 
-    Before, give the new key to all processes, and make it current. Secret arguments that are still in clear are encrypted, too. Archived jobs stay as they
-    are. When no row is left, the old key can go.
+    First add the new key in all processes, and make it current. The command also encrypts secret arguments that are still in clear. It does not change archived
+    jobs. When it prints 0 for all kinds of rows, remove the old key.
 
     sa-jobqueue secrets rotate --app shop.tasks
     """

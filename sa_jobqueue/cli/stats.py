@@ -274,7 +274,9 @@ def workers(config: Config, *, json: Json = False) -> None:
 
 def set_slots_(
     config: Config,
-    name: Annotated[str, typer.Argument(metavar="WORKER", help="HOST:PID as `workers` shows it, or the worker's id.")],
+    name: Annotated[
+        str, typer.Argument(metavar="WORKER", help="The worker's HOST:PID, as `workers` shows it, or its id.")
+    ],
     *,
     queue: Annotated[
         list[str],
@@ -291,8 +293,8 @@ def set_slots_(
 ) -> None:
     """Set the slots of a running worker, until its process ends: a process that takes its place begins with its own options.
 
-    Jobs that run go on. A worker notices within 20 s. It refuses more slots than the database or its pool has connections for. Exit code
-    1: the worker refused, or has not answered; a worker that has not answered may still follow.
+    Running jobs go on. The worker notices within 20 s. It refuses more slots than the database or its pool has connections for. Exit code
+    1: the worker refused, or has not answered yet; in the second case it may still change its slots.
 
     sa-jobqueue workers set web-1:4711 --queue mail=20
     sa-jobqueue workers set web-1:4711 --queue bulk=0 --queue mail=5
@@ -326,12 +328,12 @@ def set_slots_(
     elif answer == "left":
         note(f"{name} has left")
     elif answer == "replaced":
-        note(f"{name}: another request has set other slots meanwhile; `sa-jobqueue workers` shows what is wanted")
+        note(f"{name}: another request has replaced this request; `sa-jobqueue workers` shows the wanted slots")
     elif not wait:
         say(f"asked {name} for {slots_wanted({'slots': slots}).removesuffix(' wanted')}; it notices within 20 s")
     else:
         note(
-            f"{name} has not answered yet; it follows when it next renews its row. `sa-jobqueue workers` shows what is wanted"
+            f"{name} has not answered yet; it changes its slots when it next renews its row. `sa-jobqueue workers` shows the wanted slots"
         )
     if wait and answer != "set":
         raise typer.Exit(1)

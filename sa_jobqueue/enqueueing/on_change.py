@@ -295,8 +295,8 @@ def _argument(rule: Rule, state: InstanceState[Any]) -> object:
 def _call(rule: Rule, instance: object, depth: int) -> Call:
     if depth > MAX_DEPTH:
         raise TaskError(
-            f"{rule}: {MAX_DEPTH} jobs in a row were enqueued by changes, each by the handler of the job before: a handler makes the change that "
-            "enqueues its own task again; let it change the column only where that is needed"
+            f"{rule}: {MAX_DEPTH} jobs in a row were enqueued by changes, each by the handler of the job before: a handler's change "
+            "enqueues its own task again; change the column only if necessary"
         )
     return rule.task.call(instance).with_meta(**{CHANGE_DEPTH: depth}).completed(flushed=True)
 

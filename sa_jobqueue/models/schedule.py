@@ -157,7 +157,7 @@ class Schedule(Base):
                 "a schedule takes objects with the task, schedule(rule, task, order), and not in a call"
             )
         if getattr(call, "after", None) is not None:
-            raise OptionError("a schedule enqueues its jobs after no other job: take it off, after=False")
+            raise OptionError("a schedule's jobs cannot wait for another job: set after=False")
         if getattr(call, "columns", None):
             raise OptionError(
                 "columns of your own are not filled for the jobs of a schedule: give the column a server_default, or leave it out"

@@ -361,5 +361,5 @@ def _check(limits: KeyLimits | Limits) -> None:
     object.__setattr__(limits, "rates", tuple(rates) or None)
     if len({(one.unit, one.per) for one in rates}) < len(rates):
         raise OptionError(
-            "limits: rates has two rates of one unit and one period: only the lower would count, so take the other off"
+            "limits: rates has two rates with one unit and one period: only the lower would count, so remove the higher rate"
         )

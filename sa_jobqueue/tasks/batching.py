@@ -73,7 +73,7 @@ def checked_batching(batch: object, others: Mapping[str, object]) -> Batching | 
 
 _WHY: Mapping[str, str] = {
     'executor="process"': "a batch runs in the worker's process, in one transaction",
-    "keep_logs=True": "it keeps the log lines of one job, and the handler of a batch logs for many",
+    "keep_logs=True": "it keeps the log lines of one job, but the handler of a batch logs for many jobs",
     "dry_run=True": "a trial runs one job",
     "rescue=False": "after a failure the jobs of a batch run again, in halves, so a batch is not for jobs that must not run twice",
 }

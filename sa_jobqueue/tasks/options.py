@@ -372,7 +372,7 @@ class Enqueueable:
             args, subject, waiting = self._about(args)
         if plain:
             if options.after is not None:
-                raise OptionError(f"a schedule enqueues {self.name!r} after no other job: take it off, after=False")
+                raise OptionError(f"a schedule's jobs cannot wait for another job: set after=False for {self.name!r}")
             if options.subject:
                 raise OptionError(f"a schedule enqueues {self.name!r} without a subject: take it off, subject=False")
             if waiting is not None:

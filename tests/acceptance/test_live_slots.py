@@ -103,9 +103,9 @@ def test_slots_that_a_worker_cannot_have_are_refused_and_listed_with_the_reason(
     with shop.work("--queue=default=1", "--lease=3"):
         refused = set_(shop, "default=9000")
         assert (refused["answer"], refused["slots"]) == ("refused", {"default": 1})
-        assert "9000 slots want 9003 connections" in refused["wanted"]["refused"]
+        assert "9000 slots need up to 9003 connections" in refused["wanted"]["refused"]
         shown = invoke("workers", url=shop.url)
-        assert "default=9000 refused: 9000 slots want 9003 connections" in shown.stderr
+        assert "default=9000 refused: 9000 slots need up to 9003 connections" in shown.stderr
         assert "no queue would be left" in set_(shop, "default=0")["wanted"]["refused"]
         assert "'*'" in set_(shop, "*=5")["wanted"]["refused"]
         assert set_(shop, "default=2")["wanted"] is None

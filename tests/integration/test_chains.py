@@ -100,7 +100,7 @@ def test_what_makes_many_jobs_takes_no_job_to_wait_for(ship: AnyTask) -> None:
         with pytest.raises(OptionError, match=r"after= is for session\.add"):
             refused()
     for refused in (lambda: Schedule(every(60), late, "x"), lambda: Schedule(every(60), late.call("x"))):
-        with pytest.raises(OptionError, match="after no other job: take it off, after=False"):
+        with pytest.raises(OptionError, match="cannot wait for another job: set after=False"):
             refused()
     assert late.options(after=False).call("x").after is None
     with pytest.raises(OptionError, match=r"after must be a job, enqueue\(...\), or False, not 7"):

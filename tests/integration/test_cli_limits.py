@@ -94,7 +94,7 @@ def test_set_is_for_a_task_or_a_key_too(engine: Engine, url: str) -> None:
         (["sync", "--when-full", "drop"], "when_full must be one of wait, drop_newest"),
         (["sync", "--weight", "5"], "--weight is the weight of a key: give --key with it"),
         (["sync", "--key", "42", "--weight", "0"], "weight must be an integer from 1 to 1,000, not 0"),
-        (["sync", "--key", "42", "--strict"], "the others are for all keys of a queue or task"),
+        (["sync", "--key", "42", "--strict"], "the other options are for all keys of a queue or task"),
         (["sync", "--key", "", "--running", "5"], "key must have 1 to 200 characters, not 0"),
         (["", "--running", "5"], "the queue's name must have 1 to 200 characters, not 0"),
         (["--running", "5"], "Missing argument 'NAME'"),

@@ -470,7 +470,7 @@ def test_wrong_uses_of_steps_say_what_to_do(engine: Engine, registry: Registry) 
     for message, expected in zip(
         messages,
         [
-            "inside of step 'outer'",
+            "inside step 'outer'",
             "1 to 200",
             "task 'nested', step 'thing': its result",
             "with its zone",

@@ -338,7 +338,7 @@ def test_a_block_that_is_recorded_may_fail_when_it_runs_again(engine: Engine, ur
         with ctx.step_session("mark") as session:
             keys.append(ctx.idempotency_key)
             session.execute(delete).scalar_one()
-            with pytest.raises(StepError, match="inside of step"):
+            with pytest.raises(StepError, match="inside step"):
                 ctx.step("inner", str)
         if ctx.attempt == 1:
             raise RuntimeError

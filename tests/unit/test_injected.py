@@ -85,13 +85,13 @@ def before_more(client: Annotated[Client, Inject(get_client)], *orders: int) -> 
     ("handler", "said"),
     [
         (in_circle, "third -> fourth -> third"),
-        (awaits_in_vain, "its provider get_async is async, and a `def` handler cannot await"),
+        (awaits_in_vain, "its provider get_async is async, but a `def` handler cannot await"),
         (awaits_below, "its provider get_async is async"),
-        (shares_what_is_closed, 'outlives has the scope "worker", and needs get_client, which has the scope "attempt"'),
+        (shares_what_is_closed, 'outlives has the scope "worker", but needs get_client, which has the scope "attempt"'),
         (shares_a_context, "its provider takes_context takes the context of a job"),
-        (has_another_context, "takes_context takes JobContext, and an `async def` handler has AsyncJobContext"),
+        (has_another_context, "takes_context takes JobContext, but an `async def` handler has AsyncJobContext"),
         (gives_no_argument, "its provider takes_order needs 'order'"),
-        (by_position, "gives 'client' by its name"),
+        (by_position, "passes 'client' by name"),
     ],
 )
 def test_what_cannot_work_is_refused_at_the_declaration(handler: Callable[..., Any], said: str) -> None:
@@ -103,10 +103,10 @@ def test_what_cannot_work_is_refused_at_the_declaration(handler: Callable[..., A
 @pytest.mark.parametrize(
     ("handler", "said"),
     [
-        (before_more, "gives 'client' by its name: write it behind"),
+        (before_more, "passes 'client' by name: write the parameter after"),
         (uses_fastapi, r"'client' has .*Depends.*: write Inject\(provider\)"),
         (forgets_the_call, r"'client' has <class .*Inject'>.*: write Inject\(provider\)"),
-        (lambda client=INJECTED: None, r"'client' has the default INJECTED, and its annotation has no Inject"),
+        (lambda client=INJECTED: None, r"'client' has the default INJECTED, but its annotation has no Inject"),
     ],
 )
 def test_the_rest_is_refused_when_the_task_is_resolved(handler: Callable[..., Any], said: str) -> None:
@@ -136,11 +136,11 @@ def test_an_injected_parameter_is_no_argument() -> None:
 
     assert enqueue(sends, 7).args == {"order": 7}
     assert (sends.parameters.names, dict(sends.defaults)) == (("order", "note"), {"note": ""})
-    with pytest.raises(PayloadError, match="argument client is injected: the worker gives it"):
+    with pytest.raises(PayloadError, match="argument client is injected: the worker provides the value"):
         enqueue(sends, 7, client=Client())
     with pytest.raises(PayloadError, match="takes 1 positional argument, 2 were given"):
         enqueue(sends, 7, Client())
-    with pytest.raises(PayloadError, match="argument client is injected: the worker gives it"):
+    with pytest.raises(PayloadError, match="argument client is injected: the worker provides the value"):
         sends.decode('{"order": 7, "client": 8}')
     for refused in (partial(enqueue, sends_anything, client=8), partial(sends_anything.decode, '{"client": 8}')):
         with pytest.raises(PayloadError, match="argument client is injected"):
@@ -160,7 +160,9 @@ def test_a_provider_may_be_declared_further_down() -> None:
 def test_a_direct_call_without_the_value_says_what_to_do() -> None:
     """As a unit test of a handler makes it."""
     assert repr(INJECTED) == "INJECTED"
-    with pytest.raises(AttributeError, match=r"asked for \.post\): in a direct call, pass it by its name"):
+    with pytest.raises(
+        AttributeError, match=r"attribute \.post\): in a direct call of the handler, pass the value by name"
+    ):
         INJECTED.post(7)
 
 

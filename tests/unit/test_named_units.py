@@ -37,7 +37,7 @@ def test_the_first_rate_without_a_unit_is_in_the_columns() -> None:
         (lambda: Limits(rate=Rate(3), rates=[Rate(4)]), "rate and rates exclude each other"),
         (lambda: Limits(rates=[3]), r"rates must be a list of Rate\(count, per=seconds\) or None, not \[3\]"),  # type: ignore[list-item]
         (lambda: KeyLimits(rates="3"), "rates must be a list"),  # type: ignore[arg-type]
-        (lambda: Limits(rates=[Rate(3, unit="a"), Rate(4, unit="a")]), "two rates of one unit and one period"),
+        (lambda: Limits(rates=[Rate(3, unit="a"), Rate(4, unit="a")]), "two rates with one unit and one period"),
         (lambda: set_limit("llm", rate=Rate(3, unit="a")), r"rate is the rate without a unit: write rates=\["),
         (lambda: ask.options(units={"tokens": 0}), "units: 'tokens' must be an integer from 1 to 999,999,999, not 0"),
         (lambda: ask.options(units={"": 1}), "a unit must be a name"),

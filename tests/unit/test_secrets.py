@@ -128,7 +128,7 @@ def test_no_message_has_a_secret(sync: AnyTask, registry: Registry) -> None:
     assert f"argument token: {hidden} does not fit str | None (string_type)" in refusal(sync, 1, [VALUE])
     assert f"argument email: {hidden} does not fit str (string_type)" in refusal(sync, 1, "t", email={VALUE: 1})
     assert f"argument spare: {hidden} does not fit Any (ValueError)" in refusal(sync, 1, "t", spare=SecretStr(VALUE))
-    assert "has a part that JSON in PostgreSQL cannot hold" in refusal(sync, 1, f"{VALUE}\0")
+    assert "has a part that PostgreSQL's JSON cannot store" in refusal(sync, 1, f"{VALUE}\0")
     # A call with its arguments in a wrong order.
     assert "argument n: input should be a valid integer, got a str, which is not shown" in refusal(sync, VALUE, "x")
     assert "argument n is missing" in refusal(sync, token=VALUE)

@@ -43,7 +43,7 @@ def check_new_tasks(examination: Examination) -> Finding:
     if lost:
         advice = "give a renamed task its old name: @task(aliases=[...]); or deploy when these jobs have ended"
         faults.append(("problem", f"the application does not have: {_told(lost)}", advice))
-    return found("new-tasks", "the application has the task of all that waits", *faults, unknown=len(lost))
+    return found("new-tasks", "the application has the tasks of all waiting jobs", *faults, unknown=len(lost))
 
 
 def check_new_versions(examination: Examination) -> Finding:
@@ -56,14 +56,14 @@ def check_new_versions(examination: Examination) -> Finding:
             late[f"{versioned(task, version)}, and the application has version {of.version}"] = what
     faults: list[Fault] = []
     if late:
-        advice = "workers of this application leave such jobs alone until newer workers come back"
+        advice = "workers of this application give such jobs back; only newer workers run them"
         faults.append(("problem", f"a newer version waits: {_told(late)}", advice))
     for task in known:
         try:
             task.upcasts.check()
         except TaskError as error:
             faults.append(("problem", str(error), "workers of this application do not start without it"))
-    return found("new-versions", "the application reads the arguments of all that waits", *faults, newer=len(late))
+    return found("new-versions", "the application can read the arguments of all waiting jobs", *faults, newer=len(late))
 
 
 def check_new_steps(examination: Examination) -> Finding:
@@ -108,7 +108,7 @@ def check_new_triggers(examination: Examination) -> Finding:
         advice = "execute the statements of on_change_sql(task), in a migration"
         faults.append(("problem", f"no trigger, or a disabled trigger: {listed(list(map(escaped, missing)))}", advice))
     if others := [f"{escaped(row.tgname)} on {escaped(row.table)}" for row in rows if row.tgname not in declared]:
-        advice = "drop them, unless they are another application's: they go on enqueueing"
+        advice = "drop them, unless they belong to another application: they still enqueue jobs"
         faults.append(("notice", f"the application has no rule for triggers of on_change: {listed(others)}", advice))
     well = "the triggers of on_change are there" if needed else "the application has no triggers of on_change"
     return found("new-triggers", well, *faults, missing=len(missing), left=len(others))

@@ -131,9 +131,7 @@ class Engines:
         """
         if slots <= now:
             return
-        wants = (
-            f"{slots} slots want {slots + SERVICE_CONNECTIONS} connections, if every handler uses ctx.session at once;"
-        )
+        wants = f"{slots} slots need up to {slots + SERVICE_CONNECTIONS} connections, one for the ctx.session of each handler;"
         if slots + SERVICE_CONNECTIONS > self._limit:
             raise ConfigurationError(f"{wants} the server allows {self._limit} (max_connections)")
         ours = [*self._ours, *(engine.sync_engine for engine in self._ours_async)]
@@ -144,7 +142,7 @@ class Engines:
             most = None if engine in ours else most_of(engine.pool)
             if most is not None and most < slots + besides:
                 raise ConfigurationError(
-                    f"{wants} the pool of the engine that the application gave allows {most} (pool_size and max_overflow)"
+                    f"{wants} the pool of the application's engine allows {most} (pool_size and max_overflow)"
                 )
         for engine in ours:
             widen(engine.pool, slots)

@@ -58,8 +58,8 @@ class AllSlots(dict[str, "Slots"]):
         for name, limit in wanted.items():
             if (EVERY_QUEUE in before or name == EVERY_QUEUE) and bool(limit) != (name in before):
                 raise ConfigurationError(
-                    f"--queue {name}={limit}: a running worker can neither begin nor stop to serve all queues by '*', and beside '*' "
-                    "its other queues stay; start it with other options"
+                    f"--queue {name}={limit}: a running worker cannot add or remove '*', and a worker with '*' cannot add or "
+                    "remove other queues; start the worker with other options"
                 )
         after = {**before, **wanted}
         if not any(after.values()):

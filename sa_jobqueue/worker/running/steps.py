@@ -358,7 +358,7 @@ class Steps:
         """The full name of the next step of this name. Call it on the handler's thread or loop, which has the order of the calls."""
         if (inside := current_step.get()) is not None and inside[0] == self._job.id:
             raise StepError(
-                f"step {name!r} was begun inside of step {inside[1]!r}: steps do not nest; call them one after the other"
+                f"step {name!r} was begun inside step {inside[1]!r}: steps do not nest; call them one after the other"
             )
         self._refuse_new(name)
         with self._naming:
