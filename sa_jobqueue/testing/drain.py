@@ -64,17 +64,17 @@ def drain(
 ) -> Any:
     """Run the due jobs in turn, in the session's own transaction, until no job is due. Returns the jobs that ran.
 
-    `session`: of an `AsyncSession` the call is awaited. It is flushed before, and its objects show afterwards what the jobs have
-    written. Nothing is committed: where a worker would commit there is a savepoint, and what a handler that fails has written is
-    undone to it. So all of it goes with a rollback of the session.
+    `session`: with an `AsyncSession`, await the call. The session is flushed before, and its objects show the writes of the jobs
+    afterwards. Nothing is committed: where a worker would commit there is a savepoint, and the writes of a failed handler are
+    rolled back to it. So a rollback of the session undoes all writes.
 
     Handlers get a session of their own, as in production, on the session's connection. Both kinds of handlers run with both kinds of
     session. Schedules that are due enqueue their jobs first, and jobs whose lease has run out are rescued.
 
     A job that waits is suspended (`Ran.waits_for`). It goes on in this drain if its signal was sent, or the jobs that it waits for have ended.
 
-    `queues`: whose jobs to run; None: those of all queues. `registry`: the tasks. `raise_errors`: raise what a handler has raised, when
-    what became of its job is written; False: leave it to the retry policy, and to `Drained.errors`. `most`: how many jobs, because a job that enqueues itself would go on forever.
+    `queues`: the queues whose jobs run; None: all queues. `registry`: the tasks. `raise_errors`: raise the exception of a handler after its
+    outcome is written; False: only apply the retry policy, and list it in `Drained.errors`. `most`: the most jobs, because a job that enqueues itself would go on forever.
     `job`: the class of the jobs, if it is not the registry's.
 
     Raises TaskError for a job whose task the registry does not know, JobQueueError if more than `most` jobs are due.
@@ -153,7 +153,7 @@ def check_replay(
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The session of a test. `on`: does work that uses its connection. `is_async`: whether it is that of an `AsyncSession`."""
+    """The session of a test. `on`: runs a function that uses its connection. `is_async`: whether it belongs to an `AsyncSession`."""
 
     session: Session
     on: On
@@ -170,7 +170,7 @@ class _Place:
 def _done(
     session: Session | AsyncSession, work: Callable[[_Place], Coroutine[Any, Any, T]]
 ) -> T | Coroutine[Any, Any, T]:
-    """What `work` returns, or for an `AsyncSession` its coroutine."""
+    """The result of `work`, or its coroutine for an `AsyncSession`."""
     if isinstance(session, AsyncSession):
         run_sync = session.run_sync
         return work(_Place(session.sync_session, lambda act: run_sync(lambda _: act()), is_async=True))

@@ -1,6 +1,6 @@
-"""Running jobs where the test is, on the connection of its session: claims, handlers and outcomes as a worker's, one job or batch at a time.
+"""Run jobs in the test's process, on the connection of its session: claim, call and record like a worker, one job or batch at a time.
 
-What differs from a worker: all of it is one transaction, that of the session, with savepoints where a worker commits; a `def` handler
+Differences to a worker: everything happens in the session's transaction, with savepoints where a worker commits; a `def` handler
 has no timeout; and a job of `executor="process"` runs in this process.
 """
 
@@ -189,8 +189,8 @@ class Inline(JoinedRuns[Ran]):
         return None if row is None else ClaimedJob._make(row)
 
     def unit(self, run: Run, *, alone: bool) -> Run:
-        """What runs in the handler's call with this job: of a batch task, also the jobs of the task that a worker would start next, unless it is
-        to run `alone`.
+        """The runs in the handler's call with this job. For a batch task, they include the task's jobs that a worker would start next, unless
+        `alone`.
         """
         if not isinstance(run, Member):
             return run

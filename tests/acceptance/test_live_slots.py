@@ -99,7 +99,7 @@ def test_a_process_that_begins_again_has_its_own_options(shop: Shop) -> None:
 
 
 def test_slots_that_a_worker_cannot_have_are_refused_and_listed_with_the_reason(shop: Shop) -> None:
-    """The worker's own slots stay, and a later wish replaces the refused one."""
+    """The worker keeps its slots, and a later request replaces the refused request."""
     with shop.work("--queue=default=1", "--lease=3"):
         refused = set_(shop, "default=9000")
         assert (refused["answer"], refused["slots"]) == ("refused", {"default": 1})
@@ -137,7 +137,7 @@ def test_the_command_tells_when_a_later_request_has_replaced_its_slots(slots: An
 
 
 def test_a_worker_is_named_by_its_place_or_its_id(shop: Shop) -> None:
-    """A name that no worker has, or two have, is refused with the workers that there are. The audit has a request that was made."""
+    """An unknown or ambiguous name is refused with a list of the workers. The audit has accepted requests."""
     common = {"host": "web-1", "pid": 1, "queues": ["mail"], "concurrency": 4, "version": "1", "slots": {"mail": 4}}
     alone = invoke("workers", "set", "web-1:1", "--queue=mail=1", url=shop.url)
     assert "there is no worker 'web-1:1'; no worker runs\n" in alone.stderr

@@ -101,7 +101,7 @@ def test_a_worker_does_not_drain_for_some_of_its_jobs(engine: Engine, scene: Sce
 
 
 def test_an_operator_sets_the_slots_of_a_worker(engine: Engine, scene: Scene) -> None:
-    """The page says what is wanted, and why the worker refuses it. The audit has it. A page of another site can ask for nothing."""
+    """The page shows the wanted slots and the reason of a refusal. The audit has the request. Forms of other sites are refused."""
     viewer = Viewer(engine, Access.OPERATE.named("ada"))
     form = {"worker": str(scene.live), "queue": "mail", "slots": "20"}
     refused = viewer.client.post("/act/set_slots", data=form, headers={"sec-fetch-site": "cross-site"})

@@ -60,7 +60,7 @@ def followed(engine: Engine, id: int) -> list[Job]:
 def test_a_worker_without_the_tasks_that_rescues_a_job_for_the_last_time_enqueues_its_follow_up(
     engine: Engine, database_url: str, tmp_path: Path
 ) -> None:
-    """All that is needed stands in the row of the job, whose worker was killed by `kill -9`."""
+    """The row of the job names its follow-up, so another worker enqueues it after `kill -9`."""
     (tmp_path / "dying.py").write_text(APP)
     (tmp_path / "other.py").write_text(OTHER)
     long_healthy(engine, 2.0)

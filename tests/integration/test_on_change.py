@@ -190,7 +190,7 @@ def test_any_change_of_the_column_counts_without_a_value(tables: Engine) -> None
 
 
 def test_what_is_rolled_back_enqueues_nothing(tables: Engine) -> None:
-    """A savepoint takes the jobs of its own changes with it."""
+    """A rollback to a savepoint also undoes the jobs of its changes."""
     with Session(tables) as session:
         session.add(Invoice(status="paid"))
         session.flush()
@@ -216,7 +216,7 @@ def test_subclasses_and_composite_keys(tables: Engine) -> None:
 
 
 def test_a_change_by_a_listener_of_the_application_counts(tables: Engine) -> None:
-    """The flush is looked at when it has written everything."""
+    """The rule is applied after the flush has written all rows."""
 
     def pay(session: Session, *_: object) -> None:
         for instance in session.new:
@@ -231,7 +231,7 @@ def test_a_change_by_a_listener_of_the_application_counts(tables: Engine) -> Non
 
 
 def test_a_listener_that_sets_the_value_again_makes_no_change(tables: Engine) -> None:
-    """Also where the session had not loaded the value: the flush reads the old value when the listeners are done."""
+    """Also if the session had not loaded the value: the flush reads the old value after the listeners have run."""
 
     def send(session: Session, *_: object) -> None:
         for instance in session.dirty:

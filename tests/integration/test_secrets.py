@@ -93,7 +93,7 @@ def sync(keys: Registry, got: list[Any]) -> AnyTask:
 
 
 def dumped(engine: Engine) -> str:
-    """All rows of jobs, schedules, callbacks and the archive as text: what a backup has."""
+    """All rows of jobs, schedules, callbacks and the archive as text, as in a backup."""
     tables = ("job", "schedule", "workflow_callback", "archived_job")
     with engine.connect() as connection:
         return "".join(

@@ -63,7 +63,7 @@ class Timeouts:
                 self.claimer.wake()
 
     def _give_up(self, run: Run, *, blocked: bool) -> None:
-        """Give up an attempt: that of a batch with all its jobs at its timeout, that of a job in it alone at the job's deadline."""
+        """Give up an attempt: a batch with all its jobs at its timeout, a single job of a batch at the job's deadline."""
         slots, error, note = self.all_slots[run.job.queue], timed_out(run), _goes_on(run, blocked=blocked)
         give_up = partial(self.executor.give_up, run, Failed(error, describe(error)))
         runs, stuck = [run], run

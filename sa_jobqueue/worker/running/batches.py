@@ -91,7 +91,7 @@ class BatchCall(Call):
         return (context, *args), kwargs
 
     def _load(self, session: Session, wanted: Sequence[Reference]) -> None:
-        """Put the objects in place of the references. Leave out the jobs whose object is missing, or has another version. Raises Mixed."""
+        """Replace references by loaded objects. Leave out jobs whose object is missing or has another version. Raises Mixed."""
         refused: dict[int, Exception] = {}
         load(session, wanted, lambda reference, error: refused.update({id(reference): error}))
         for run, given in list(self._arguments.items()):
@@ -126,7 +126,7 @@ class BatchCall(Call):
         }
 
     def settle_all(self) -> list[Member]:
-        """The runs whose outcomes this call decides: other threads may have given some up."""
+        """The runs whose outcomes this call decides, without runs that other threads have given up."""
         if self.ours is None:
             self.ours = [run for run in self.run.runs if run.settle()]
         return self.ours
@@ -154,16 +154,16 @@ class BatchCall(Call):
         ]
 
     def error_of(self, run: Run) -> BaseException | None:
-        """The exception for a job that the handler has singled out."""
+        """The exception for a job of `ctx.fail` or `ctx.retry`."""
         return self.run.singled_out.get(run.job.id)
 
     def take_failures(self) -> list[tuple[Member, BaseException]]:
-        """The jobs that are not in the call, and why; the second time none."""
+        """The jobs that are left out of the call, with their exceptions. A second call returns no jobs."""
         failures, self._failures = self._failures, []
         return failures
 
     def parts(self, error: BaseException) -> list[list[Member]]:
-        """The runs of the batches that are next after the handler has raised `error`; none: it is the error of each job."""
+        """The runs of the next batches after the handler raised `error`. Empty if `error` is the outcome of all jobs."""
         runs = self.run.runs if self.ours is None else self.ours
         parts: dict[Any, list[Member]] = {}
         if isinstance(error, Mixed):
@@ -185,7 +185,7 @@ class BatchCall(Call):
 
 
 class BatchExecutor(Executor):
-    """Runs batches. `runs`: all that the worker holds. `all_slots`: where a batch that runs again waits."""
+    """Runs batches. `runs`: all runs of the worker. `all_slots`: the slots in which a batch waits to run again."""
 
     def __init__(self, sessions: Sessions, *, runs: Runs, all_slots: AllSlots, **options: Any) -> None:
         super().__init__(sessions, **options)
@@ -211,7 +211,7 @@ class BatchExecutor(Executor):
         return None
 
     def _succeed(self, call: BatchCall, value: Any) -> None:
-        """The handler has returned `value`: commit what it wrote together with the completions, or begin again."""
+        """After the handler returned `value`: commit its writes together with the completions, or run the batch again."""
         runs = call.run.runs
         if call.is_left_early(value):
             call.close()
@@ -233,7 +233,7 @@ class BatchExecutor(Executor):
         call.tell("completed", None)
 
     def _fail(self, call: BatchCall, error: BaseException, *, released: bool = False) -> None:
-        """The handler has raised `error`, or what it wrote could not be committed. `released`: the loop is ending."""
+        """After the handler raised `error`, or its writes could not be committed. `released`: the loop is ending."""
         call.close(failed=not isinstance(error, (HandlerOutcome, Mixed)))
         self._end_failures(call)
         transaction, batch, runs = call.transaction, call.run, call.settle_all()
@@ -280,7 +280,7 @@ class BatchExecutor(Executor):
     # ---- the end of a batch
 
     def _end_all(self, call: BatchCall, endings: Sequence[RunEnding], error: BaseException | None = None) -> None:
-        """End the jobs, and the attempt of their call as that of the first job."""
+        """End the jobs. The attempt of the call ends as the first job does."""
         self._end_failures(call)
         for run, ending in zip(call.settle_all(), endings, strict=True):
             self._end(run, ending, error)
@@ -290,7 +290,7 @@ class BatchExecutor(Executor):
             call.tell("released", None)
 
     def _end_failures(self, call: BatchCall) -> None:
-        """End the jobs that were not in the call."""
+        """End the jobs that were left out of the call."""
         for run, error in call.take_failures():
             if run.settle():
                 self._end(run, self._judge_one(run, error), error)

@@ -69,9 +69,9 @@ def _group_of(job: ClaimedJob, task: Task[Any, Any, Any]) -> Group:
 
 
 class BatchRun(Run):
-    """Jobs of one task that run in one call. It takes their slot, and their handler is called for it; it has no outcome of its own.
+    """Jobs of one task that run in one call of the handler and take one slot. Each job has its own outcome.
 
-    The slots' lock protects `runs` until a runner has taken it. After that the runner alone changes them; maintenance reads them.
+    The slots' lock protects `runs` until a runner has taken the batch. Afterwards only the runner changes them; maintenance reads them.
     """
 
     __slots__ = ("_first", "_runner", "along", "key", "runs", "singled_out", "size", "start_at")
@@ -86,11 +86,11 @@ class BatchRun(Run):
         self.kind = Kind.BATCH_ASYNC if first.task.is_async else Kind.BATCH_THREAD
         self.size, self.key = batching.size, (first.job.queue, first.task.name, first.group)
         self.runs = []  # pyright: ignore[reportIncompatibleMethodOverride]
-        # When it starts although it is not full. Under the slots' lock, as `arrived`: when it could start.
+        # The time at which the batch starts even if it is not full, and `arrived`, from which it could start. Under the slots' lock.
         self.start_at = monotonic() + batching.seconds
-        # By job, what the handler has called for single jobs, by `ctx.fail` and `ctx.retry`.
+        # The exceptions and outcomes from `ctx.fail` and `ctx.retry`, by job.
         self.singled_out: dict[int, BaseException] = {}
-        # How many jobs share its slot with the first. Under the slots' lock.
+        # The number of jobs that share the slot of the first job. Under the slots' lock.
         self.along = 0
         self.add(first)
 
@@ -116,7 +116,7 @@ class BatchRun(Run):
         return now
 
     def begin_attempt(self) -> Attempt:
-        """The attempt of the batch. Each job has callbacks of its own for its end. Raises JobStopped if all jobs were given up meanwhile."""
+        """The attempt of the batch. Each job also has its own callbacks. Raises JobStopped if all jobs were given up meanwhile."""
         attempts: list[AttemptEnd] = []
         for run in self.runs:
             run.attempt_end = attempt = AttemptEnd(run.job)
@@ -227,7 +227,7 @@ class Gathering:
             del self._open[batch.key]
 
     def take(self, units: Iterable[Run]) -> list[Run]:
-        """Let batches take no more jobs. Returns the runs of the jobs in these batches and other runs."""
+        """Close batches for more jobs. Returns the runs of the jobs in these batches and other runs."""
         for unit in units if self._open else ():
             if isinstance(unit, BatchRun):
                 self.taken(unit)

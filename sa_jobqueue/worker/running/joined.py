@@ -134,7 +134,7 @@ class JoinedTransaction(HandlerTransaction):
         return True
 
     def complete(self, changes: Sequence[Change]) -> list[RunEnding]:
-        """Keep what the handler wrote, together with `changes`; if a claim is no longer valid, nothing."""
+        """Keep the handler's writes together with `changes`, or nothing if a claim is no longer valid."""
         self._come_back()
         self.session.flush()
         if self.session.autobegin or self.session.in_transaction():
@@ -362,7 +362,7 @@ class JoinedRuns(Generic[R]):
         return connection_of(self._session, self._job)
 
     def run(self, unit: Run) -> list[R]:
-        """Run a `def` handler; a batch in halves where it fails. Returns the answers about its jobs."""
+        """Run a `def` handler, and a batch in halves after a failure. Returns the answers about its jobs."""
         self.answers, left = [], [unit]
         while left:
             if (call := self._begin(left.pop(0), at_once)) is not None:
@@ -375,7 +375,7 @@ class JoinedRuns(Generic[R]):
         return self.answers
 
     async def run_async(self, unit: Run, on: On) -> list[R]:
-        """`run` for an `async def` handler. `on`: does what uses the session's connection."""
+        """`run` for an `async def` handler. `on`: runs a function that uses the session's connection."""
         self.answers, left = [], [unit]
         while left:
             unit = left.pop(0)
@@ -401,7 +401,7 @@ class JoinedRuns(Generic[R]):
             await self.life.close(at_once)
 
     def _begin(self, unit: Run, on: On) -> Call | None:
-        """Make the call of the jobs that may start. None: none of them may."""
+        """Make the call of the jobs that may start; None if no job may start."""
         for run in list(unit.runs):
             if (outcome := unstarted(run)) is not None:
                 run.settled = True
@@ -449,7 +449,7 @@ class JoinedRuns(Generic[R]):
         call.tell("completed", None)
 
     def _fail(self, call: Call, error: BaseException) -> list[BatchRun]:
-        """The handler has raised `error`, or what it wrote could not be kept. What stops the test itself is raised again.
+        """After the handler raised `error`, or its writes could not be kept. Exceptions that stop the test are raised again.
 
         Returns the batches to run next.
         """
@@ -479,7 +479,7 @@ class JoinedRuns(Generic[R]):
         self.answers.append(self._told(run, self._write(self._decide(run, outcome)), error))
 
     def _decide(self, run: Run, outcome: Outcome | Lost) -> Change:
-        assert outcome is not LOST, "no other worker can have claimed the job"
+        assert outcome is not LOST, "another worker cannot have claimed the job"
         if isinstance(outcome, Completed):
             return completed(run.job, outcome, run.task.rules)
         return decide(run.job, outcome, run.task.rules, random=MIDDLE, elapsed=run.elapsed)

@@ -67,7 +67,7 @@ class HandlerTransaction:
         self._database = database if self.engine is None else self.engine.url
         self._translate, self._idle, self._store = translate or {}, idle, store
         self.committing: Mapping[int, Change] = {}
-        """By job, the changes that were sent with the commit. Empty: no commit was sent."""
+        """The changes that the commit has sent, by job. Empty if no commit was sent."""
         self._closed = self._altered = self._others = False
         self._opening, self._lock = Lock(), Lock()
         """Held while the connection is opened; and held around `_closed` with `connection`, because a task or thread that the handler
@@ -244,10 +244,10 @@ class HandlerTransaction:
             connection.execute(sa.select(sa.func.set_config("idle_in_transaction_session_timeout", value, True)))
 
     def complete(self, changes: Sequence[Change]) -> list[RunEnding]:
-        """Commit what the handler wrote together with the changes of all its jobs. If a claim is no longer valid, its ending is `LOST`, and
+        """Commit the handler's writes together with the changes of all its jobs. If a claim is no longer valid, its ending is `LOST`, and
         nothing is committed.
 
-        `ToWrite`: nothing was committed, and the change must still be written. Mostly the session was never used. In any case call `close` next.
+        `ToWrite`: nothing was committed, and the change must still be written, usually because the session was never used. In all cases call `close` next.
         """
         session = self.session
         if (connection := self._flushed()) is None:
@@ -405,7 +405,7 @@ class HandlerTransaction:
 
 
 def endings_of(changes: Sequence[Change], answers: Mapping[int, Answer]) -> list[RunEnding]:
-    """How the jobs end whose changes got these answers. If a claim was lost, the other changes are still to be written."""
+    """The endings of the jobs with these answers. If a claim was lost, the other changes must still be written."""
     is_lost = Answer.LOST in answers.values()
     endings: list[RunEnding] = []
     for change in changes:
