@@ -35,9 +35,9 @@ Callback: TypeAlias = Callable[[str, BaseException | None], object]
 class Attempt(JobFacts):
     """The attempt around which a middleware runs. The worker makes it.
 
-    The handler of a batch has one attempt, too: it has the attributes of its first job, and `jobs` has the attempts of them all, whose
-    `at_end` tells how each of them ended. That of the batch gets "completed" if what the handler wrote was committed, and "released" if the
-    batch failed, and runs again in halves.
+    The call of a batch has one attempt, with the attributes of its first job. Its `jobs` are the attempts of all jobs, whose
+    `at_end` gets the outcome of each job. The attempt of the batch ends with "completed" if the handler's writes were committed, and with "released"
+    if the batch failed and runs again in halves.
     """
 
     __slots__ = ("_began", "_jobs", "_meta")
@@ -53,7 +53,7 @@ class Attempt(JobFacts):
 
     @property
     def jobs(self) -> Sequence[Attempt]:
-        """The attempts of all jobs in the handler's call: of a batch, those of its jobs; otherwise this attempt alone."""
+        """The attempts of all jobs in the handler's call: of the jobs of a batch, or only this attempt."""
         return (self,) if self._jobs is None else self._jobs
 
     @property

@@ -75,7 +75,7 @@ def set_limit(
 ) -> sa.Executable:
     """Change limits: those that are given, as in `Limits`; the others stay. None takes a limit away. Returns the name.
 
-    The row is made where it is not there, and from now on it is the operator's: what code declares is not written over it, until
+    A missing row is created. From now on the limits are held: the limits that code declares do not replace them until
     `remove_limit`. `per_key` changes all of a key's limits. `rate` changes the rate without a unit; `rates` replaces all rates.
 
     With `key`: `running`, `rate` and `rates` hold for that key in place of `per_key`, and None means that `per_key` holds. `weight`, 1 to

@@ -30,7 +30,7 @@ _QUEUE, _TASK = sa.literal_column("'queue'", sa.Text), sa.literal_column("'task'
 def limits_said(*, limits: int = 1_000, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per queue and task that has limits or is paused, `limits` at most: `owner` and `name`; whether it is `limited`, and `held`;
     how many may run, `running`; for how many seconds it is paused, `paused`, NULL if it is not; `pause_reason`; and how many breakers are
-    `broken`, its own and those of its keys: open, or with a probe.
+    `broken`: the breakers of the task and of its keys that are not closed.
     """
     columns, keys = table_of(companions_of(job).limit).c, table_of(companions_of(job).key).c
     of_keys = sa.select(sa.func.count()).where(

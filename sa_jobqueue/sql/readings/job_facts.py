@@ -51,7 +51,7 @@ def job_facts(ids: Sequence[int], *, job: type[JobMixin] = Job) -> sa.Select[Any
     """A row for each of these ids, `asked`, in their order; its `id` is NULL if there is no such job.
 
     `now`, the database's time; `newest`, the highest id of all jobs; columns of the job, and its last `error`; `host`, `pid` and `seen_at`
-    of the worker that holds it; `version`, that of its arguments, NULL for 1. Of a job that waits: `live`, how many workers are alive, `serving`, how many of them its queue has, and
+    of the worker that holds it; `version`, the version of its arguments, NULL for 1. Of a job that waits: `live`, how many workers are alive, `serving`, how many of them its queue has, and
     `knowing`, how many of those know its task, with their `slots` for its queue and how many jobs hold these, `busy`; how many are under `pressure_on`, and
     the `pressure`; how many skip it, `refused_by`, one of them, `refused_at`, and why, `refusal`. Of a queued job: `locked_by`, the server
     process that may have locked its row, and how many jobs are `ahead` of it in its queue, or in its key: at most `MOST_AHEAD` + 1.
