@@ -17,6 +17,7 @@ from ..arguments.questions import question_of
 from ..arguments.subjects import Subject
 from ..errors import ConfigurationError, OptionError, PayloadError
 from ..models import Job, JobMixin, Wait, is_own, own_column
+from ..rules.limits import keys_said
 from ..rules.words import age, jobs_of
 from ..sql.steps import question_for
 from ..statements import insert_jobs, send_signal
@@ -58,6 +59,12 @@ class CallOptions(Options):
     unit: Annotated[
         list[str] | None,
         typer.Option(metavar="UNIT=N", help="The named units that a job takes, such as tokens=1800. Can be repeated."),
+    ] = None
+    keys: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE", help="Another key, which only limits, as in provider=openai. Can be repeated."
+        ),
     ] = None
 
 
@@ -121,11 +128,11 @@ def enqueue(
             original = connection.execute(sa.select(Job.duplicate_of).where(Job.id == job_id)).scalar_one()
         now = connection.execute(sa.select(sa.func.now())).scalar_one()
     due = now + call.run_at if isinstance(call.run_at, timedelta) else call.run_at
-    tags = jsonlib.loads(call.meta).get("tags", [])
+    tags, extras = jsonlib.loads(call.meta).get("tags", []), jsonlib.loads(call.extras or "{}")
     if json:
         print_json({
             "id": job_id, "task": call.task, "queue": call.queue, "priority": call.priority, "run_at": due,
-            "max_attempts": call.max_attempts, "key": call.key, "units": call.units, "tags": tags, "duplicate_of": original,
+            "max_attempts": call.max_attempts, "key": call.key, "keys": extras.get("keys"), "units": call.units, "tags": tags, "duplicate_of": original,
         })  # fmt: skip
         return
     typer.echo(job_id)
@@ -134,6 +141,8 @@ def enqueue(
         when = f"cancelled, as a duplicate of job {original}"
     labels = f" · {'tag' if len(tags) == 1 else 'tags'} {', '.join(tags)}" if tags else ""
     key = "" if call.key is None else f" · key {call.key}"
+    if others := keys_said(extras):
+        key += f" · {others}"
     note(f"{call.task} · queue {call.queue}{key} · priority {call.priority} · {when}{labels}")
 
 
@@ -204,6 +213,7 @@ def call_of(config: Config, given: CallOptions, *, registry: Registry | None = N
     """
     options |= asdict(given)
     name, text, named = options.pop("task"), options.pop("arguments"), options.pop("unit")
+    others = options.pop("keys")
     registry = load_registry(config) if registry is None else registry
     task = registry.get(name)
     if task is None and config.app:
@@ -215,6 +225,8 @@ def call_of(config: Config, given: CallOptions, *, registry: Registry | None = N
     target: Task[..., ..., Any] | TaskName = (TaskName(name) if task is None else task).options(**options)
     if named:
         target = target.options(units=dict(_named_units(text) for text in named))
+    if others:
+        target = target.options(keys=dict(_other_key(text) for text in others))
     if text == "-":
         if sys.stdin is None:
             raise PayloadError("the arguments must come from stdin, which is closed")
@@ -235,6 +247,13 @@ def _named_units(text: str) -> tuple[str, int]:
     if not amount.isdecimal() or not unit:
         raise OptionError(f"--unit must be a name and a number, as in tokens=1800, not {text!r}")
     return unit, int(amount)
+
+
+def _other_key(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise OptionError(f"--keys must be a name and a value, as in provider=openai, not {text!r}")
+    return name, value
 
 
 def object_of(text: str, what: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from ..rules.limits import (
     checked_weight,
     checked_when_full,
     further_rate,
+    per_said,
     rate_columns,
     rates_said,
     read_rate,
@@ -64,6 +65,27 @@ class Target(Options):
     def options(self) -> dict[str, Any]:
         """The arguments of statements that follow the name."""
         return {"key": self.key, "owner": self.owner}
+
+
+@dataclass(frozen=True)
+class ValueTarget(Target):
+    """A queue or a task, or one key of it, or one value of another key."""
+
+    of: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="KEY is a value of this other key, as in --of provider --key openai."),
+    ] = None
+
+    def __str__(self) -> str:
+        """Return the target in words: "queue llm, provider openai"."""
+        return super().__str__() if self.of is None else f"{self.owner} {self.name}, {self.of} {self.key}"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of statements that follow the name."""
+        if self.of is not None and self.key is None:
+            raise ConfigurationError(f"--of {self.of} is the name of another key: give its value with it, --key")
+        return {**super().options, "of": self.of}
 
 
 def list_(config: Config, *, json: Json = False) -> None:
@@ -113,7 +135,7 @@ _NARROW = (*_COLUMNS[:3], Column("limits", wrapped=True, least=20))
 
 def set_(
     config: Config,
-    target: Target,
+    target: ValueTarget,
     *,
     running: Annotated[
         str | None, typer.Option(metavar="N|none", help="Jobs that may run at once.", show_default=False)
@@ -166,6 +188,7 @@ def set_(
     sa-jobqueue limits set sync --running 50 --rate 500/1m --burst 50
     sa-jobqueue limits set sync --key 42 --running 3 --weight 5
     sa-jobqueue limits set llm --unit-rate tokens=200000/1m:5000
+    sa-jobqueue limits set llm --of provider --key openai --running 8
     sa-jobqueue limits set shop.sync --task --key-running 1
     """
     changes: dict[str, Any] = {}
@@ -201,11 +224,12 @@ def set_(
     _act(config, target, change_limits(target.name, changes, **target.options), "set", json=json, changes=changes)
 
 
-def remove(config: Config, target: Target, *, json: Json = False) -> None:
+def remove(config: Config, target: ValueTarget, *, json: Json = False) -> None:
     """Remove limits that `limits set` has set: the limits that code declares apply again. A pause stays.
 
     sa-jobqueue limits remove sync
     sa-jobqueue limits remove sync --key 42
+    sa-jobqueue limits remove llm --of provider --key openai
     """
     statement = remove_limit(target.name, **target.options)
     _act(config, target, statement, "removed", json=json, unchanged="has no limits that were set by hand")
@@ -299,6 +323,7 @@ def _act(
         unserved = (not touched or done in {"set", "paused"}) and not _served(connection, target)
     if json:
         result = {"action": done, "owner": target.owner, "name": target.name, "key": target.key, "touched": touched}
+        result |= {"of": target.of} if isinstance(target, ValueTarget) and target.of is not None else {}
         print_json(result if changes is None else {**result, "changes": dict(changes)})
     elif touched:
         say(cleaned(f"{done} {'limits of ' if done in {'set', 'removed'} else ''}{target}"))
@@ -360,7 +385,7 @@ def _as_json(row: Any) -> dict[str, Any]:
 
 
 def _line(row: Any) -> tuple[object, ...]:
-    of = f"{row['owner']} {row['name']}" if row["key"] is None else f"  key {row['key']}"
+    of = f"{row['owner']} {row['name']}" if row["key"] is None else f"  {row['of'] or 'key'} {row['key']}"
     running = f"{row['runs']:,}" + ("" if row["running"] is None else f" of {row['running']:,}")
     return of, running, capped(row["waits"]), _rate_text(row, ""), _of_each_key(row), _note(row)
 
@@ -386,6 +411,7 @@ def _of_each_key(row: Any) -> str:
         "" if row["max_waiting"] is None else f"{row['max_waiting']:,} waiting",
         "" if row["when_full"] == "wait" else f"if full {row['when_full']}",
         "" if row["share"] == "starts" else f"equal {row['share']}",
+        *per_said(row["per"]),
     ]
     return ", ".join(filter(None, limits))
 

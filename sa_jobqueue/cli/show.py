@@ -17,7 +17,7 @@ from ..health.one_job import StepSeen, archived_lines, read_steps, schedule_said
 from ..models import ArchivedJob, Job, Progress
 from ..rules.failures import error_text, moment_said
 from ..rules.lifecycle import LIVE, JobStatus
-from ..rules.limits import units_said
+from ..rules.limits import keys_said, units_said
 from ..rules.reasons import WaitReason
 from ..rules.words import age, duration, follow_ups_of, size
 from ..sql.chosen import reading_of
@@ -266,7 +266,7 @@ def _print_head(job: Job | ArchivedJob, reading: str, worker: str, schedule: str
     extras: dict[str, Any] = job.extras if isinstance(job.extras, dict) else {}  # by hand it may be any JSON
     units = units_said(job.units, extras)
     details = {
-        "worker": worker or None, "schedule": schedule or None, "key": job.key, "about": job.subject, "units": units, "version": extras.get("version"),
+        "worker": worker or None, "schedule": schedule or None, "key": job.key, "other keys": keys_said(extras), "about": job.subject, "units": units, "version": extras.get("version"),
         "unique key": job.unique_key, **follow_ups_of(extras),
     }  # fmt: skip
     for name, value in details.items():

@@ -14,8 +14,6 @@ from .base import Base, partial_index, vacuum_by_traffic
 #: What the `concurrency_key` of a limited task's jobs begins with, where they have no key. No key of a user's begins so.
 TASK_GROUP = "\x01"
 
-_OWNERS = "owner IN ('queue', 'task')"
-
 
 def _rate_check(table: str, prefix: str = "") -> sa.CheckConstraint:
     count, seconds, burst = (f"{prefix}rate_{part}" for part in ("count", "seconds", "burst"))
@@ -56,6 +54,8 @@ class LimitRow(Base):
     """Further rates as JSON: `unit` ("" without a name), `count`, `seconds` and `burst` of each."""
     key_rates: Mapped[list[dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
     """Further rates of each key, unless its `KeyRow` has rates."""
+    per: Mapped[dict[str, dict[str, Any]] | None] = mapped_column(JSONB(none_as_null=True))
+    """By the name of a key that only limits, as "provider": the columns of a `KeyRow` that hold for each of its values."""
     share: Mapped[str] = mapped_column(server_default=sa.text("'starts'"))
     """What the keys share equally: "starts" or "time"."""
     paused_at: Mapped[datetime | None]
@@ -74,7 +74,7 @@ class LimitRow(Base):
     """A random number, new with each change."""
 
     __table_args__ = (
-        sa.CheckConstraint(_OWNERS, name="job_limit_owner_check"),
+        sa.CheckConstraint("owner IN ('queue', 'task')", name="job_limit_owner_check"),
         sa.CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="job_limit_name_check"),
         sa.CheckConstraint("running >= 1", name="job_limit_running_check"),
         _rate_check("job_limit"),
@@ -88,6 +88,7 @@ class LimitRow(Base):
         sa.CheckConstraint(
             "jsonb_typeof(rates) = 'array' AND jsonb_typeof(key_rates) = 'array'", name="job_limit_rates_check"
         ),
+        sa.CheckConstraint("jsonb_typeof(per) = 'object'", name="job_limit_per_check"),
         sa.CheckConstraint("share IN ('starts', 'time')", name="job_limit_share_check"),
     )
 
@@ -98,6 +99,7 @@ class KeyRow(Base):
     __tablename__ = "job_key"
 
     owner: Mapped[str] = mapped_column(sa.Text, primary_key=True)
+    """Whether of a "queue" or a "task". The row of a key that only limits has its name behind it: "queue:provider"."""
     name: Mapped[str] = mapped_column(sa.Text, primary_key=True)
     key: Mapped[str] = mapped_column(sa.Text(collation="C"), primary_key=True)
     running: Mapped[int | None] = mapped_column(sa.Integer)
@@ -115,13 +117,13 @@ class KeyRow(Base):
     """As in `LimitRow`, for the task's jobs with this key."""
 
     __table_args__ = (
-        sa.CheckConstraint(_OWNERS, name="job_key_owner_check"),
+        sa.CheckConstraint("split_part(owner, ':', 1) IN ('queue', 'task')", name="job_key_owner_check"),
         sa.CheckConstraint("char_length(name) BETWEEN 1 AND 200", name="job_key_name_check"),
         sa.CheckConstraint("char_length(key) BETWEEN 1 AND 200", name="job_key_key_check"),
         sa.CheckConstraint("running >= 1", name="job_key_running_check"),
         _rate_check("job_key"),
         sa.CheckConstraint("jsonb_typeof(rates) = 'array'", name="job_key_rates_check"),
-        sa.Index("job_key_rates_idx", "owner", "name", postgresql_where=sa.text("rates IS NOT NULL")),
+        sa.Index("job_key_further_idx", "name", postgresql_where=sa.text("rates IS NOT NULL OR owner LIKE '%:%'")),
         sa.CheckConstraint("weight BETWEEN 1 AND 1000", name="job_key_weight_check"),
         partial_index("job_key_broken_idx", "name", where="broken_until IS NOT NULL"),
     )

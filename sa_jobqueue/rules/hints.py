@@ -15,7 +15,7 @@ from collections.abc import Iterable
 #: The options of a job, and those that only a task has.
 # fmt: off
 JOB = frozenset({"queue", "priority", "run_at", "delay", "max_attempts", "tags", "meta", "unique", "expires_at", "expires_in",
-    "deadline", "key", "units", "debounce", "max_wait", "subject", "columns", "after", "on_failure", "on_success"})
+    "deadline", "key", "units", "keys", "debounce", "max_wait", "subject", "columns", "after", "on_failure", "on_success"})
 TASK = frozenset({"name", "aliases", "retry", "timeout", "retain", "archive", "record", "keep_logs",
     "rescue", "executor", "memory_limit", "limits", "breaker", "steps", "dry_run", "batch", "version", "registry"})
 # fmt: on

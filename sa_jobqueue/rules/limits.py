@@ -31,6 +31,8 @@ MOST_JOBS = 1_000_000
 _HEAVIEST = 1_000
 #: The largest numbers of a rate, which PostgreSQL keeps as integers.
 _MOST_UNITS = 1_000_000_000
+#: The names of keys that only limit, and the most that a job has.
+_OF, MOST_KEYS = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,49}"), 10
 #: The most characters of a unit's name, and the most units that a job takes.
 _LONGEST_UNIT, _MOST_NAMED = 100, 999_999_999
 #: The shortest and the longest period of a rate, in seconds: a microsecond, a year.
@@ -106,6 +108,9 @@ class Limits:
     `share`, only for a queue: what its keys share, by their weights. "starts": each key starts one job in its turn. "time": the
     key whose jobs have used the slots for the least time starts the next job, so a key with long jobs starts fewer jobs.
 
+    `per`: the limits of each value of other keys of the jobs, by their names: `per={"provider": KeyLimits(running=8)}` limits jobs with
+    `options(key="acme", keys={"provider": "openai"})`. Such a key only limits: it has no turns and no order.
+
     Raises OptionError for a value that cannot be used.
     """
 
@@ -117,6 +122,7 @@ class Limits:
     max_waiting: int | None = None
     share: Share = "starts"
     rates: Sequence[Rate] | None = None
+    per: Mapping[str, KeyLimits] | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -127,6 +133,7 @@ class Limits:
         checked_when_full(self.when_full)
         checked_max_waiting(self.max_waiting)
         checked_share(self.share)
+        object.__setattr__(self, "per", _checked_per(self.per))
 
     def columns(self) -> dict[str, Any]:
         """The columns of `LimitRow` that say this, also those that say that there is no limit."""
@@ -137,6 +144,7 @@ class Limits:
             "when_full": self.when_full,
             "max_waiting": self.max_waiting,
             "share": self.share,
+            "per": None if self.per is None else {name: _said(of_each) for name, of_each in self.per.items()},
         }
 
 
@@ -199,6 +207,10 @@ def limit_columns(prefix: str = "", *, running: int | None, rates: Sequence[Rate
 def further_rate(rate: Rate) -> dict[str, Any]:
     """A further rate as JSON in a row."""
     return {"unit": rate.unit, "count": rate.count, "seconds": rate.per, "burst": rate.burst}
+
+
+def _said(limits: KeyLimits) -> dict[str, Any]:
+    return {name: value for name, value in limits.columns("").items() if value is not None}
 
 
 def _all_rates(limits: KeyLimits | Limits) -> Sequence[Rate]:
@@ -268,6 +280,25 @@ def rates_said(row: Mapping[str, Any], prefix: str = "") -> str:
     return "; ".join(filter(None, [first, *others]))
 
 
+def per_said(per: Mapping[str, Mapping[str, Any]] | None) -> list[str]:
+    """The limits of each value of other keys, in the column of a row: ["each provider: 8 running, 500/1m"]."""
+    of_none = KeyLimits().columns("")
+    found: list[str] = []
+    for name, columns in (per or {}).items():
+        row = {**of_none, **columns}
+        running = "" if row["running"] is None else f"{row['running']:,} running"
+        found.append(f"each {name}: {', '.join(filter(None, (running, rates_said(row))))}")
+    return found
+
+
+def keys_said(extras: object) -> str | None:
+    """The keys of a job that only limit, from its `extras`, which may be any JSON: "provider=openai, region=eu". None: it has none."""
+    keys = extras.get("keys") if isinstance(extras, dict) else None
+    return (
+        ", ".join(f"{name}={value}" for name, value in sorted(keys.items())) or None if isinstance(keys, dict) else None
+    )
+
+
 def units_said(units: int | None, extras: object) -> str | None:
     """The units that a job takes, from its columns, for people: "3, 1,800 tokens". `extras` may be any JSON. None: the default, 1."""
     named = extras.get("units") if isinstance(extras, dict) else None
@@ -330,6 +361,25 @@ def checked_rest(value: Duration, what: str) -> float:
 def checked_weight(value: object) -> int:
     """How many jobs a key gets in its turn."""
     return checked_number(value, "limits: weight", 1, _HEAVIEST)
+
+
+def checked_of(name: object) -> str:
+    """The name of a key that only limits."""
+    if not isinstance(name, str) or _OF.fullmatch(name) is None:
+        raise OptionError(
+            f'the name of another key must be 1 to 50 letters, digits, ".", "_" or "-", and begin with a letter, as "provider", not {name!r}'
+        )
+    if name == "key":
+        raise OptionError('the name of another key must not be "key": that is the key by which jobs are ordered')
+    return name
+
+
+def _checked_per(value: object) -> dict[str, KeyLimits] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or not all(isinstance(of_each, KeyLimits) for of_each in value.values()):
+        raise OptionError(f'limits: per must be a dict as {{"provider": KeyLimits(running=8)}}, or None, not {value!r}')
+    return {checked_of(name): of_each for name, of_each in value.items()} or None
 
 
 def checked_unit(value: object) -> str:

@@ -42,6 +42,14 @@ def with_extras(extras: str | None, given: Mapping[str, Any]) -> str | None:
     return json.dumps(found, sort_keys=True, separators=(",", ":"), ensure_ascii=False) if found else None
 
 
+def check_keys(whose: str, key: str | None, extras: str | None, error: type[JobQueueError]) -> None:
+    """Raise `error` for other keys without a key."""
+    if key is None and (keys := load(extras or "{}").get("keys")):
+        raise error(
+            f"{whose}: keys={keys} only limit, and need a key by which the job has its turn: write .options(key=..., keys=...)"
+        )
+
+
 def _stored(option: str, task: Any, error: type[JobQueueError], *, record: bool | None) -> dict[str, Any]:
     if not (hasattr(type(task), "parameters") and hasattr(type(task), "chosen")):
         raise error(f"{option} must be a task, a function with @task, or False, not {shown(task)}")
@@ -56,6 +64,7 @@ def _stored(option: str, task: Any, error: type[JobQueueError], *, record: bool 
         )
     if not isinstance(options.run_at, timedelta):
         raise error(f"{option}: {task.name!r} is due at once, or after a delay, and not at a time")
+    check_keys(f"{option}: {task.name!r}", options.key, options.extras, error)
     takes = _takes(option, task, error)
     if "result" in takes and record is False:
         raise error(f"{option}: {task.name!r} takes result, which is stored only with @task(record=True)")

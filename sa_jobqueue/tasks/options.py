@@ -23,11 +23,11 @@ from ..arguments.storable import encode_plain, load, shown, unstorable_text
 from ..arguments.subjects import Subject
 from ..errors import JobQueueError, OptionError, PayloadError, SubjectError
 from ..models import AT_ONCE, TASK_GROUP, JobMixin, checked_due
-from ..rules.limits import checked_units
+from ..rules.limits import MOST_KEYS, checked_of, checked_units
 from ..rules.retry import Duration, checked_duration
 from ..util.urls import SECRET, SENSITIVE
 from .calls import Call
-from .followups import with_extras, with_follow_ups
+from .followups import check_keys, with_extras, with_follow_ups
 from .middleware import before_enqueue, installed
 
 #: Characters of a key.
@@ -283,6 +283,7 @@ class Enqueueable:
         deadline: Duration | datetime | Literal[False] | None = None,
         key: str | Literal[False] | None = None,
         units: int | Mapping[str, int] | None = None,
+        keys: Mapping[str, str] | None = None,
         debounce: Duration | Literal[False] | None = None,
         max_wait: Duration | None = None,
         subject: object | Subject | Literal[False] | None = None,
@@ -303,6 +304,8 @@ class Enqueueable:
         for all attempts together: no attempt begins after it, and a running attempt is stopped at it. False: no such limit.
         `key`: by which the job is ordered, limited and served in turn, 1 to 200 characters; False: none. `units`: the units that
         the job takes from a rate, 1 to 32,767; or named units, such as {"tokens": 1800}, 1 to 999,999,999 each, which replace earlier named units; {}: none.
+        `keys`: other keys by their names, as in {"provider": "openai"}, up to 10 of 1 to 200 characters: they only limit, by `Limits(per=...)`. They
+        need a `key` beside them, and replace earlier ones; {}: none.
         `debounce`: the job is due after this time, in seconds or as a timedelta; if the task is called again while it waits, with
         the same `key`, if any, it takes the new arguments and waits for that time again, but not longer than `max_wait` after
         it was enqueued. The later call's own job is cancelled, as a duplicate. False: no such wait.
@@ -336,8 +339,8 @@ class Enqueueable:
             changes["expires"] = _checked_expiry(expires_at, expires_in)
         if deadline is not None:
             changes["deadline"] = checked_limit(deadline, "deadline", OptionError)
-        if not (key is units is debounce is max_wait is None):
-            changes |= _checked_turn(self._options, key, units, debounce, max_wait)
+        if not (keys is None and key is units is debounce is max_wait is None):
+            changes |= _checked_turn(self._options, key, units, keys, debounce=debounce, max_wait=max_wait)
         if any(given is not None for given in (subject, columns, after, on_failure, on_success)):
             changes |= _checked_beside(subject, columns, after)
             followed = {"on_failure": on_failure, "on_success": on_success}
@@ -390,7 +393,11 @@ class Enqueueable:
             options.expires, options.deadline, options.key, options.units, subject, options.extras, options.columns,
             options.after, waiting,
         )  # fmt: skip
-        return before_enqueue(call) if installed.enqueueing and not plain else call
+        if installed.enqueueing and not plain:
+            call = before_enqueue(call)
+        if call.extras is not None and call.key is None:
+            check_keys(f"task {self.name!r}", call.key, call.extras, OptionError)
+        return call
 
     def _about(self, args: str) -> tuple[str, Subject | None, PendingArguments | None]:
         unique, defaults = self._options.unique, self._defaults()
@@ -424,12 +431,23 @@ def checked_name(value: object, what: str, error: type[JobQueueError]) -> str:
     return str.__str__(value)  # of a `class Queue(str, Enum)` the value, not "Queue.MAIL"
 
 
-def checked_key(value: object) -> str:
-    """`value` if jobs can have it as their key; else raise OptionError."""
-    key = checked_name(value, "key", OptionError)
+def checked_key(value: object, what: str = "key") -> str:
+    """`value` if jobs can have it as their key, or as another key; else raise OptionError, which calls it `what`."""
+    key = checked_name(value, what, OptionError)
     if key.startswith(TASK_GROUP):
-        raise OptionError(f"key {key[:40]!r} must not begin with {TASK_GROUP!r}, which the queue's own keys begin with")
+        raise OptionError(
+            f"{what} {key[:40]!r} must not begin with {TASK_GROUP!r}, which the queue's own keys begin with"
+        )
     return key
+
+
+def checked_keys(value: object) -> dict[str, str]:
+    """`value` if jobs can have it as their other keys; else raise OptionError."""
+    if not isinstance(value, Mapping) or len(value) > MOST_KEYS:
+        raise OptionError(
+            f'keys must be a dict of up to {MOST_KEYS} keys, as {{"provider": "openai"}}, not {shown(value)}'
+        )
+    return {checked_of(name): checked_key(key, f"keys: {name}") for name, key in value.items()}
 
 
 def checked_int(value: object, what: str, low: int, high: int, error: type[JobQueueError]) -> int:
@@ -497,15 +515,22 @@ def _checked_subject(value: object) -> About:
         raise OptionError(str(error)) from error
 
 
-def _checked_turn(old: Options, key: object, units: object, debounce: object, max_wait: object) -> dict[str, Any]:
+def _checked_turn(
+    old: Options, key: object, units: object, keys: object, *, debounce: object, max_wait: object
+) -> dict[str, Any]:
     """What says whose turn it is, and when."""
     changes: dict[str, Any] = {}
     if key is not None:
         changes["key"] = None if key is False else checked_key(key)
+    extras: dict[str, Any] = {}
     if isinstance(units, Mapping):
-        changes["extras"] = with_extras(old.extras, {"units": checked_units(units) or None})
+        extras["units"] = checked_units(units) or None
     elif units is not None:
         changes["units"] = checked_int(units, "units", 1, MAX_UNITS, OptionError)
+    if keys is not None:
+        extras["keys"] = checked_keys(keys) or None
+    if extras:
+        changes["extras"] = with_extras(old.extras, extras)
     if debounce is not None or max_wait is not None:
         changes["debounce"] = _checked_debounce(old.debounce, debounce, max_wait)
     return changes

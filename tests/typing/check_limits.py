@@ -29,6 +29,8 @@ def limits_are_typed(registry: Registry) -> None:
     registry.queue("sync", limits=LIMITS)
     assert_type(sync.limits, Limits | None)
     assert_type(sync.options(key="42", units=3).call(1), Call)
+    assert_type(sync.options(key="42", keys={"provider": "openai"}).call(1), Call)
+    assert_type(Limits(per={"provider": KeyLimits(running=8)}), Limits)
     assert_type(sync.options(key=False, debounce=5, max_wait=timedelta(minutes=1)).call(1).key, str | None)
     TaskName("sync").options(debounce=False)
     enqueue(sync.options(key="42"), 1)
@@ -37,6 +39,7 @@ def limits_are_typed(registry: Registry) -> None:
 async def statements_are_executables(session: Session, async_session: AsyncSession) -> None:
     assert_type(set_limit("sync", running=None, rate=Rate(3), per_key=None, strict=True), Executable)
     assert_type(set_limit("sync", share="time"), Executable)
+    assert_type(set_limit("llm", key="openai", of="provider", running=3), Executable)
     assert_type(set_limit("llm", rates=[Rate(500, per=60), Rate(200_000, per=60, unit="tokens")]), Executable)
     assert_type(sync.options(units={"tokens": 1_800}).call(1), Call)
     assert_type(set_limit(sync, key="42", weight=5, when_full="wait", max_waiting=None), Executable)

@@ -30,7 +30,7 @@ def test_limits_are_the_columns_of_their_row() -> None:
         "running": 100, "rate_count": 500, "rate_seconds": 60.0, "rate_burst": 50,
         "key_running": 1, "key_rate_count": 20, "key_rate_seconds": 1.0, "key_rate_burst": 1,
         "strict": True, "when_full": "drop_newest", "max_waiting": 1_000, "share": "time",
-        "rates": None, "key_rates": None,
+        "rates": None, "key_rates": None, "per": None,
     }  # fmt: skip
     assert Limits().columns() == dict.fromkeys(limits.columns()) | {
         "strict": False, "when_full": "wait", "share": "starts",

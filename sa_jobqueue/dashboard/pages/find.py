@@ -194,7 +194,10 @@ def _sources_of_all(context: PageContext) -> list[_Source]:
         *found,
         ("task", known.c.name, []),
         ("task", limit.name, [limit.owner == "task"]),
-        *(("key", of.key, [of.key != ""]) for of in (key, state)),
+        *(
+            ("key", of.key, [of.key != "", of.owner.not_like("queue:%"), of.owner.not_like("task:%")])
+            for of in (key, state)
+        ),
         ("worker", process, []),
     ]
 

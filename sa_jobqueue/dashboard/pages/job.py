@@ -13,7 +13,7 @@ from ...health.explain import explain_each, explain_job
 from ...health.one_job import JobSeen, StepSeen, archived_lines, read_job, read_steps, schedule_said
 from ...models import GATE, TASK_GROUP
 from ...rules.lifecycle import FINISHED, HELD, Event, JobStatus, sources
-from ...rules.limits import units_said
+from ...rules.limits import keys_said, units_said
 from ...rules.reasons import WaitReason
 from ...rules.words import follow_ups_of, size
 from ...sql.parts import in_calendar, table_of
@@ -71,11 +71,12 @@ def read_one(context: PageContext) -> dict[str, Any]:
         "now": seen.now,
         "job": job,
         "units": units_said(job.units, job.extras),
+        "other_keys": keys_said(job.extras),
         "follow_ups": follow_ups_of(job.extras),
         "reading": seen.reading,
         "sums_up": not context.access.is_partial,
         "key": None if (job.concurrency_key or TASK_GROUP).startswith(TASK_GROUP) else job.concurrency_key,
-        "why": _why(context, job.id),
+        "why": _why(context, job.id, job.concurrency_key),
         "buttons": _buttons(context, seen),
         "asked": asked,
         "may_edit": context.access.may("edit") and job.status not in HELD and job.archived_at is None,
@@ -139,27 +140,30 @@ def _readable(context: PageContext, read: Callable[[], T]) -> T | None:
         return None
 
 
-def _why(context: PageContext, id: int) -> list[dict[str, Any]] | None:
+def _why(context: PageContext, id: int, key: str | None) -> list[dict[str, Any]] | None:
     """The reasons why it is not running, or how it ended, with advice. None if its row cannot be read."""
     found = _readable(context, lambda: explain_job(context.connection, id, job=context.job))
     if found is None:
         return None
     seen = set(context.seen([other for reason in found.reasons for other in reason.job_ids or ()]))
     reasons = [_visible(context, reason, seen) for reason in found.reasons]
+    # Of other keys there is no page.
     return [
         {
             "said": mask_passwords(reason.said(found.distant)), "needs_help": reason.needs_help, "advice": reason.advice(id),
-            "jobs": list(reason.job_ids or ()), "name": reason.name, "key": reason.key, "limit": _limit_of(context, reason),
+            "jobs": list(reason.job_ids or ()), "name": reason.name, "key": reason.key if reason.key == key else None,
+            "limit": _limit_of(context, reason, key),
         }
         for reason in reasons
     ]  # fmt: skip
 
 
-def _limit_of(context: PageContext, reason: WaitReason) -> tuple[str, Query] | None:
+def _limit_of(context: PageContext, reason: WaitReason, key: str | None) -> tuple[str, Query] | None:
     """The page of the limit or pause that the reason is about; None: it is about no limit, or the viewer may not see it."""
     if reason.owner is None or reason.name is None or not is_mine(context, reason.owner, reason.name):
         return None
-    return ("/limits", Query([("name", reason.name)])) if reason.key is None else (f"/keys/{reason.key}", Query())
+    is_key = reason.key is not None and reason.key == key
+    return (f"/keys/{reason.key}", Query()) if is_key else ("/limits", Query([("name", reason.name)]))
 
 
 def _visible(context: PageContext, reason: WaitReason, seen: Collection[int]) -> WaitReason:

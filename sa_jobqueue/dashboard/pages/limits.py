@@ -14,8 +14,8 @@ from ...health.one_job import clamped
 from ...health.work import LimitUse, PausedKey, read_limit_uses, read_paused_keys, read_workers
 from ...models import status_literal
 from ...rules.lifecycle import JobStatus
-from ...rules.limits import rate_said, rates_said
-from ...sql.limits.use import full_rates, ready_of_key, running_of_keys, stuck_permits
+from ...rules.limits import per_said, rate_said, rates_said
+from ...sql.limits.use import full_rates, ready_of_key, running_of_keys, running_of_other_keys, stuck_permits
 from ...sql.parts import table_of
 from ...sql.store import store_of
 from ..actions.limits import Place, as_each_key, is_mine, shown_limits, waiting_at
@@ -84,6 +84,9 @@ def _used(context: PageContext) -> Counter[_Of]:
             used[owner, name, None] += row.running
             if row.key is not None:
                 used[owner, name, row.key] += row.running
+    used.update(
+        {tuple(row.slot): row.number for row in context.connection.execute(running_of_other_keys(job=context.job))}
+    )
     return used
 
 
@@ -116,7 +119,11 @@ def _shown(row: Any, used: Counter[_Of], waiting: Mapping[_Of, int]) -> dict[str
         if f"{prefix}rate_count" in row:
             count, seconds = (row[f"{prefix}rate_{part}"] for part in ("count", "seconds"))
             shown |= {f"{prefix}said": rates_said(row, prefix), f"{prefix}rate": rate_said(count, seconds)}
+    owner, _, other = of.owner.partition(":")
     more = {
+        "owner": owner,
+        "of": other,
+        "per_said": per_said(row.get("per")),
         "key": of.key,
         "seen": shown_limits(row),
         "place": _place(*of),
@@ -197,7 +204,8 @@ def _places(context: PageContext, key: str) -> list[dict[str, Any]]:
             waiting[place] += ready.due
             oldest[place] = max(oldest.get(place, 0.0), ready.seconds)
     column, names = table_of(context.tables.key).c.key, table_of(context.tables.limit).c.name
-    own: dict[_Of, Any] = {_of(row): row for row in _rows(context, context.tables.key, column, column == key)}
+    its_own = sa.not_(table_of(context.tables.key).c.owner.contains(":"))
+    own: dict[_Of, Any] = {_of(row): row for row in _rows(context, context.tables.key, column, column == key, its_own)}
     found: set[_Of] = {*own, *waiting, *(of for of in used if of[2] == key)}
     rows = _rows(context, context.tables.limit, sa.literal(""), names.in_(sorted({name for _, name, _ in found})))
     of_all: dict[tuple[str, str], Any] = {_of(row)[:2]: row for row in rows}

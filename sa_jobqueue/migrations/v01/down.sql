@@ -42,8 +42,10 @@ DROP FUNCTION {schema}.permits_freed(integer);
 DROP FUNCTION {schema}.further_full(bigint);
 DROP FUNCTION {schema}.further_correct(bigint, bigint, jsonb);
 DROP FUNCTION {schema}.further_used(bigint[], timestamptz);
-DROP FUNCTION {schema}.further_waits(bigint[], bigint[], timestamptz, text[]);
+DROP FUNCTION {schema}.further_waits(bigint[], bigint[], bigint[], timestamptz, text[]);
 DROP FUNCTION {schema}.further_rates(bigint[], boolean);
+DROP FUNCTION {schema}.other_keys_running(boolean);
+DROP FUNCTION {schema}.other_keys(jsonb);
 DROP FUNCTION {schema}.rate_owed(timestamptz, timestamptz, double precision, timestamptz, integer, double precision);
 
 DROP TABLE {schema}.job_limit;

@@ -26,15 +26,31 @@ RETURN greatest(least(
     extract(epoch FROM free_at - clock)::double precision,
     owed * seconds / count - extract(epoch FROM clock - owed_at)::double precision), 0) * count / seconds;
 
--- The rates beside those of the columns, mostly of named units: a row for each of them and each of these jobs that takes something of it.
--- `slot`: the key of its state, whose owner has the unit and the seconds behind it. `level`: 1 of a key, 2 of a task, 3 of a queue. An amount
--- that is no such number, written by hand, counts as 1. `also_free`: also the rates of which a job takes nothing.
+-- The keys of a job that only limit. What was written by hand may be any JSON.
+CREATE FUNCTION {schema}.other_keys(extras jsonb) RETURNS TABLE (of_key text, value text) LANGUAGE sql IMMUTABLE PARALLEL SAFE
+BEGIN ATOMIC
+    SELECT k.key, k.value FROM jsonb_each_text(CASE WHEN jsonb_typeof(extras -> 'keys') = 'object' THEN extras -> 'keys' ELSE '{}' END) AS k
+    WHERE char_length(k.key) <= 50 AND char_length(k.value) <= 200;
+END;
+
+-- How many jobs run by such keys, once for the queue and once for the task of each. `slot`: as that of their limits in `further_rates`.
+CREATE FUNCTION {schema}.other_keys_running(wanted boolean) RETURNS TABLE (slot text[], number bigint) LANGUAGE sql STABLE
+BEGIN ATOMIC
+    SELECT ARRAY[o.owner || ':' || k.of_key, o.name, k.value], count(*) FROM {schema}.job CROSS JOIN LATERAL {schema}.other_keys(job.extras) AS k
+    CROSS JOIN LATERAL (VALUES ('queue', job.queue), ('task', job.task)) AS o (owner, name)
+    WHERE wanted AND job.status = 'running' AND job.extras ? 'keys' GROUP BY 1;
+END;
+
+-- The rates beside those of the columns, mostly of named units, and the limits of keys that only limit: a row for each of them and each of these
+-- jobs that takes something of it. `slot`: the key of its state, whose owner has the name of such a key behind a colon, and of a rate the
+-- unit and the seconds behind a blank. `level`: 1 of a key, 2 of a task, 3 of a queue. How many jobs may run is the `burst` of a row that has no
+-- unit and no `count`. An amount that is no such number, written by hand, counts as 1. `also_free`: also the rates of which a job takes nothing.
 CREATE FUNCTION {schema}.further_rates(ids bigint[], also_free boolean DEFAULT false) RETURNS TABLE (
     place bigint, slot text[], level integer, unit text, count integer, seconds double precision, burst integer, amount double precision
 ) LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $body$
 #variable_conflict use_column
 BEGIN
-    RETURN QUERY SELECT j.place, ARRAY[o.owner || ' ' || r.unit || '/' || r.seconds, o.name, s.key],
+    RETURN QUERY SELECT j.place, ARRAY[s.owner || coalesce(' ' || r.unit || '/' || r.seconds, ''), o.name, s.key],
         CASE WHEN s.key <> '' THEN 1 WHEN o.owner = 'task' THEN 2 ELSE 3 END, r.unit, r.count, r.seconds, r.burst, a.amount
     FROM unnest($1) WITH ORDINALITY AS j (id, place) CROSS JOIN LATERAL (
         SELECT job.queue, job.task, job.concurrency_key, job.units, job.extras FROM {schema}.job WHERE job.id = j.id OFFSET 0) AS job
@@ -42,65 +58,91 @@ BEGIN
     LEFT JOIN {schema}.job_limit AS l ON l.owner = o.owner AND l.name = o.name
     LEFT JOIN {schema}.job_key AS k ON k.owner = o.owner AND k.name = o.name AND k.key = job.concurrency_key
     CROSS JOIN LATERAL (
-        SELECT '' AS key, l.rates
-        UNION ALL SELECT job.concurrency_key, coalesce(k.rates, l.key_rates) WHERE job.concurrency_key >= chr(2) COLLATE "C") AS s
+        SELECT o.owner, '' AS key, l.rates
+        UNION ALL SELECT o.owner, job.concurrency_key, coalesce(k.rates, l.key_rates) WHERE job.concurrency_key >= chr(2) COLLATE "C"
+        UNION ALL SELECT n.owner, n.value, coalesce(own.rates, every.rates, '[]') || CASE WHEN own.rate_count IS NOT NULL
+                THEN jsonb_build_object('unit', '', 'count', own.rate_count, 'seconds', own.rate_seconds, 'burst', own.rate_burst)
+                WHEN every.rate_count IS NOT NULL
+                THEN jsonb_build_object('unit', '', 'count', every.rate_count, 'seconds', every.rate_seconds, 'burst', every.rate_burst)
+                ELSE '[]' END
+            || CASE WHEN coalesce(own.running, every.running) IS NOT NULL
+                THEN jsonb_build_object('burst', coalesce(own.running, every.running)) ELSE '[]' END
+        FROM (SELECT o.owner || ':' || n.of_key AS owner, n.of_key, n.value FROM {schema}.other_keys(job.extras) AS n) AS n
+        CROSS JOIN LATERAL jsonb_populate_record(NULL::{schema}.job_key, l.per -> n.of_key) AS every
+        LEFT JOIN {schema}.job_key AS own ON own.owner = n.owner AND own.name = o.name AND own.key = n.value) AS s
     CROSS JOIN LATERAL jsonb_to_recordset(s.rates) AS r (unit text, count integer, seconds double precision, burst integer)
-    CROSS JOIN LATERAL (SELECT CASE WHEN r.unit = '' THEN coalesce(job.units, 1) WHEN job.extras -> 'units' -> r.unit IS NULL THEN 0
+    CROSS JOIN LATERAL (SELECT CASE WHEN r.unit IS NULL THEN 1 WHEN r.unit = '' THEN coalesce(job.units, 1) WHEN job.extras -> 'units' -> r.unit IS NULL THEN 0
         WHEN job.extras -> 'units' ->> r.unit ~ '^\d{1,9}$' THEN (job.extras -> 'units' ->> r.unit)::double precision ELSE 1 END AS amount) AS a
     WHERE a.amount > 0 OR $2;
 END
 $body$;
 
--- Which of these jobs must wait for such rates: by their places a level, 0 where a job may start. `picked`: jobs of the queue that are to start now, and
--- are not in the states. `shut`: the slots for which a job waits, which a smaller job does not pass.
-CREATE FUNCTION {schema}.further_waits(ids bigint[], picked bigint[], clock timestamptz, INOUT shut text[], OUT levels integer[], OUT again_at timestamptz)
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET plan_cache_mode = force_generic_plan AS $body$
+-- Which of these jobs must wait for such limits: by their places a level, 0 where a job may start, and -1 where only jobs before it among these
+-- keep it waiting, which may not start after all. `picked`: jobs of the queue that are to start now, and are not in the states; `earlier`: those of
+-- other queues. `shut`: the slots for which a job waits, which a smaller job does not pass. `is_full`: whether a job waits for others to end.
+CREATE FUNCTION {schema}.further_waits(
+    ids bigint[], picked bigint[], earlier bigint[], clock timestamptz, INOUT shut text[], OUT levels integer[], OUT again_at timestamptz, OUT is_full boolean
+) LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_hashjoin = on SET plan_cache_mode = force_generic_plan AS $body$
 #variable_conflict use_column
 DECLARE
-    slots text[]; owed double precision[]; bursts integer[]; steps double precision[];
-    taker record; slot integer; behind double precision; level integer;
+    slots text[]; owed double precision[]; before double precision[]; bursts integer[]; steps double precision[]; now_shut text[] := shut;
+    taker record; slot integer; behind double precision; level integer; waits boolean;
 BEGIN
-    levels := array_fill(0, ARRAY[cardinality(ids)]);
+    levels := array_fill(0, ARRAY[cardinality(ids)]); is_full := false;
+    WITH wanted AS MATERIALIZED (SELECT DISTINCT ON (r.slot) r.slot, r.burst, r.count, r.seconds FROM {schema}.further_rates(ids) AS r),
+    taken AS MATERIALIZED (
+        SELECT p.slot, sum(p.amount) AS amount FROM (
+            SELECT p.slot, p.amount FROM {schema}.further_rates(picked) AS p
+            UNION ALL SELECT p.slot, p.amount FROM {schema}.further_rates(earlier) AS p WHERE p.count IS NULL
+            UNION ALL SELECT n.slot, n.number FROM {schema}.other_keys_running(EXISTS (SELECT FROM wanted AS r WHERE r.count IS NULL)) AS n) AS p
+        GROUP BY 1)
     SELECT array_agg(w.slot::text), array_agg(w.owed), array_agg(w.burst), array_agg(w.step) INTO slots, owed, bursts, steps FROM (
-        SELECT DISTINCT ON (r.slot) r.slot, r.burst, r.seconds / r.count AS step,
-            coalesce({schema}.rate_owed(s.free_at, s.owed_at, s.owed, clock, r.count, r.seconds), 0)
-            + coalesce((SELECT sum(p.amount) FROM {schema}.further_rates(picked) AS p WHERE p.slot = r.slot), 0) AS owed
-        FROM {schema}.further_rates(ids) AS r
-        LEFT JOIN {schema}.limit_state AS s ON s.owner = r.slot[1] AND s.name = r.slot[2] AND s.key = r.slot[3]) AS w;
+        SELECT r.slot, r.burst, r.seconds / r.count AS step, coalesce(p.amount, 0)
+            + coalesce({schema}.rate_owed(s.free_at, s.owed_at, s.owed, clock, r.count, r.seconds), 0) AS owed
+        FROM wanted AS r LEFT JOIN taken AS p ON p.slot = r.slot
+        LEFT JOIN {schema}.limit_state AS s ON s.owner = r.slot[1] AND s.name = r.slot[2] AND s.key = r.slot[3] AND r.count IS NOT NULL) AS w;
+    before := owed;
     FOR taker IN
         SELECT r.place, array_agg(array_position(slots, r.slot::text)) AS slots, array_agg(r.amount) AS amounts, array_agg(r.level) AS levels
         FROM {schema}.further_rates(ids) AS r GROUP BY r.place ORDER BY r.place
     LOOP
-        level := 0;
+        level := 0; waits := false;
         FOR n IN 1 .. cardinality(taker.slots) LOOP
             slot := taker.slots[n];
             -- A job of more units than the burst starts where all of the burst is left.
-            behind := owed[slot] + least(taker.amounts[n], bursts[slot]) - bursts[slot];
-            IF behind > 0.000001 OR slots[slot] = ANY (shut) THEN
-                level := greatest(level, taker.levels[n]);
-                shut := shut || slots[slot];
-                again_at := least(again_at, clock + greatest(least(behind * steps[slot], 1e10), 0.001) * interval '1 second');
-            END IF;
+            behind := least(taker.amounts[n], bursts[slot]) - bursts[slot];
+            CONTINUE WHEN owed[slot] + behind <= 0.000001 AND slots[slot] <> ALL (now_shut);
+            waits := true; now_shut := now_shut || slots[slot];
+            CONTINUE WHEN before[slot] + behind <= 0.000001 AND slots[slot] <> ALL (shut);
+            level := greatest(level, taker.levels[n]);
+            shut := CASE WHEN slots[slot] = ANY (shut) THEN shut ELSE shut || slots[slot] END;
+            is_full := is_full OR steps[slot] IS NULL;
+            again_at := least(again_at, CASE WHEN steps[slot] IS NOT NULL
+                THEN clock + greatest(least((before[slot] + behind) * steps[slot], 1e10), 0.001) * interval '1 second' END);
         END LOOP;
-        levels[taker.place] := level;
-        FOR n IN 1 .. CASE WHEN level = 0 THEN cardinality(taker.slots) ELSE 0 END LOOP
+        levels[taker.place] := CASE WHEN waits AND level = 0 THEN -1 ELSE level END;
+        FOR n IN 1 .. CASE WHEN waits THEN 0 ELSE cardinality(taker.slots) END LOOP
             owed[taker.slots[n]] := owed[taker.slots[n]] + taker.amounts[n];
         END LOOP;
     END LOOP;
 END
 $body$;
 
--- The further rates that keep a queued job waiting now, and until when they do if nothing else starts.
+-- The further limits that keep a queued job waiting now: of a rate until when, if nothing else starts; of the others how many jobs are `used`. A
+-- key that only limits is named, as provider=openai.
 CREATE FUNCTION {schema}.further_full(job_id bigint) RETURNS TABLE (
-    owner text, name text, key text, unit text, count integer, seconds double precision, until timestamptz
+    owner text, name text, key text, unit text, count integer, seconds double precision, until timestamptz, used bigint
 ) LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 BEGIN ATOMIC
-    SELECT split_part(r.slot[1], ' ', 1), r.slot[2], nullif(r.slot[3], ''), r.unit, r.count, r.seconds,
-        statement_timestamp() + least(w.behind * r.seconds / r.count, 1e10) * interval '1 second'
+    SELECT split_part(w.owner, ':', 1), r.slot[2], nullif(coalesce(nullif(split_part(w.owner, ':', 2), '') || '=', '') || r.slot[3], ''),
+        r.unit, coalesce(r.count, r.burst), r.seconds, statement_timestamp() + CASE WHEN r.count IS NOT NULL
+        THEN least(w.behind * r.seconds / r.count, 1e10) END * interval '1 second', CASE WHEN r.count IS NULL THEN w.owed END
     FROM {schema}.further_rates(ARRAY[job_id]) AS r
     LEFT JOIN {schema}.limit_state AS s ON s.owner = r.slot[1] AND s.name = r.slot[2] AND s.key = r.slot[3]
-    CROSS JOIN LATERAL (SELECT {schema}.rate_owed(s.free_at, s.owed_at, s.owed, statement_timestamp(), r.count, r.seconds)
-        + least(r.amount, r.burst) - r.burst AS behind) AS w
+    LEFT JOIN {schema}.other_keys_running(true) AS n ON n.slot = r.slot AND r.count IS NULL
+    CROSS JOIN LATERAL (SELECT CASE WHEN r.count IS NULL THEN coalesce(n.number, 0)
+        ELSE {schema}.rate_owed(s.free_at, s.owed_at, s.owed, statement_timestamp(), r.count, r.seconds) END AS owed) AS o
+    CROSS JOIN LATERAL (SELECT split_part(r.slot[1], ' ', 1) AS owner, o.owed, o.owed + least(r.amount, r.burst) - r.burst AS behind) AS w
     WHERE w.behind > 0.000001;
 END;
 
@@ -116,7 +158,7 @@ BEGIN
     END IF;
     -- As claims do, which write these states under the locks.
     PERFORM pg_advisory_xact_lock(hashtext('sa_jobqueue owners ' || ({name} || '.job')::regclass::oid), o.place) FROM (
-        SELECT DISTINCT hashtext(split_part(r.slot[1], ' ', 1) || ':' || r.slot[2]) AS place FROM {schema}.further_rates(ARRAY[$1], true) AS r
+        SELECT DISTINCT hashtext(split_part(split_part(r.slot[1], ' ', 1), ':', 1) || ':' || r.slot[2]) AS place FROM {schema}.further_rates(ARRAY[$1], true) AS r
         ORDER BY 1) AS o;
     clock := clock_timestamp();
     INSERT INTO {schema}.limit_state AS l (owner, name, key, free_at, owed_at, owed)
@@ -138,7 +180,7 @@ LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET plan_cache_mode = for
 BEGIN
     INSERT INTO {schema}.limit_state AS l (owner, name, key, free_at, owed_at, owed)
     SELECT r.slot[1], r.slot[2], r.slot[3], $2 + least(w.owed * (r.seconds / r.count), 1e12) * interval '1 second', $2, w.owed
-    FROM (SELECT f.slot, f.count, f.seconds, sum(f.amount) AS amount FROM {schema}.further_rates($1) AS f GROUP BY 1, 2, 3) AS r
+    FROM (SELECT f.slot, f.count, f.seconds, sum(f.amount) AS amount FROM {schema}.further_rates($1) AS f WHERE f.count IS NOT NULL GROUP BY 1, 2, 3) AS r
     LEFT JOIN {schema}.limit_state AS s ON s.owner = r.slot[1] AND s.name = r.slot[2] AND s.key = r.slot[3]
     CROSS JOIN LATERAL (SELECT coalesce({schema}.rate_owed(s.free_at, s.owed_at, s.owed, $2, r.count, r.seconds), 0) + r.amount AS owed) AS w
     ORDER BY r.slot
@@ -328,7 +370,7 @@ DECLARE
     -- The keys that have a turn, side by side; the next three are of the first job of each.
     keys text[]; priorities smallint[]; times timestamptz[]; firsts bigint[]; weights integer[]; rooms integer[]; limits integer[];
     key_units integer[]; key_owed double precision[]; asked integer[]; taken integer[]; lows bigint[]; known_lows bigint[];
-    further boolean; tasks_further boolean := false; shut text[]; levels integer[]; late_tasks text[]; by_time boolean; usual double precision; of_time jsonb; has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
+    further boolean; tasks_further boolean := false; earlier bigint[] := '{}'; shut text[]; shuts integer; levels integer[]; held_back integer[]; late_tasks text[]; by_time boolean; usual double precision; of_time jsonb; has_rates boolean; has_any_rate boolean; began timestamptz; slow boolean; quantum integer; had integer;
     -- The jobs found for them, side by side, and the place of the first key that the queue's rate keeps waiting.
     ids bigint[]; places integer[]; tasks text[]; units integer[]; sures boolean[]; all_sure boolean; by_id boolean; resumes boolean; short integer;
     -- All that is picked: of this queue, and of all.
@@ -342,8 +384,8 @@ BEGIN
     PERFORM pg_advisory_xact_lock(owner_space, o.place) FROM (
         SELECT DISTINCT hashtext(l.owner || ':' || l.name) AS place FROM (
             SELECT l.owner, l.name FROM {schema}.job_limit AS l
-            WHERE l.running IS NOT NULL OR l.rate_count IS NOT NULL OR l.rates IS NOT NULL OR l.key_rates IS NOT NULL OR l.broken_until IS NOT NULL
-            UNION ALL SELECT k.owner, k.name FROM {schema}.job_key AS k WHERE k.rates IS NOT NULL) AS l
+            WHERE num_nonnulls(l.running, l.rate_count, l.rates, l.key_rates, l.per, l.broken_until) > 0
+            UNION ALL SELECT split_part(k.owner, ':', 1), k.name FROM {schema}.job_key AS k WHERE k.rates IS NOT NULL OR k.owner LIKE '%:%') AS l
         WHERE ((l.owner = 'queue' AND l.name = ANY (queue_names)) OR (l.owner = 'task' AND l.name = ANY (limited_tasks)))
         ORDER BY 1) AS o;
     -- They may have changed while this claim waited.
@@ -365,8 +407,8 @@ BEGIN
                 min(t.again_at) FILTER (WHERE t.again_at > clock) AS again_at,
             coalesce(bool_or(t.room <= 0 AND NOT t.is_paused), false) AS full, coalesce(bool_or(t.further), false) AS further
         INTO answer FROM (
-            SELECT l.name, l.rates IS NOT NULL OR l.key_rates IS NOT NULL
-                    OR EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name AND k.rates IS NOT NULL) AS further, l.key_running IS NOT NULL OR l.key_rate_count IS NOT NULL
+            SELECT l.name, num_nonnulls(l.rates, l.key_rates, l.per) > 0 OR EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.name = l.name
+                    AND split_part(k.owner, ':', 1) = 'task' AND (k.rates IS NOT NULL OR k.owner LIKE '%:%')) AS further, l.key_running IS NOT NULL OR l.key_rate_count IS NOT NULL
                     OR l."strict" OR EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = l.name) AS by_key,
                 l."strict" AS is_strict,
                 l.paused_at IS NOT NULL AS is_paused, CASE WHEN l.paused_at IS NOT NULL OR s.blocked_until > clock OR l.broken_until > clock THEN 0
@@ -428,8 +470,8 @@ BEGIN
                 AND job.run_at <= GREATEST(job.created_at, job.ready_at))
         INTO has_keys, has_states, second_half;
         shut := '{}'; late_tasks := '{}';
-        further := tasks_further OR coalesce(rule.rates IS NOT NULL OR rule.key_rates IS NOT NULL, false)
-            OR has_keys AND EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = 'queue' AND k.name = this AND k.rates IS NOT NULL);
+        further := tasks_further OR num_nonnulls(rule.rates, rule.key_rates, rule.per) > 0 OR EXISTS (SELECT FROM {schema}.job_key AS k
+            WHERE k.name = this AND split_part(k.owner, ':', 1) = 'queue' AND (k.rates IS NOT NULL OR k.owner LIKE '%:%'));
         alike := NOT (has_keys OR has_states OR cardinality(task_names) > 0 OR coalesce(rule.key_running IS NOT NULL
             OR rule.key_rate_count IS NOT NULL OR rule."strict" OR rule.max_waiting IS NOT NULL OR rule.when_full <> 'wait', false));
         -- Under other limits, or none, jobs with lower ids may have been started.
@@ -465,7 +507,7 @@ BEGIN
             -- 1. The keys that have a turn next.
             -- The next keys with ready jobs: those behind the one at which the last claim stopped, then those up to it. The jobs
             -- without a key are one of them, ''.
-            bound := least(CASE WHEN by_time THEN 4 * room + 60 ELSE room + 8 END, 256);
+            bound := least(CASE WHEN by_time THEN 4 * room + 60 WHEN shut <> '{}' THEN 256 ELSE room + 8 END, 256);
             keys := '{}'; priorities := '{}'; times := '{}'; firsts := '{}';
             IF inclusive AND visits = 0 THEN
                 keys := ARRAY[cursor_key]; priorities := ARRAY[-100::smallint]; times := ARRAY['-infinity'::timestamptz]; firsts := ARRAY[0::bigint];
@@ -584,11 +626,22 @@ BEGIN
                 permit := permit OR answer.full;
                 rate_at := least(rate_at, answer.again_at);
             END IF;
-            taken := array_fill(0, ARRAY[cardinality(keys)]); short := NULL;
+            taken := array_fill(0, ARRAY[cardinality(keys)]); short := NULL; shuts := 0;
             has_any_rate := further OR units_left IS NOT NULL OR has_rates OR by_key OR cardinality(array_remove(task_units, NULL)) > 0;
-            -- 3. The jobs. Where some keys have fewer, the others get more.
-            FOR pass IN 1 .. 6 LOOP
+            -- 3. The jobs. Where some keys have fewer, the others get more. A pass in which all jobs have to wait closes their keys.
+            FOR pass IN 1 .. 6 + cardinality(keys) LOOP
                 EXIT WHEN room <= 0;
+                IF cardinality(shut) > shuts AND NOT is_strict THEN
+                    -- Where one key waits for a further limit, many may. Those whose first job has to wait are closed at once, and not asked.
+                    shuts := cardinality(shut);
+                    SELECT * INTO answer FROM {schema}.further_waits(firsts, picked, earlier, clock, shut);
+                    rate_at := least(rate_at, answer.again_at); permit := permit OR answer.is_full;
+                    FOR n IN 1 .. cardinality(keys) LOOP
+                        IF answer.levels[n] = 1 AND taken[n] = 0 THEN
+                            rooms[n] := 0; limits[n] := 0;
+                        END IF;
+                    END LOOP;
+                END IF;
                 IF late_tasks <> '{}' THEN
                     SELECT array_agg(CASE WHEN w.name = ANY (late_tasks) THEN least(w.unit, 0) ELSE w.unit END ORDER BY w.number)
                     INTO task_units FROM unnest(task_names, task_units) WITH ORDINALITY AS w (name, unit, number);
@@ -605,7 +658,7 @@ BEGIN
                                 + (w.before + n) * coalesce((of_time -> w.key ->> 1)::double precision, usual) / w.weight, n, w.number
                             LIMIT room) AS s GROUP BY s.number) AS n (place, number) ON n.place = w.number;
                     EXIT WHEN 0 >= ALL (asked);
-                ELSIF alike AND pass = 1 THEN
+                ELSIF alike AND pass = 1 AND shuts = 0 THEN
                     quantum := greatest(room / cardinality(keys), 1); had := 0;
                     asked := array_fill(quantum, ARRAY[cardinality(keys)]);
                 ELSE
@@ -777,16 +830,22 @@ BEGIN
                     WHERE j.goes;
                 END IF;
                 IF further AND ids IS NOT NULL THEN
-                    -- What further rates keep waiting waits with what is behind it in its key. Behind a job that waits for a rate of the queue, all wait.
-                    SELECT * INTO answer FROM {schema}.further_waits(ids, picked, clock, shut);
-                    shut := answer.shut; levels := answer.levels; rate_at := least(rate_at, answer.again_at);
-                    IF 0 < ANY (levels) THEN
+                    -- What further limits keep waiting waits with what is behind it in its key. Behind a job that waits for a rate of the queue, all wait.
+                    SELECT * INTO answer FROM {schema}.further_waits(ids, picked, earlier, clock, shut);
+                    shut := answer.shut; levels := answer.levels; rate_at := least(rate_at, answer.again_at); permit := permit OR answer.is_full;
+                    IF 0 <> ANY (levels) THEN
+                        held_back := '{}';
                         FOR n IN 1 .. cardinality(ids) LOOP
+                            IF keys[places[n]] <> '' AND places[n] = ANY (held_back) THEN
+                                levels[n] := -1;
+                            END IF;
                             CONTINUE WHEN levels[n] = 0;
+                            held_back := held_back || places[n];
+                            -- Those behind it, and those that the next pass decides about, are not what the key lacks.
+                            asked[places[n]] := asked[places[n]] - 1;
+                            CONTINUE WHEN levels[n] = -1;
                             skipped := skipped || ids[n];
-                            IF keys[places[n]] = '' THEN
-                                asked[places[n]] := asked[places[n]] - 1;
-                            ELSE
+                            IF keys[places[n]] <> '' THEN
                                 limits[places[n]] := 0;
                             END IF;
                             IF levels[n] = 2 THEN
@@ -795,10 +854,8 @@ BEGIN
                         END LOOP;
                         SELECT array_agg(j.id ORDER BY j.number), array_agg(j.place ORDER BY j.number), array_agg(j.task ORDER BY j.number),
                             array_agg(j.units ORDER BY j.number)
-                        INTO ids, places, tasks, units FROM (
-                            SELECT f.*, f.level = 0 AND (keys[f.place] = '' OR bool_and(f.level = 0) OVER (PARTITION BY f.place ORDER BY f.number)) AS goes
-                            FROM unnest(ids, places, tasks, units, levels) WITH ORDINALITY AS f (id, place, task, units, level, number)) AS j
-                        WHERE j.goes;
+                        INTO ids, places, tasks, units
+                        FROM unnest(ids, places, tasks, units, levels) WITH ORDINALITY AS j (id, place, task, units, level, number) WHERE j.level = 0;
                         FOR n IN 1 .. cardinality(keys) LOOP
                             rooms[n] := CASE WHEN ids IS NULL OR limits[n] = 0 THEN limits[n] - taken[n] ELSE rooms[n] END;
                         END LOOP;
@@ -1034,6 +1091,7 @@ BEGIN
         END IF;
         IF further AND picked <> '{}' THEN
             PERFORM {schema}.further_used(picked, clock);
+            earlier := earlier || picked;
         END IF;
         IF cardinality(of_units) > 0 THEN
             INSERT INTO {schema}.limit_state AS l (owner, name, key, free_at, owed_at, owed)

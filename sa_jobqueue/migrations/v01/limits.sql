@@ -4,7 +4,8 @@
 -- is nothing beside the jobs that could drift. The turns of the keys are the order of an index; no row says whose turn it is.
 
 -- `owner`: "queue" or "task". `key_...`: what holds for each key, unless `job_key` says otherwise. `rates`,
--- `key_rates`: rates of named units, {"unit", "count", "seconds", "burst"} each. `version` is a random number, new
+-- `key_rates`: rates of named units, {"unit", "count", "seconds", "burst"} each. `per`: by the name of a key that only limits, columns of `job_key`
+-- for each of its values. `version` is a random number, new
 -- with each change: a claim that knows other versions than there are takes nothing.
 CREATE TABLE {schema}.job_limit (
     owner text NOT NULL,
@@ -22,6 +23,7 @@ CREATE TABLE {schema}.job_limit (
     max_waiting integer,
     rates jsonb,
     key_rates jsonb,
+    per jsonb,
     share text NOT NULL DEFAULT 'starts',
     paused_at timestamptz,
     pause_reason text,
@@ -46,13 +48,14 @@ CREATE TABLE {schema}.job_limit (
         CHECK (when_full IN ('wait', 'drop_newest', 'replace_oldest_waiting', 'cancel_running')),
     CONSTRAINT job_limit_max_waiting_check CHECK (max_waiting BETWEEN 0 AND 1000000),
     CONSTRAINT job_limit_rates_check CHECK (jsonb_typeof(rates) = 'array' AND jsonb_typeof(key_rates) = 'array'),
+    CONSTRAINT job_limit_per_check CHECK (jsonb_typeof(per) = 'object'),
     CONSTRAINT job_limit_share_check CHECK (share IN ('starts', 'time'))
 ) WITH (
     autovacuum_vacuum_scale_factor = 0,
     autovacuum_vacuum_threshold = 5000
 );
 
--- What an operator has said of one key.
+-- What an operator has said of one key. The `owner` of a value of a key that only limits is as "queue:provider".
 CREATE TABLE {schema}.job_key (
     owner text NOT NULL,
     name text NOT NULL,
@@ -67,7 +70,7 @@ CREATE TABLE {schema}.job_key (
     pause_reason text,
     broken_until timestamptz,
     CONSTRAINT job_key_pkey PRIMARY KEY (owner, name, key),
-    CONSTRAINT job_key_owner_check CHECK (owner IN ('queue', 'task')),
+    CONSTRAINT job_key_owner_check CHECK (split_part(owner, ':', 1) IN ('queue', 'task')),
     CONSTRAINT job_key_name_check CHECK (char_length(name) BETWEEN 1 AND 200),
     CONSTRAINT job_key_key_check CHECK (char_length(key) BETWEEN 1 AND 200),
     CONSTRAINT job_key_running_check CHECK (running >= 1),
@@ -82,7 +85,7 @@ CREATE TABLE {schema}.job_key (
 );
 
 CREATE INDEX job_key_broken_idx ON {schema}.job_key (name) WHERE broken_until IS NOT NULL;
-CREATE INDEX job_key_rates_idx ON {schema}.job_key (owner, name) WHERE rates IS NOT NULL;
+CREATE INDEX job_key_further_idx ON {schema}.job_key (name) WHERE rates IS NOT NULL OR owner LIKE '%:%';
 
 -- What claims keep: `free_at`, when a rate would be as if nothing had started (the theoretical arrival time of GCRA), and how many units
 -- it `owed` at the last start, by which another rate can read the state; until when
@@ -137,9 +140,9 @@ BEGIN
     IF TG_OP = 'DELETE' THEN
         RETURN OLD;
     END IF;
-    IF TG_TABLE_NAME = 'job_key' AND NEW.owner = 'task' THEN
+    IF TG_TABLE_NAME = 'job_key' AND split_part(NEW.owner, ':', 1) = 'task' THEN
         -- Workers know the tasks that have a row of their own; and where that is there, by its version that one of its keys is new.
-        INSERT INTO {schema}.job_limit AS l (owner, name) VALUES (NEW.owner, NEW.name)
+        INSERT INTO {schema}.job_limit AS l (owner, name) VALUES ('task', NEW.name)
         ON CONFLICT (owner, name) DO UPDATE SET running = l.running WHERE TG_OP = 'INSERT';
     END IF;
     IF TG_TABLE_NAME = 'job_limit' THEN
@@ -152,12 +155,12 @@ $body$;
 REVOKE ALL ON FUNCTION {schema}.limit_changed() FROM PUBLIC;
 
 CREATE TRIGGER job_limit_changed BEFORE INSERT OR DELETE OR UPDATE OF running, rate_count, rate_seconds, rate_burst,
-    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, rates, key_rates, share, paused_at, broken_until
+    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, rates, key_rates, per, share, paused_at, broken_until
 ON {schema}.job_limit FOR EACH ROW EXECUTE FUNCTION {schema}.limit_changed();
 
 -- A worker's role may write what code declares of a limit, also beside an operator's values. Who may hold a limit is an operator.
 CREATE TRIGGER job_limit_held BEFORE UPDATE OF running, rate_count, rate_seconds, rate_burst,
-    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, rates, key_rates, share ON {schema}.job_limit FOR EACH ROW
+    key_running, key_rate_count, key_rate_seconds, key_rate_burst, strict, when_full, max_waiting, rates, key_rates, per, share ON {schema}.job_limit FOR EACH ROW
 WHEN (OLD.held AND NOT pg_catalog.has_column_privilege(OLD.tableoid, 'held', 'UPDATE'))
 EXECUTE FUNCTION {schema}.only_operators('change the limits of %L, which are held');
 
@@ -170,7 +173,7 @@ CREATE FUNCTION {schema}.limit_gone() RETURNS trigger LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp AS $body$
 BEGIN
     INSERT INTO {schema}.job_limit (owner, name)
-    SELECT OLD.owner, OLD.name WHERE EXISTS (SELECT FROM {schema}.job_key AS k WHERE k.owner = OLD.owner AND k.name = OLD.name)
+    SELECT OLD.owner, OLD.name WHERE EXISTS (SELECT FROM {schema}.job_key AS k WHERE split_part(k.owner, ':', 1) = OLD.owner AND k.name = OLD.name)
     ON CONFLICT (owner, name) DO NOTHING;
     RETURN NULL;
 END
@@ -243,7 +246,7 @@ BEGIN
         DELETE FROM {schema}.job_key AS k WHERE k.owner = 'task' AND k.name = $1 AND k.key = $2
             AND num_nonnulls(k.running, k.rate_count, k.rates, k.paused_at, k.broken_until) = 0 AND k.weight = 1;
         DELETE FROM {schema}.job_limit AS l WHERE l.owner = 'task' AND l.name = $1
-            AND num_nonnulls(l.running, l.rate_count, l.rates, l.key_running, l.key_rate_count, l.key_rates, l.max_waiting, l.paused_at,
+            AND num_nonnulls(l.running, l.rate_count, l.rates, l.key_running, l.key_rate_count, l.key_rates, l.per, l.max_waiting, l.paused_at,
                 l.broken_until, l.declared) = 0
             AND NOT l.strict AND NOT l.held AND l.when_full = 'wait' AND l.share = 'starts';
     END IF;

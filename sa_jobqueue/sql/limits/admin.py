@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, Final, get_args
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.dialects.postgresql import JSONB, insert
 
 from ...errors import OptionError
 from ...models import (
@@ -33,7 +33,18 @@ from ...models import (
 )
 from ...rules.failures import clean
 from ...rules.lifecycle import JobStatus
-from ...rules.limits import NO_SHARE, KeyLimits, Limits, Owner, Rate, Share, WhenFull, checked_rest, checked_weight
+from ...rules.limits import (
+    NO_SHARE,
+    KeyLimits,
+    Limits,
+    Owner,
+    Rate,
+    Share,
+    WhenFull,
+    checked_of,
+    checked_rest,
+    checked_weight,
+)
 from ...rules.retry import Duration
 from ...tasks.options import Enqueueable, checked_key, checked_name
 from ..admin import UNSYNCHRONIZED
@@ -60,6 +71,7 @@ def set_limit(
     /,
     *,
     key: str | None = None,
+    of: str | None = None,
     owner: Owner = "queue",
     running: int | Unchanged | None = UNCHANGED,
     rate: Rate | Unchanged | None = UNCHANGED,
@@ -69,6 +81,7 @@ def set_limit(
     when_full: WhenFull | Unchanged = UNCHANGED,
     max_waiting: int | Unchanged | None = UNCHANGED,
     share: Share | Unchanged = UNCHANGED,
+    per: Mapping[str, KeyLimits] | Unchanged | None = UNCHANGED,
     weight: int | Unchanged = UNCHANGED,
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
@@ -81,11 +94,14 @@ def set_limit(
     With `key`: `running`, `rate` and `rates` hold for that key in place of `per_key`, and None means that `per_key` holds. `weight`, 1 to
     1,000: how many jobs the key gets in its turn, 1 by default.
 
+    `of`: the name of another key, whose value is `key`: `set_limit("llm", key="openai", of="provider", running=3)` holds for that value in place
+    of `Limits(per=...)`.
+
     Raises OptionError for a value that cannot be used.
     """
     values: dict[str, Any] = {
         "running": running, "rate": rate, "rates": rates, "per_key": per_key, "strict": strict, "when_full": when_full, "max_waiting": max_waiting,
-        "share": share,
+        "share": share, "per": per,
     }  # fmt: skip
     given = {name: value for name, value in values.items() if value is not UNCHANGED}
     if isinstance(rate, Rate) and rate.unit:
@@ -99,9 +115,11 @@ def set_limit(
         if key is None:
             raise OptionError('set_limit: a weight is that of a key: give key="..." with it')
     if key is not None and (of_owner := given.keys() - {"running", "rate", "rates"}):
-        refused = next(name for name in ("per_key", "strict", "when_full", "max_waiting", "share") if name in of_owner)
+        refused = next(
+            name for name in ("per_key", "strict", "when_full", "max_waiting", "share", "per") if name in of_owner
+        )
         raise OptionError(f"set_limit: {refused} is for all keys of the {owner}, and not for one key")
-    return change_limits(name, columns, key=key, owner=owner, limit=limit, limit_key=limit_key)
+    return change_limits(name, columns, key=key, of=of, owner=owner, limit=limit, limit_key=limit_key)
 
 
 def change_limits(
@@ -109,6 +127,7 @@ def change_limits(
     columns: Mapping[str, Any],
     *,
     key: str | None = None,
+    of: str | None = None,
     owner: Owner = "queue",
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
@@ -116,7 +135,9 @@ def change_limits(
     """`set_limit` by the columns of the row, which have been checked. Raises OptionError if there are none."""
     if not columns:
         raise OptionError('set_limit: say what changes, as in set_limit("sync", running=50)')
-    row = _row(name, key, owner)
+    row = _row(name, key, owner, of)
+    if of is not None and "weight" in columns:
+        raise OptionError(f"set_limit: a weight is that of the key by which jobs take turns, and {of} only limits")
     if columns.get("share") == "time" and row["owner"] == "task":
         raise OptionError(f"set_limit: {NO_SHARE}")
     changes = dict(columns) if key is not None else {**columns, "held": sa.true()}
@@ -128,6 +149,7 @@ def remove_limit(
     /,
     *,
     key: str | None = None,
+    of: str | None = None,
     owner: Owner = "queue",
     limit: type[LimitRow] = LimitRow,
     limit_key: type[KeyRow] = KeyRow,
@@ -136,7 +158,7 @@ def remove_limit(
 
     What code declares holds again; where it declares nothing, there is no limit any more. A pause stays.
     """
-    row = _row(name, key, owner)
+    row = _row(name, key, owner, of)
     table = table_of(limit if key is None else limit_key)
     columns = table.c
     changed: sa.ColumnElement[bool]
@@ -239,13 +261,19 @@ def _set_breaker(
     return sa.select(call.label("changed"))
 
 
-def _row(name: str | Enqueueable, key: str | None, owner: str) -> dict[str, str]:
-    """The primary key of a row."""
+def _row(name: str | Enqueueable, key: str | None, owner: str, of: str | None = None) -> dict[str, str]:
+    """The primary key of a row. `of`: the name of another key, of which `key` is a value."""
     if isinstance(name, Enqueueable):
         owner, name = "task", name.name
     if owner not in get_args(Owner):
         raise OptionError(f"the owner of a limit must be one of {', '.join(get_args(Owner))}, not {owner!r}")
     row = {"owner": owner, "name": checked_name(name, f"the {owner}'s name", OptionError)}
+    if of is not None:
+        if key is None:
+            raise OptionError(
+                f'of={of!r} is the name of another key: give its value with it, as key="openai", of="provider"'
+            )
+        row["owner"] = f"{owner}:{checked_of(of)}"
     return row if key is None else {**row, "key": checked_key(key)}
 
 
@@ -333,7 +361,7 @@ def _literal(value: object) -> Any:
 #: The columns of limits, and other columns that are shown with them.
 _LIMITS = ("running", "rate_count", "rate_seconds", "rate_burst", "rates")
 _OF_OWNERS = (
-    "key_running", "key_rate_count", "key_rate_seconds", "key_rate_burst", "key_rates", "strict", "when_full", "max_waiting", "share", "held", "declared",
+    "key_running", "key_rate_count", "key_rate_seconds", "key_rate_burst", "key_rates", "strict", "when_full", "max_waiting", "share", "per", "held", "declared",
 )  # fmt: skip
 _PAUSE = ("paused_at", "pause_reason", "broken_until")
 
@@ -341,9 +369,9 @@ _PAUSE = ("paused_at", "pause_reason", "broken_until")
 def list_limits(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
     """A row per queue and task that has limits, is paused or has a breaker that is not closed, and behind each a row per key that has its own.
 
-    The columns are those of `LimitRow` and `KeyRow`; `key` is NULL in the rows of queues and tasks. In addition: `runs` and `waits`,
-    how many of its jobs run and are queued now, each counted up to 10,001; `blocked_until`, until when they wait because a handler
-    has said so; and `now`.
+    The columns are those of `LimitRow` and `KeyRow`; `key` is NULL in the rows of queues and tasks. In addition: `of`, the name of a key that only
+    limits and has the value `key`, else NULL; `runs` and `waits`, how many of its jobs run and are queued now, each counted up to 10,001;
+    `blocked_until`, until when they wait because a handler has said so; and `now`.
     """
     tables = companions_of(job)
     owners, keys, state = table_of(tables.limit), table_of(tables.key), table_of(tables.limit_state)
@@ -351,27 +379,50 @@ def list_limits(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
         owners.c.owner,
         owners.c.name,
         sa.cast(sa.null(), sa.Text).label("key"),
+        sa.cast(sa.null(), sa.Text).label("of"),
         *(owners.c[name] for name in (*_LIMITS, *_OF_OWNERS, *_PAUSE)),
         sa.cast(sa.null(), sa.Integer).label("weight"),
         *_numbers(owners, job),
     )
-    of_keys = sa.select(
-        *columns_of(keys.c, "owner name key"),
-        *(keys.c[name] for name in _LIMITS),
-        *(sa.cast(sa.null(), owners.c[name].type).label(name) for name in _OF_OWNERS),
-        *(keys.c[name] for name in _PAUSE),
-        keys.c.weight,
-        *_numbers(keys, job, table_of(job).c.concurrency_key == keys.c.key),
+    owner, of = (
+        sa.func.split_part(keys.c.owner, sa.literal_column("':'"), part, type_=sa.Text())
+        for part in (ONE, sa.literal_column("2"))
     )
-    found = sa.union_all(of_owners, of_keys).subquery("found")
+    others = (
+        sa.select(owner.label("owner"), of.label("of"), *(column for column in keys.c if column.key != "owner"))
+        .where(of != sa.literal_column("''"))
+        .subquery("others")
+    )
+    values = table_of(job).c.extras.op("->", return_type=JSONB())(sa.literal_column("'keys'", sa.Text))
+
+    def of_keys(its: Any, of: sa.ColumnElement[Any], of_key: sa.ColumnElement[bool]) -> Any:
+        return sa.select(
+            *columns_of(its.c, "owner name key"),
+            of.label("of"),
+            *(its.c[name] for name in _LIMITS),
+            *(sa.cast(sa.null(), owners.c[name].type).label(name) for name in _OF_OWNERS),
+            *(its.c[name] for name in _PAUSE),
+            its.c.weight,
+            *_numbers(its, job, of_key),
+        )
+
+    found = sa.union_all(
+        of_owners,
+        of_keys(keys, sa.cast(sa.null(), sa.Text), table_of(job).c.concurrency_key == keys.c.key).where(
+            of == sa.literal_column("''")
+        ),
+        of_keys(others, others.c.of, values.op("->>", return_type=sa.Text())(others.c.of) == others.c.key),
+    ).subquery("found")
     key = sa.func.coalesce(found.c.key, sa.literal_column("''"))
-    its_own = sa.and_(state.c.owner == found.c.owner, state.c.name == found.c.name, state.c.key == key)
+    its_own = sa.and_(
+        state.c.owner == found.c.owner, state.c.name == found.c.name, state.c.key == key, found.c.of.is_(None)
+    )
     return (
         sa.select(
             *found.c, tables.limit_state.blocked_until, sa.func.now().label("now")
         )  # of the class, by which a session may be bound
         .select_from(found.outerjoin(state, its_own))
-        .order_by(found.c.owner, found.c.name, found.c.key.nulls_first())
+        .order_by(found.c.owner, found.c.name, found.c.of.nulls_first(), found.c.key.nulls_first())
     )
 
 

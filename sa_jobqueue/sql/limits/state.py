@@ -101,9 +101,13 @@ def read_limits(*, queues: Collection[str], job: type[JobMixin] = Job) -> sa.Exe
     )
     of_task = limits.c.owner == sa.literal_column("'task'")
     # The row of a task stays when the last of its keys is resumed.
-    some_key = some.where(keys.c.owner == limits.c.owner, keys.c.name == limits.c.name).correlate(limits).exists()
+    its_keys = some.where(keys.c.name == limits.c.name).correlate(limits)
+    some_key = its_keys.where(keys.c.owner == limits.c.owner).exists()
+    # Phrased so that the planner can match the index of such keys.
+    is_other = sa.or_(keys.c.rates.is_not(None), keys.c.owner.like(sa.literal_column("'%:%'")))
+    other_key = its_keys.where(is_other, keys.c.owner.like(sa.literal_column("'task:%'"))).exists()
     limited_tasks = sa.select(sa.func.array_agg(limits.c.name)).where(
-        of_task, sa.or_(sa.not_(limits_nothing(limits)), some_key)
+        of_task, sa.or_(sa.not_(limits_nothing(limits)), some_key, other_key)
     )
     broken_key = some.where(keys.c.name == limits.c.name, keys.c.broken_until.is_not(None))
     broken = sa.select(sa.func.array_agg(limits.c.name)).where(

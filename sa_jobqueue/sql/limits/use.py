@@ -100,6 +100,13 @@ def running_of_keys(*, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executab
     )
 
 
+def running_of_other_keys(*, job: type[JobMixin] = Job) -> sa.Executable:
+    """A row per value of a key that only limits, with running jobs: `slot`, the owner, as "queue:provider", the name and the value; and their `number`."""
+    call: Any = schema_function("other_keys_running", table_of(job).schema, sa.true(), of=sa.Text())
+    columns = (sa.column("slot", sa.ARRAY(sa.Text)), sa.column("number", sa.BigInteger))
+    return sa.select(*call.table_valued(*columns, name="running").c)
+
+
 def due_of_queues(names: Sequence[str], *, cap: int = CAP, job: type[JobMixin] = Job) -> sa.Executable:
     """A row per given queue: `name`, and how many of its jobs are `due`, counted up to `cap`."""
     table = table_of(job)

@@ -44,7 +44,8 @@ def why_waiting(job_id: int, *, job: type[JobMixin] = Job) -> sa.Select[Any]:
 
     Columns:
 
-    - `owner`: "queue" or "task"; `name`: the name of the owner, or of a signal; `key`: NULL if the reason holds for all jobs of the owner.
+    - `owner`: "queue" or "task"; `name`: the name of the owner, or of a signal; `key`: NULL if the reason holds for all jobs of the owner; of a key
+      that only limits its name and value, as "provider=openai".
     - `what`: with an owner "running", "rate", "paused", "breaker", "blocked" or "strict". Without an owner "later", if the job is not due; "parents", if it
       waits for other jobs of its workflow; "held", if the workflow is paused; "signal", "join", "sleep" or "differs", if its handler waits.
     - `limit` and `used`: how many jobs may run and how many run; for a rate, how many units may start in `seconds`.
@@ -81,7 +82,7 @@ def _reasons(job_id: sa.ColumnElement[int], job: type[JobMixin]) -> sa.Select[An
         _full(table, scope, of_key=False),
         _full(table, scope, of_key=True),
         _too_fast(table, asked, scope),
-        _too_fast_in_units(table, asked),
+        _further(table, asked),
         _behind_parents(table, job_id, table_of(tables.dependency)),
         _row(7, "held").where(
             sa.select(tables.workflow.id)
@@ -279,15 +280,16 @@ def _too_fast(table: sa.Table, asked: sa.CTE, scope: sa.CTE) -> sa.Select[Any]:
     )
 
 
-def _too_fast_in_units(table: sa.Table, asked: sa.CTE) -> sa.Select[Any]:
-    """A further rate lets fewer units start now than the job takes. `reason` is the name of the unit."""
+def _further(table: sa.Table, asked: sa.CTE) -> sa.Select[Any]:
+    """A further rate lets fewer units start now than the job takes, and `reason` is the name of the unit; or another key of the job is full."""
     call: Any = schema_function("further_full", table.schema, asked.c.id, of=sa.Text())
     kinds: dict[str, Any] = {"owner": sa.Text(), "name": sa.Text(), "key": sa.Text(), "unit": sa.Text(), "count": sa.Integer(),
-             "seconds": sa.Float(), "until": sa.DateTime(timezone=True)}  # fmt: skip
+             "seconds": sa.Float(), "until": sa.DateTime(timezone=True), "used": sa.BigInteger()}  # fmt: skip
     full = call.table_valued(*(sa.column(name, kind) for name, kind in kinds.items()), name="further").lateral()
-    of = {name: full.c[name] for name in ("owner", "name", "key", "until", "seconds")}
+    of = {name: full.c[name] for name in ("owner", "name", "key", "until", "seconds", "used")}
     unit = sa.func.nullif(full.c.unit, sa.literal_column("''"))
-    return _row(5, "rate", limit=full.c["count"], reason=unit, **of).select_from(asked.join(full, sa.true()))
+    what = sa.case((full.c.used.is_(None), sa.literal_column("'rate'")), else_=sa.literal_column("'running'"))
+    return _row(5, what, limit=full.c["count"], reason=unit, **of).select_from(asked.join(full, sa.true()))
 
 
 def _named(table: sa.Table, *where: sa.ColumnElement[bool]) -> LateralFromClause:

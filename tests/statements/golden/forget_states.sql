@@ -96,6 +96,8 @@ WITH page AS MATERIALIZED (
     FROM NULL
     AND sa_jobqueue.job_limit.share IS NOT DISTINCT
     FROM %(share_1)s::VARCHAR
+    AND sa_jobqueue.job_limit.per IS NOT DISTINCT
+    FROM NULL
     AND NOT sa_jobqueue.job_limit.held
     AND sa_jobqueue.job_limit.declared IS NULL
     FOR UPDATE SKIP LOCKED

@@ -27,7 +27,9 @@ FROM %(when_full_1)s::VARCHAR
 OR sa_jobqueue.job_limit.max_waiting IS DISTINCT
 FROM NULL
 OR sa_jobqueue.job_limit.share IS DISTINCT
-FROM %(share_1)s::VARCHAR AS limited,
+FROM %(share_1)s::VARCHAR
+OR sa_jobqueue.job_limit.per IS DISTINCT
+FROM NULL AS limited,
     sa_jobqueue.job_limit.held,
     sa_jobqueue.job_limit.running,
     date_part('epoch', now() - sa_jobqueue.job_limit.paused_at) AS paused,

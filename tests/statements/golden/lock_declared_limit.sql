@@ -12,6 +12,7 @@ SELECT sa_jobqueue.job_limit.running,
     sa_jobqueue.job_limit.when_full,
     sa_jobqueue.job_limit.max_waiting,
     sa_jobqueue.job_limit.share,
+    sa_jobqueue.job_limit.per,
     sa_jobqueue.job_limit.held,
     sa_jobqueue.job_limit.declared,
     sa_jobqueue.job_limit.definitions

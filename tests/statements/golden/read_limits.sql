@@ -43,11 +43,17 @@ SELECT (
     SELECT array_agg(sa_jobqueue.job_limit.name) AS array_agg_3
     FROM sa_jobqueue.job_limit
     WHERE sa_jobqueue.job_limit.owner = 'task'
-    AND (NOT (sa_jobqueue.job_limit.paused_at IS NULL AND sa_jobqueue.job_limit.broken_until IS NULL AND sa_jobqueue.job_limit.running IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rate_count IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rate_seconds IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rate_burst IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rates IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_running IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rate_count IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rate_seconds IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rate_burst IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rates IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.strict IS NOT DISTINCT FROM false AND sa_jobqueue.job_limit.when_full IS NOT DISTINCT FROM %(when_full_1)s::VARCHAR AND sa_jobqueue.job_limit.max_waiting IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.share IS NOT DISTINCT FROM %(share_1)s::VARCHAR) OR (EXISTS (
+    AND (NOT (sa_jobqueue.job_limit.paused_at IS NULL AND sa_jobqueue.job_limit.broken_until IS NULL AND sa_jobqueue.job_limit.running IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rate_count IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rate_seconds IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rate_burst IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.rates IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_running IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rate_count IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rate_seconds IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rate_burst IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.key_rates IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.strict IS NOT DISTINCT FROM false AND sa_jobqueue.job_limit.when_full IS NOT DISTINCT FROM %(when_full_1)s::VARCHAR AND sa_jobqueue.job_limit.max_waiting IS NOT DISTINCT FROM NULL AND sa_jobqueue.job_limit.share IS NOT DISTINCT FROM %(share_1)s::VARCHAR AND sa_jobqueue.job_limit.per IS NOT DISTINCT FROM NULL) OR (EXISTS (
         SELECT true
         FROM sa_jobqueue.job_key
-        WHERE sa_jobqueue.job_key.owner = sa_jobqueue.job_limit.owner
-        AND sa_jobqueue.job_key.name = sa_jobqueue.job_limit.name
+        WHERE sa_jobqueue.job_key.name = sa_jobqueue.job_limit.name
+        AND sa_jobqueue.job_key.owner = sa_jobqueue.job_limit.owner
+    )) OR (EXISTS (
+        SELECT true
+        FROM sa_jobqueue.job_key
+        WHERE sa_jobqueue.job_key.name = sa_jobqueue.job_limit.name
+        AND (sa_jobqueue.job_key.rates IS NOT NULL OR sa_jobqueue.job_key.owner LIKE '%%:%%')
+        AND sa_jobqueue.job_key.owner LIKE 'task:%%'
     )))
 ) AS tasks,
     (

@@ -35,6 +35,7 @@ WITH mine AS MATERIALIZED (
         max_waiting=CAST(sa_jobqueue.job_limit.declared ->> 'max_waiting' AS INTEGER),
         rates=CAST(sa_jobqueue.job_limit.declared ->> 'rates' AS JSONB),
         key_rates=CAST(sa_jobqueue.job_limit.declared ->> 'key_rates' AS JSONB),
+        per=CAST(sa_jobqueue.job_limit.declared ->> 'per' AS JSONB),
         share=coalesce(CAST(sa_jobqueue.job_limit.declared ->> 'share' AS TEXT), 'starts'),
         held=false
     WHERE sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR

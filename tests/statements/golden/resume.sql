@@ -15,6 +15,7 @@ WITH mine AS MATERIALIZED (
     AND sa_jobqueue.job_limit.when_full = 'wait'
     AND sa_jobqueue.job_limit.max_waiting IS NULL
     AND sa_jobqueue.job_limit.share = 'starts'
+    AND sa_jobqueue.job_limit.per IS NULL
     AND sa_jobqueue.job_limit.broken_until IS NULL AS gone
     FROM sa_jobqueue.job_limit
     WHERE sa_jobqueue.job_limit.owner = %(of_owner)s::VARCHAR
