@@ -157,7 +157,7 @@ def set_slots(
     """
     worker = companions_of(job).worker
     if not where or not slots:
-        raise ValueError("name the workers and their slots: set_slots(WorkerRow.host == 'web-1', slots={'mail': 20})")
+        raise ValueError("say which workers, and their slots: set_slots(WorkerRow.host == 'web-1', slots={'mail': 20})")
     check_criteria("set_slots", where)
     wanted = sa.cast(checked_slots(slots, least=0), JSONB)
     none = sa.cast({}, JSONB)

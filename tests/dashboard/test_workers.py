@@ -125,7 +125,7 @@ def test_slots_that_no_worker_can_have_are_refused(engine: Engine, scene: Scene,
 
 
 def test_a_statement_says_which_workers(engine: Engine, scene: Scene) -> None:
-    with pytest.raises(ValueError, match="name the workers"):
+    with pytest.raises(ValueError, match="say which workers"):
         drain_workers()
     with pytest.raises(TypeError, match="takes conditions"):
         drain_workers(scene.live)  # type: ignore[arg-type]
