@@ -36,7 +36,7 @@ def test_sigterm_lets_running_jobs_finish_and_gives_the_others_back(shop: Shop) 
         for name in held:
             shop.wait_said(f"started-{name}")
         worker.send(signal.SIGTERM)
-        worker.wait_for("SIGTERM")
+        wait_until(lambda: sum(job.status == JobStatus.RUNNING for job in shop.jobs()) == len(held))
         for name in held:
             shop.go(name)
         assert worker.wait() == 0

@@ -298,6 +298,12 @@ def test_a_step_that_hangs_does_not_outlive_its_job(engine: Engine, registry: Re
     assert job_of(engine, job).status is (JobStatus.FAILED if end == "timeout" else JobStatus.CANCELLED)
 
 
+def signals_are_looked_for(engine: Engine) -> bool:
+    """Whether workers have looked for the signals that were sent before the waits."""
+    with engine.connect() as connection:
+        return not connection.scalar(text("SELECT bool_or(is_new) FROM sa_jobqueue.wait"))
+
+
 def test_a_signal_is_left_to_others_where_its_waiter_ended(engine: Engine, url: str, registry: Registry) -> None:
     """The waiting job ends before the signal is sent, or after it was put back for the signal."""
     taken: list[int] = []
@@ -310,6 +316,7 @@ def test_a_signal_is_left_to_others_where_its_waiter_ended(engine: Engine, url: 
     first, second, third = (add_one(engine, enqueue(take)) for _ in range(3))
     with working(url, registry, queues={"default": 1}):
         wait_until(is_blocked(engine, first, second, third))
+        wait_until(lambda: signals_are_looked_for(engine))
     cancel(engine, first)
     send(engine, "go")
     resume = text("SELECT resumed FROM sa_jobqueue.resume_waiting(9)")
