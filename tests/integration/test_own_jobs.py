@@ -315,7 +315,9 @@ def test_commands_see_it_by_its_schema(engine: Engine, url: str) -> None:
     assert [one.status for one in jobs(engine)] == [JobStatus.COMPLETED, JobStatus.QUEUED]
     found = json.loads(invoke("doctor", "--json", "--schema", SCHEMA, url=url).stdout)["checks"]
     levels = {one["name"]: one["level"] for one in found}
-    assert {name for name, level in levels.items() if level != "ok"} <= {"workers", "queues", "tasks"}, levels
+    # Before PostgreSQL 17 an index of the application's own may seem as good as ours while the table is new.
+    allowed = {"workers", "queues", "tasks"} | ({"plans"} if engine.dialect.server_version_info < (17,) else set())  # type: ignore[operator]
+    assert {name for name, level in levels.items() if level != "ok"} <= allowed, levels
 
 
 def test_a_command_enqueues_it(engine: Engine, url: str) -> None:
