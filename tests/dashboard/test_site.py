@@ -501,6 +501,8 @@ def test_each_action_has_a_button(engine: Engine) -> None:
         *(viewer.do("retry", id=scene.job) for _ in range(2)),
         viewer.do("cancel", id=scene.job),
         viewer.do("acknowledge", check=check, level=level, detail=detail, **{"for": "1h"}),
+        viewer.do("open_breaker", owner="task", name="shop.call"),
+        viewer.see("/limits"),
     ]
     seen |= {action for page in done for action in re.findall(r'action="/act/(\w+)"', page.html)}
     assert seen == ACTIONS.keys()
