@@ -144,7 +144,7 @@ class Limits:
             "when_full": self.when_full,
             "max_waiting": self.max_waiting,
             "share": self.share,
-            "per": None if self.per is None else {name: _said(of_each) for name, of_each in self.per.items()},
+            "per": None if self.per is None else {name: _set_columns(of_each) for name, of_each in self.per.items()},
         }
 
 
@@ -209,7 +209,7 @@ def further_rate(rate: Rate) -> dict[str, Any]:
     return {"unit": rate.unit, "count": rate.count, "seconds": rate.per, "burst": rate.burst}
 
 
-def _said(limits: KeyLimits) -> dict[str, Any]:
+def _set_columns(limits: KeyLimits) -> dict[str, Any]:
     return {name: value for name, value in limits.columns("").items() if value is not None}
 
 

@@ -192,8 +192,8 @@ class _Work:
         ran = list[Ran]()
         async with self._at_work(place) as inline:
             while (run := await place.on(inline.next)) is not None:
-                for one in await _run(inline, run, place):
-                    ran.append(self._checked(one, ran))
+                for ended in await _run(inline, run, place):
+                    ran.append(self._checked(ended, ran))
                 if ran[-1].outcome == _CRASHED:
                     break
         return cast(Drained, await place.on(lambda: self._drained(place.session, ran)))

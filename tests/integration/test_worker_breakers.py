@@ -281,7 +281,7 @@ def test_only_failures_that_count_open_it(engine: Engine, url: str, registry: Re
 
 
 def test_the_timeout_of_a_task_counts_as_a_timeout_error(engine: Engine, url: str, registry: Registry) -> None:
-    """`on=(TimeoutError,)` is for the other side's answer that does not come, whoever notices it."""
+    """`on=(TimeoutError,)` counts the timeout of the task as well as the timeout of a client."""
     begun, go = threading.Event(), threading.Event()
 
     @task(
@@ -401,7 +401,7 @@ def test_operators_see_it_open_it_and_close_it(engine: Engine, url: str, registr
 
 
 def test_a_breaker_that_no_job_probes_for_a_day_closes(engine: Engine) -> None:
-    """Of a task that is gone from the code, or of a key that has no more jobs: all workers would claim under limits for ever. A pause stays."""
+    """The code has no such task any more, or the key has no more jobs. An open breaker would make all workers claim under limits. A pause stays."""
 
     def rested_for(hours: int) -> None:
         with engine.begin() as connection:

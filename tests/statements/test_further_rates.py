@@ -14,7 +14,7 @@ from sa_jobqueue.statements import set_limit, why_waiting
 from tests.support.factory import TABLE
 from tests.support.limits import Claimant, end, fill
 
-#: A period of which none passes in a test.
+#: A period that is longer than any test.
 LONG = 1_000_000.0
 
 

@@ -1,4 +1,4 @@
-"""Keys that only limit, `options(key="acme", keys={"provider": "openai"})`: how many of their jobs run, whoever has the turn."""
+"""Keys that only limit, `options(key="acme", keys={"provider": "openai"})`: they limit how many jobs run. The turns of `key` change nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.factory import TABLE
 from tests.support.limits import KEYS, Claimant, end, fill, limit
 from tests.support.nightly import nightly
 
-#: A period of which none passes in a test.
+#: A period that is longer than any test.
 LONG = 1_000_000.0
 
 

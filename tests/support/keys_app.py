@@ -29,7 +29,7 @@ def ask(provider: str) -> None:
 
 
 def most_at_once(lines: Iterable[str], killed: Collection[int] = ()) -> Counter[str]:
-    """The largest number of runs at once by provider. Runs in the `killed` processes are left out: nobody notes their ends."""
+    """The largest number of runs at once by provider. Runs in the `killed` processes do not count: their ends have no lines."""
     now: defaultdict[str, int] = defaultdict(int)
     most: Counter[str] = Counter()
     for line in lines:

@@ -297,7 +297,7 @@ def test_slots_that_are_paused_stay_paused_when_they_are_changed() -> None:
     ],
 )
 def test_slots_that_no_running_worker_can_have_are_refused(before: dict[str, int], wanted: Any, said: str) -> None:
-    """Whoever wrote them in the row."""
+    """A row may have them by a request or by plain SQL."""
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         AllSlots(before, buffer=0, call=Mock()).changed(wanted)
 

@@ -530,7 +530,7 @@ def test_a_taken_name_is_refused_with_both_places() -> None:
 
 
 def test_each_attribute_of_a_registry_is_included_in_another_or_stays_with_its_tasks() -> None:
-    """Whoever adds an attribute decides on it, so that `--app` with several registries loses nothing."""
+    """A new attribute must be in one of these sets, so that `--app` with several registries loses nothing."""
     included = {"_tasks", "_schedules", "_queues", "start_hooks", "stop_hooks"}
     of_a_worker = {"max_payload", "sessionmaker", "async_sessionmaker", "job"}
     of_its_tasks = {"archive", "callbacks", "secrets", "overrides"}

@@ -262,7 +262,7 @@ def _set_breaker(
 
 
 def _row(name: str | Enqueueable, key: str | None, owner: str, of: str | None = None) -> dict[str, str]:
-    """The primary key of a row. `of`: the name of another key, of which `key` is a value."""
+    """The primary key of a row. `of`: the name of another key; `key` is then its value."""
     if isinstance(name, Enqueueable):
         owner, name = "task", name.name
     if owner not in get_args(Owner):
@@ -371,7 +371,7 @@ def list_limits(*, job: type[JobMixin] = Job) -> sa.Select[Any]:
 
     The columns are those of `LimitRow` and `KeyRow`; `key` is NULL in the rows of queues and tasks. In addition: `of`, the name of a key that only
     limits and has the value `key`, else NULL; `runs` and `waits`, how many of its jobs run and are queued now, each counted up to 10,001;
-    `blocked_until`, until when they wait because a handler has said so; and `now`.
+    `blocked_until`, the time until which a handler keeps them waiting; and `now`.
     """
     tables = companions_of(job)
     owners, keys, state = table_of(tables.limit), table_of(tables.key), table_of(tables.limit_state)

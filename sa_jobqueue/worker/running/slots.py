@@ -131,7 +131,7 @@ class Slots:
         return []
 
     def gather(self, runs: list[Run]) -> list[Run]:
-        """`feed` for jobs of which some belong to batch tasks."""
+        """`feed` for jobs that may belong to batch tasks."""
         with self._changing():
             if self._closed or not self.limit:
                 return runs
