@@ -84,7 +84,7 @@ class ValueTarget(Target):
     def options(self) -> dict[str, Any]:
         """The arguments of statements that follow the name."""
         if self.of is not None and self.key is None:
-            raise ConfigurationError(f"--of {self.of} is the name of another key: give its value with it, --key")
+            raise ConfigurationError(f"--of {self.of} names another key, and its value is missing: give it by --key")
         return {**super().options, "of": self.of}
 
 

@@ -186,7 +186,7 @@ def test_operators_set_and_see_limits_of_other_keys(engine: Engine, url: str) ->
     assert "set_limit" not in viewer.get("/keys/openai").text
 
     assert output("limits", "remove", *of, url=url) == "removed limits of queue llm, provider openai\n"
-    assert "--of provider is the name of another key" in refused(
+    assert "--of provider names another key, and its value is missing: give it by --key" in refused(
         "limits", "set", "llm", "--of", "provider", "--running", "1", url=url
     )
     assert "a weight is that of the key by which jobs take turns" in refused(
